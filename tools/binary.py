@@ -1,5 +1,5 @@
-"""What the binary of a kernel says: the registers and the stack of a thread, and what a
-warp executes in a step of its hottest loop.
+"""Read the binary of a kernel: registers and stack of a thread, and the instructions of
+its loops.
 """
 
 import re
@@ -10,18 +10,13 @@ from tempfile import NamedTemporaryFile
 
 import triton
 
-# An address and an instruction without its predicate; where a branch leads.
+# An address and an instruction without its predicate; the address a branch jumps to.
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(?:{ *)?(?:@!?\w+ +)?([A-Z][^;]*);")
 BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
-# Multiplications and additions of one HMMA.16816, which a warp does.
-OF_HMMA = 16 * 8 * 16
-# What a warp group multiplies at once: 64 x N x 16.
-OF_HGMMA = re.compile(r"HGMMA\.64x(\d+)x16")
-
 
 def read_binary(option: str, cubin: bytes) -> str:
-    """What NVIDIA's reader of binaries, which comes with Triton, says of a kernel."""
+    """Return what cuobjdump, which comes with Triton, prints about a kernel."""
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -30,77 +25,68 @@ def read_binary(option: str, cubin: bytes) -> str:
         return subprocess.run(line, check=True, capture_output=True, text=True).stdout
 
 
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of a thread."""
-    said = read_binary("-res-usage", cubin)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
-    assert found, said
-    return int(found[1]), int(found[2])
+def count_resources(cubin: bytes) -> tuple[int, int]:
+    """Return the registers and the bytes of stack of a thread."""
+    output = read_binary("-res-usage", cubin)
+    match = re.search(r"REG:(\d+) STACK:(\d+)", output)
+    assert match, output
+    return int(match[1]), int(match[2])
 
 
-def loops(assembly: str) -> Iterator[list[str]]:
-    """The instructions of each loop with products, from its head to its branch back."""
-    found = [(int(at, 16), what) for at, what in INSTRUCTION.findall(assembly)]
-    for i, (at, what) in enumerate(found):
-        to = BRANCH.match(what)
-        if to and int(to[1], 16) < at:
-            body = [x for start, x in found[: i + 1] if start >= int(to[1], 16)]
-            if any("MMA" in x for x in body):
+def find_loops(assembly: str) -> Iterator[list[str]]:
+    """Yield the instructions of each loop that has matmuls and exponentials, from its
+    first instruction to the branch back.
+    """
+    listing = [(int(at, 16), text) for at, text in INSTRUCTION.findall(assembly)]
+    for i, (address, text) in enumerate(listing):
+        branch = BRANCH.match(text)
+        if branch and int(branch[1], 16) < address:
+            start = int(branch[1], 16)
+            body = [text for at, text in listing[: i + 1] if at >= start]
+            if count(body, "MMA") and count(body, "MUFU.EX2"):
                 yield body
 
 
+def count(body: list[str], name: str) -> int:
+    """Count the instructions of a loop whose text contains a name."""
+    return sum(name in text for text in body)
+
+
 def instructions_per_score(assembly: str) -> float:
-    """Instructions of the shortest loop with products and exponentials, for each of its
-    exponentials: what a thread does for a score. 0 where there is no such loop.
+    """Return the instructions per exponential in the shortest loop, which is the work
+    of a thread per attention score; 0 without such a loop.
     """
-    counted = [
-        (len(body), exponentials)
-        for body in loops(assembly)
-        if (exponentials := sum(x.startswith("MUFU.EX2") for x in body))
-    ]
-    return round(min(counted)[0] / min(counted)[1], 2) if counted else 0.0
+    body = min(find_loops(assembly), key=len, default=[])
+    return round(len(body) / count(body, "MUFU.EX2"), 2) if body else 0.0
 
 
 def hottest_loop(assembly: str) -> dict[str, int]:
-    """What a warp executes in a step of the loop that every whole tile passes through:
-    the one with the fewest instructions per matmul. Empty where there is no loop.
-
-    `products`: multiply-adds on tensor cores; `spilled` and `reloaded`: instructions
-    that move registers to the stack for want of room, and back.
+    """Count instructions in the loop over whole tiles, which has the fewest per matmul:
+    all, those that spill registers to the stack, and those that reload them. Empty
+    without a loop.
     """
-    bodies = [body for body in loops(assembly) if any("EX2" in x for x in body)]
-    if not bodies:
+    bodies = find_loops(assembly)
+    body = min(bodies, key=lambda body: len(body) / count(body, "MMA"), default=[])
+    if not body:
         return {}
-    body = min(bodies, key=lambda body: len(body) / sum("MMA" in x for x in body))
     return {
         "instructions": len(body),
-        "products": sum(map(products, body)),
-        "spilled": sum(x.startswith("STL") for x in body),
-        "reloaded": sum(x.startswith("LDL") for x in body),
+        "spilled": count(body, "STL"),
+        "reloaded": count(body, "LDL"),
     }
 
 
-# Loads of global memory, and copies from it to shared memory that a thread issues.
+# Loads from global memory, and copies of a thread from there to shared memory.
 LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
-LOAD_WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
-def load_bytes(assembly: str) -> tuple[int, ...]:
-    """Bytes that loads of a thread take at a time, each once; what names no width takes
-    four.
+def load_widths(assembly: str) -> tuple[int, ...]:
+    """Return the distinct widths of a thread's loads from global memory, in bytes. A
+    load without a width in its name takes four.
     """
-    found = {
-        next((LOAD_WIDTHS[x] for x in suffixes.split(".") if x in LOAD_WIDTHS), 4)
+    widths = {
+        next((LOAD_BYTES[x] for x in suffixes.split(".") if x in LOAD_BYTES), 4)
         for suffixes in LOAD.findall(assembly)
     }
-    return tuple(sorted(found))
-
-
-def products(instruction: str) -> int:
-    """Of one instruction, in each of its warps. 0 for those of Blackwell's data-centre
-    chips, whose binary does not tell.
-    """
-    if instruction.startswith("HMMA"):
-        return OF_HMMA
-    group = OF_HGMMA.match(instruction)
-    return 64 * int(group[1]) * 16 // 4 if group else 0
+    return tuple(sorted(widths))

@@ -1,20 +1,19 @@
-"""Compile the attention kernels for a GPU that is not here, and say what each needs:
-shared memory, registers, spills, programs on an SM.
+"""Compile the attention kernels for a GPU that is not installed, and print what each
+needs: shared memory, registers, spills, thread blocks per SM.
 
     python tools/compile_ahead.py --gpu a100
 
-compiles every launch configuration that the kernels may get on an A100, in minutes and
-without a GPU. The exit code is 2 where one does not compile, does not fit, spills or
-computes a matmul twice.
+compiles every launch configuration that the kernels may get on an A100. This takes
+minutes and no GPU. The exit code is 2 if a kernel does not compile, does not fit or
+spills too much.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
-driver is a stand-in: it claims to be the wanted GPU, notes what it is given to load,
-and launches nothing.
+driver is a stand-in: it reports the requested GPU, records each kernel that Triton
+loads, and launches nothing.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -45,7 +44,6 @@ from systems.attention.hopper.walks import Ordered, Shift
 from systems.attention.triton.chooser import architecture, pad_head_dim, select_by_mask
 from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import (
-    LIMBS,
     backward_launches,
     forward_launches,
     launch_backward,
@@ -56,19 +54,18 @@ from systems.attention.triton.tuned import HEAD_DIMS
 from systems.formulas.chips import KIB
 from systems.running.caches import compiled_folder, unwritable
 from tools.binary import (
+    count_resources,
     hottest_loop,
     instructions_per_score,
-    load_bytes,
+    load_widths,
     read_binary,
-    resources,
 )
 from tools.rendering import stop
 
 
 class Target(NamedTuple):
-    """A kind of GPU: the names of the cards, and by CUDA's programming guide the bytes
-    of shared memory of a block and of an SM, the warps and blocks of an SM, and the
-    number of SMs.
+    """A kind of GPU with limits from CUDA's programming guide: bytes of shared memory
+    per thread block and per SM, warps and thread blocks per SM, and number of SMs.
     """
 
     name: str
@@ -89,37 +86,32 @@ TARGETS = {
     "rtx5090": Target("RTX 5090", (12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
 }
 
-# What a thread may spill, in bytes, and in a step of its hottest loop, in instructions
-# that write registers to the stack or read them back, as a share of the loop's. With
-# two or three limbs for each number some is spilled whatever the tile.
-MOST_STACK = {"half": 640, "high": 1024, "highest": 4096}
-MOST_RELOADED = {"half": 0.05, "high": 0.05, "highest": 0.2}
-# What was timed on an H200 and is fastest though it spills more, or computes products
-# more than once: by arithmetic, kernel and padded head dimension.
-TIMED = {
+# The most bytes of stack per thread, by arithmetic, and the largest share of a hot
+# loop's instructions that spill registers or reload them. With several limbs per number
+# some registers are spilled at any tile size.
+MAX_STACK_BYTES = {"half": 640, "high": 1024, "highest": 4096}
+MAX_SPILL_SHARE = {"half": 0.05, "high": 0.05, "highest": 0.2}
+# Kernels whose configuration spills more but was the fastest when timed on an H100
+# or H200: arithmetic, kernel, padded head dimension.
+FAST_DESPITE_SPILLS = {
     *(("half", "forward", d) for d in (64, 128)),
     *(("half", "dkdv", d) for d in (128, 256)),
     *product(("high", "highest"), ("forward", "dq", "dkdv"), (256,)),
 }
-# Into how many splits the loops of few rows go here: one of the powers of two that are
-# chosen, and each is compiled for itself.
+# Splits of the loops in short inputs. The chooser takes any power of two, and each
+# compiles to a kernel of its own; this one stands for all.
 SPLITS = 4
-# By arithmetic, the dtype of q, k and v.
+# The dtype of q, k and v by arithmetic.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
-# Matmuls of a tile of queries and one of keys in each kernel, and the matmuls on tensor
-# cores that one of numbers in so many limbs takes.
-MATMULS = {"forward": 2, "dq": 3, "dkdv": 4}
-OF_LIMBS = {1: 1, 2: 3, 3: 6}
-# So many rows that both of Hopper's backward passes take them.
+# Large enough for both of Hopper's backward passes.
 BATCH, HEADS, N = 8, 16, 4096
 
 
-class Needs(NamedTuple):
-    """What a compiled kernel needs; `stack_bytes` of a thread are mostly registers that
-    were spilled, `per_score` the instructions of its loop for each exponential.
-    `load_bytes`: how much at a time a thread loads or copies from the GPU's memory, of
-    all such instructions, each width once. `loop`: what `binary.hottest_loop` counts.
-    `tensor_columns`: those of the memory that a B200's tensor cores have of their own.
+class KernelNeeds(NamedTuple):
+    """What a compiled kernel needs. `stack_bytes` per thread are mostly spilled
+    registers, `per_score` counts instructions of the loop per exponential, `load_bytes`
+    lists the widths of loads from global memory, `loop` is `binary.hottest_loop`, and
+    `tensor_columns` counts columns of a B200's tensor memory.
     """
 
     kernel: str
@@ -133,42 +125,39 @@ class Needs(NamedTuple):
     loop: Mapping[str, int] = MappingProxyType({})
     tensor_columns: int = 0
 
-    def programs(self, gpu: Target) -> int:
-        """How many of them run on an SM at a time. Registers are given to a warp in
-        units of 256, of the 16,384 of each of four parts of an SM; CUDA keeps a KiB of
-        shared memory for itself. Of the tensor cores' memory there are 512 columns.
+    def blocks_per_sm(self, gpu: Target) -> int:
+        """Return how many thread blocks of this kernel fit on one SM.
+
+        A warp gets registers in units of 256, out of 16,384 in each of an SM's four
+        partitions. CUDA reserves 1 KiB of shared memory per block, and tensor memory
+        has 512 columns.
         """
-        of_warp = -(-self.registers * 32 // 256) * 256
+        registers_per_warp = -(-self.registers * 32 // 256) * 256
         return min(
-            4 * (16384 // of_warp) // self.warps,
+            4 * (16384 // registers_per_warp) // self.warps,
             gpu.sm_bytes // (self.shared_bytes + KIB),
             512 // max(1, self.tensor_columns),
             gpu.sm_warps // self.warps,
             gpu.sm_blocks,
         )
 
-    def repeats(self, arithmetic: str, d: int) -> float:
-        """How often the hottest loop computes each of its matmuls: twice where two
-        warps hold the same rows. 0 where the binary does not tell.
-        """
-        q, k = (int(size.split("=")[1]) for size in self.tile.split()[:2])
-        matmuls = MATMULS[self.kernel.removesuffix("_kernel")]
-        once = matmuls * OF_LIMBS[LIMBS[arithmetic]] * q * k * pad_head_dim(d)
-        return self.warps * self.loop["products"] / once
+
+# The kernels that a launch loads, or the compiler's error.
+Result = list[KernelNeeds] | str
 
 
-class Driver:
-    """Triton's driver of a GPU that is not here."""
+class StandInDriver:
+    """Triton's driver for a GPU that is not installed."""
 
     def __init__(self, gpu: Target):
         self.arch = 10 * gpu.capability[0] + gpu.capability[1]
-        self.loaded: list[Needs] = []
+        self.kernels: list[KernelNeeds] = []
         self.source: Any = None
         self.metadata: Any = None
-        # Whether a kernel fits is for the reader of the table.
         self.utils = SimpleNamespace(
+            # Let kernels compile that do not fit: `find_faults` reports them.
             get_device_properties=lambda device: {"max_shared_mem": 2**30},
-            load_binary=self.load,
+            load_binary=self.record_kernel,
             unload_module=lambda module: None,
         )
 
@@ -176,7 +165,7 @@ class Driver:
         return GPUTarget("cuda", self.arch, 32)
 
     def get_current_device(self) -> int:
-        # What was compiled for another GPU is not taken for this one.
+        # Triton caches kernels by device, so each kind of GPU needs its own number.
         return self.arch
 
     def get_current_stream(self, device: int) -> int:
@@ -185,74 +174,73 @@ class Driver:
     def get_active_torch_device(self) -> torch.device:
         return torch.device("meta")
 
-    def map_python_to_cpp_type(self, of: str) -> str:
-        return of
+    def map_python_to_cpp_type(self, name: str) -> str:
+        return name
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         self.source, self.metadata = source, metadata
         return lambda *arguments: None
 
-    def load(self, name: str, cubin: bytes, shared: int, device: int) -> tuple:
-        registers, stack = resources(cubin)
+    def record_kernel(self, name: str, cubin: bytes, shared: int, device: int) -> tuple:
+        registers, stack = count_resources(cubin)
         names = self.source.fn.arg_names
-        given = {names[i]: value for (i, *_), value in self.source.constants.items()}
-        sizes = {x: given[x] for x in ("BQ", "BK", "GROUPS", "ROWS") if x in given}
-        tile = " ".join(f"{x}={value}" for x, value in sizes.items())
-        warps = self.metadata.num_warps
+        constants = {
+            names[i]: value for (i, *_), value in self.source.constants.items()
+        }
+        sizes = ("BQ", "BK", "GROUPS", "ROWS")
+        tile = " ".join(f"{x}={constants[x]}" for x in sizes if x in constants)
         assembly = read_binary("-sass", cubin)
-        needs = Needs(
-            name, tile, warps, shared, registers, stack,
-            instructions_per_score(assembly), load_bytes(assembly),
+        needs = KernelNeeds(
+            name, tile, self.metadata.num_warps, shared, registers, stack,
+            instructions_per_score(assembly), load_widths(assembly),
             hottest_loop(assembly), getattr(self.metadata, "tmem_size", None) or 0,
         )  # fmt: skip
-        self.loaded.append(needs)
+        self.kernels.append(needs)
         return "module", "function", registers, 0, 1024
 
 
-def need_compiler() -> None:
-    """End a command that compiles by one line where kernels would be interpreted, or
-    can't be kept.
-    """
+def require_compiler() -> None:
+    """Exit with one line if Triton would interpret kernels or can't store them."""
     if knobs.runtime.interpret:
         stop("the interpreter compiles nothing: unset TRITON_INTERPRET")
     if fault := unwritable(compiled_folder()):
         stop(fault)
 
 
-def loaded_by(
+def compile_launch(
     gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
-) -> list[Needs] | str:
-    """What this launcher loads for tensors on the meta device, or why it does not
-    compile. Leaves the process with a driver that launches nothing, and torch with the
-    properties of this GPU.
+) -> Result:
+    """Return the kernels that a launcher loads for tensors on the meta device.
+
+    The process keeps the stand-in driver, and torch reports this GPU from then on.
     """
-    there: Any = Driver(gpu)
-    driver.set_active(there)
+    stand_in: Any = StandInDriver(gpu)
+    driver.set_active(stand_in)
     major, minor = gpu.capability
-    there_is = SimpleNamespace(
+    properties = SimpleNamespace(
         multi_processor_count=gpu.sms, major=major, minor=minor, name="not here"
     )
-    torch.cuda.get_device_properties = lambda device: there_is
+    torch.cuda.get_device_properties = lambda device: properties
     try:
         launch(*arguments, **options)
     except Exception as error:
-        # The compiler's errors are many; each is an answer.
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        return f"{getattr(launch, '__name__', launch)}: {said}"
-    return there.loaded
+        # The compiler raises errors of many types, and each is a result.
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        return f"{getattr(launch, '__name__', launch)}: {message}"
+    return stand_in.kernels
 
 
-def inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
-    """q, k, v, o and do (BATCH, HEADS, N, d) and lse, without memory."""
+def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
+    """Return q, k, v, o, do (BATCH, HEADS, N, d) and lse on the meta device."""
     shape, dtype = (BATCH, HEADS, N, d), DTYPES[arithmetic]
     lse = torch.empty(shape[:-1], device="meta")
     return [torch.empty(shape, dtype=dtype, device="meta") for _ in range(5)], lse
 
 
-def entries(
+def table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """By kernel what the tables have for this GPU: for many rows, then for few."""
+    """Return the table's configurations by kernel: for many rows, then for few."""
     name, size = architecture(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
@@ -261,121 +249,115 @@ def entries(
         if any(size in by_d for by_d in tier.configs.values())
     ]
     return [
-        {kernel: select_by_mask(entry, causal) for kernel, entry in passes.items()}
-        for passes in (many, *few)
+        {kernel: select_by_mask(entry, causal) for kernel, entry in configs.items()}
+        for configs in (many, *few)
     ]
 
 
-def compile_for(
+def compile_portable(
     gpu: Target,
     arithmetic: str,
     d: int,
     causal: bool,
-    passes: Mapping[str, Config] | None = None,
+    configs: Mapping[str, Config] | None = None,
     splits: int = 1,
-) -> Iterator[list[Needs] | str]:
-    """What the forward and the backward pass of the kernels for any GPU load with these
-    configurations, or those of the table for many rows. Where loops are split, also
-    what combines and sums them.
+) -> Iterator[Result]:
+    """Compile the forward and the backward pass of the kernels for any GPU, by default
+    with the table's configurations for many rows. With `splits` above 1, also the
+    kernels that combine the splits.
     """
-    passes = passes or entries(gpu, arithmetic, d, causal)[0]
-    # What was launched on another GPU is compiled anew.
+    configs = configs or table_configs(gpu, arithmetic, d, causal)[0]
+    # A cached launch would hold kernels of another GPU.
     forward_launches.cache_clear()
     backward_launches.cache_clear()
-    (q, k, v, o, do), lse = inputs(arithmetic, d)
+    (q, k, v, o, do), lse = meta_inputs(arithmetic, d)
     options = causal, d**-0.5
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if arithmetic == "high" else "highest")
     try:
-        yield loaded_by(
+        yield compile_launch(
             gpu, launch_forward, q, k, v, *options,
-            config=passes["forward"], splits=splits, head_swizzle=1,
+            config=configs["forward"], splits=splits, head_swizzle=1,
         )  # fmt: skip
-        yield loaded_by(
+        yield compile_launch(
             gpu, launch_backward, do, q, k, v, o, lse, *options,
-            dkdv_config=passes["dkdv"], dq_config=passes["dq"], dkdv_splits=splits,
+            dkdv_config=configs["dkdv"], dq_config=configs["dq"], dkdv_splits=splits,
             dq_splits=splits, head_swizzle=1,
         )  # fmt: skip
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[list[Needs] | str]:
-    """The same of the kernels for Hopper, in 16 bits: the forward pass, the backward
-    pass in two kernels, and in one by either walk. With a Triton, too, that they were
-    not tested with.
+def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
+    """Compile the Hopper kernels for 16-bit inputs: the forward pass, the backward pass
+    in two kernels, and the one-pass backward with either walk.
     """
-    for plan in (
-        *(hopper.plan_forward, hopper.plan_backward),
-        one_pass_launches.plan_one_pass,
-    ):
-        plan.cache_clear()
-    (q, k, v, o, do), lse = inputs("half", d)
+    hopper.plan_forward.cache_clear()
+    hopper.plan_backward.cache_clear()
+    one_pass_launches.plan_one_pass.cache_clear()
+    (q, k, v, o, do), lse = meta_inputs("half", d)
     options = causal, d**-0.5
     backward = do, q, k, v, o, lse, *options
-    yield loaded_by(gpu, hopper.launch_forward, q, k, v, *options)
-    yield loaded_by(gpu, hopper.launch_two_passes, *backward)
+    yield compile_launch(gpu, hopper.launch_forward, q, k, v, *options)
+    yield compile_launch(gpu, hopper.launch_two_passes, *backward)
     for walk in (Shift(1), Ordered(1, 1)):
-        yield loaded_by(gpu, one_pass_launches.launch_one_pass, *backward, walk)
+        yield compile_launch(gpu, one_pass_launches.launch_one_pass, *backward, walk)
 
 
-def too_large(gpu: Target, needs: Needs) -> Iterator[str]:
-    """What speaks against any compiled kernel: that it does not fit."""
+def find_faults(
+    gpu: Target, arithmetic: str, d: int, needs: KernelNeeds
+) -> Iterator[str]:
+    """Yield what is wrong with a compiled kernel: it needs too much shared memory or,
+    for kernels of the tables, it spills too much and was never timed.
+    """
     if needs.shared_bytes > gpu.block_bytes:
         yield (
             f"needs {needs.shared_bytes} bytes of shared memory, a block has "
             f"{gpu.block_bytes}"
         )
-
-
-def faults(gpu: Target, arithmetic: str, d: int, needs: Needs) -> Iterator[str]:
-    """What speaks against a compiled kernel of the table; nothing where it fits, spills
-    little and computes each product once, or was timed and is fastest as it is.
-    """
-    yield from too_large(gpu, needs)
-    if not needs.loop:
+    kernel = needs.kernel.removesuffix("_kernel")
+    is_timed = (arithmetic, kernel, pad_head_dim(d)) in FAST_DESPITE_SPILLS
+    if (
+        not needs.loop
+        or arithmetic == HOPPER
+        or (gpu.capability == (9, 0) and is_timed)
+    ):
         return
-    name = needs.kernel.removesuffix("_kernel")
-    if gpu.capability == (9, 0) and (arithmetic, name, pad_head_dim(d)) in TIMED:
-        return
-    if needs.stack_bytes > MOST_STACK[arithmetic]:
-        yield f"has {needs.stack_bytes} bytes of stack, of {MOST_STACK[arithmetic]}"
+    if needs.stack_bytes > (most := MAX_STACK_BYTES[arithmetic]):
+        yield f"has {needs.stack_bytes} bytes of stack, more than {most}"
     loop = needs.loop
     if arithmetic == "half" and loop["spilled"]:
         yield f"spills {loop['spilled']} times in its hottest loop"
-    spilled = loop["spilled"] + loop["reloaded"]
-    if spilled > MOST_RELOADED[arithmetic] * loop["instructions"]:
-        yield f"spills or reloads in {spilled} of {loop['instructions']} instructions"
-    if (times := needs.repeats(arithmetic, d)) > 1.01:
-        yield f"computes its products {times:.2f} times"
+    spills = loop["spilled"] + loop["reloaded"]
+    if spills > MAX_SPILL_SHARE[arithmetic] * loop["instructions"]:
+        yield f"spills or reloads in {spills} of {loop['instructions']} instructions"
+
+
+# The name of the Hopper kernels in the column of arithmetics.
+HOPPER = "half, hopper"
 
 
 class Case(NamedTuple):
-    """Kernels that are compiled for a GPU and judged together: `of` which arithmetic,
-    and whose.
-    """
+    """Kernels to compile together. `results` compiles as it is iterated."""
 
-    of: str
+    arithmetic: str
     d: int
     causal: bool
-    compiled: Callable[[], Iterator[list[Needs] | str]]
-    faults: Callable[[Needs], Iterator[str]]
+    results: Iterator[Result]
 
 
-def cases(gpu: Target, arithmetic: str, d: int, causal: bool) -> Iterator[Case]:
-    """All that the chooser may give this GPU: for many rows and, with loops that are
-    split, for few; and where it is a Hopper GPU, its own kernels.
+def compile_cases(gpu: Target, arithmetic: str, d: int, causal: bool) -> Iterator[Case]:
+    """Yield all that the chooser may give this GPU: kernels for many rows, kernels with
+    split loops for few and, on a Hopper GPU, the Hopper kernels.
     """
-    of = gpu, arithmetic, d, causal
-    judge = partial(faults, gpu, arithmetic, d)
-    many, *few = entries(*of)
-    yield Case(*of[1:], partial(compile_for, *of, many), judge)
-    for passes in few or [many]:
-        yield Case(*of[1:], partial(compile_for, *of, passes, SPLITS), judge)
-    own = gpu.capability == (9, 0) and arithmetic == "half"
-    if own and d in TILE_DIMS.values():
-        compiled = partial(compile_hopper, gpu, d, causal)
-        yield Case("half, hopper", d, causal, compiled, partial(too_large, gpu))
+    which = arithmetic, d, causal
+    many, *few = table_configs(gpu, *which)
+    yield Case(*which, compile_portable(gpu, *which, many))
+    for configs in few or [many]:
+        yield Case(*which, compile_portable(gpu, *which, configs, SPLITS))
+    is_hopper = gpu.capability == (9, 0) and arithmetic == "half"
+    if is_hopper and d in TILE_DIMS.values():
+        yield Case(HOPPER, d, causal, compile_hopper(gpu, d, causal))
 
 
 def main(
@@ -387,40 +369,45 @@ def main(
         list[int], typer.Option(help="Head dimension; may be repeated.")
     ] = sorted(HEAD_DIMS),  # noqa: B006
 ) -> None:
-    """Compile all that the chooser may give this GPU and print what it needs."""
+    """Compile what the chooser may give this GPU and print what each kernel needs."""
     if gpu not in TARGETS:
         stop(f"--gpu {gpu}: is none of {', '.join(TARGETS)}")
-    need_compiler()
-    columns = ("arithmetic", "d", "mask", "kernel", "tile", "warps", "shared KiB")
-    more = ("registers", "stack B", "spills", "per score", "per SM")
-    table, wrong = Table(*columns, *more), []
-    every = [
+    require_compiler()
+    target, faults = TARGETS[gpu], []
+    table = Table(
+        "arithmetic", "d", "mask", "kernel", "tile", "warps", "shared KiB",
+        "registers", "stack B", "spills", "per score", "per SM",
+    )  # fmt: skip
+    cases = [
         case
         for kind, size, causal in product(arithmetic, d, (True, False))
-        for case in cases(TARGETS[gpu], kind, size, causal)
+        for case in compile_cases(target, kind, size, causal)
     ]
-    for case in track(every, gpu, console=Console(stderr=True), transient=True):
+    for case in track(cases, gpu, console=Console(stderr=True), transient=True):
         mask = "causal" if case.causal else "full"
-        for found in case.compiled():
-            if isinstance(found, str):
-                wrong.append(f"{case.of} d={case.d} {mask}: {found}")
+        label = f"{case.arithmetic} d={case.d} {mask}"
+        for result in case.results:
+            if isinstance(result, str):
+                faults.append(f"{label}: {result}")
                 continue
-            for needs in found:
+            for needs in result:
                 spills = sum(needs.loop.get(x, 0) for x in ("spilled", "reloaded"))
                 cells = (
-                    case.of, case.d, mask, needs.kernel, needs.tile, needs.warps,
-                    f"{needs.shared_bytes / KIB:.1f}", needs.registers,
+                    case.arithmetic, case.d, mask, needs.kernel, needs.tile,
+                    needs.warps, f"{needs.shared_bytes / KIB:.1f}", needs.registers,
                     needs.stack_bytes, spills, needs.per_score,
-                    needs.programs(TARGETS[gpu]),
+                    needs.blocks_per_sm(target),
                 )  # fmt: skip
                 table.add_row(*map(str, cells))
-                where = f"{case.of} d={case.d} {mask}: {needs.kernel} {needs.tile}"
-                wrong += [f"{where} {fault}" for fault in case.faults(needs)]
+                faults += [
+                    f"{label}: {needs.kernel} {needs.tile} {fault}"
+                    for fault in find_faults(target, case.arithmetic, case.d, needs)
+                ]
     console = Console(width=None if sys.stdout.isatty() else 130)
     console.print(f"Triton {triton.__version__}, {gpu}", table)
-    for fault in wrong:
+    for fault in faults:
         print(f"error: {fault}")
-    raise typer.Exit(2 if wrong else 0)
+    raise typer.Exit(2 if faults else 0)
 
 
 if __name__ == "__main__":

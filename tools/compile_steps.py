@@ -1,12 +1,12 @@
-"""What each step of the ladder needs of an H100, by compiling it here: registers,
-spills, shared memory, programs on an SM, instructions for each score. Compiled, not
-timed.
+"""Compile each step of the flash-attention ladder for an H100, without a GPU, and write
+what its kernels need: registers, spills, shared memory, thread blocks per SM,
+instructions per score.
 
     python tools/compile_steps.py
 
-writes what the installed Triton makes of them beside what other versions made, to
-docs/results/flash_ablation-compiled.json, in half a minute.
-`tools/render/stems/flash_ablation.py` shows it beside times of the same version.
+takes half a minute and adds the result for the installed Triton to
+docs/results/flash_ablation-compiled.json. The ladder's page shows the version with
+which the steps were timed.
 """
 
 # Triton's decorator hides from the type checker that a kernel is called with plain
@@ -40,18 +40,20 @@ from systems.experiments import flash_ablation
 from systems.records.files import write_whole
 from systems.records.source_hash import hash_of
 from systems.records.store import RecordError
-from tools.compile_ahead import TARGETS, Needs, loaded_by, need_compiler
-from tools.render.compiled_files import PATH, read_steps
+from tools.compile_ahead import TARGETS, compile_launch, require_compiler
+from tools.render.compiled_files import PATH, Kernel, read_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import stop
 
 GPU = TARGETS["h100"]
-# Both steps launch one kernel, with other items per program: compile it once.
-SAME = {"forward": "one_item_forward"}
+# `forward` compiles to the kernel of `one_item_forward`: only its grid differs.
+SAME_KERNEL = {"forward": "one_item_forward"}
 
 
-def launch(step: str) -> Callable[[], object]:
-    """What launches the kernels of this step, at the leaderboard's shape."""
+def make_launch(step: str) -> Callable[[], object]:
+    """Return a call that launches the kernels of this step, at the leaderboard's shape
+    and on the meta device.
+    """
     c = flash_ablation.Config()
     shape = c.heads, c.n, c.d
     q, k, v, do, o = (
@@ -81,13 +83,16 @@ def launch(step: str) -> Callable[[], object]:
 
 
 def batched(x: object) -> object:
+    """Add a batch dimension to a tensor; return anything else as it is."""
     return x[None] if isinstance(x, Tensor) else x
 
 
 def first_forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """As `first.FlashAttentionFirst`, which takes no tensors of the meta device."""
+    """Launch the forward kernel of `first.FlashAttentionFirst`, which itself takes no
+    tensors on the meta device.
+    """
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     first.forward_kernel[grid](q, k, v, o, lse, n, scale, CAUSAL=True, **options)
@@ -96,6 +101,7 @@ def first_forward(
 def first_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
+    """Launch the two backward kernels of `first.FlashAttentionFirst`."""
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     inputs = q, k, v, do, lse, lse
@@ -103,41 +109,42 @@ def first_backward(
     first.dq_kernel[grid](*inputs, q, n, scale, CAUSAL=True, **options)
 
 
-def compile_step(step: str) -> list[dict[str, float | str]]:
-    """Each kernel of the step that exponentiates; the others take next to no time."""
-    found = loaded_by(GPU, launch(step))
-    if isinstance(found, str):
-        raise SystemExit(f"error: {step}: {found}")
-    return [shown(needs) for needs in found if needs.per_score]
-
-
-def shown(needs: Needs) -> dict[str, float | str]:
-    return {
-        "kernel": needs.kernel,
-        "registers": needs.registers,
-        "stack_bytes": needs.stack_bytes,
-        "shared_bytes": needs.shared_bytes,
-        "programs": needs.programs(GPU),
-        "warps": needs.warps,
-        "per_score": needs.per_score,
-    }
+def compile_step(step: str) -> list[Kernel]:
+    """Compile a step, and return what each kernel that computes exponentials needs. The
+    other kernels take next to no time.
+    """
+    result = compile_launch(GPU, make_launch(step))
+    if isinstance(result, str):
+        stop(f"{step}: {result}", 1)
+    return [
+        {
+            "kernel": needs.kernel,
+            "registers": needs.registers,
+            "stack_bytes": needs.stack_bytes,
+            "shared_bytes": needs.shared_bytes,
+            "programs": needs.blocks_per_sm(GPU),
+            "warps": needs.warps,
+            "per_score": needs.per_score,
+        }
+        for needs in result
+        if needs.per_score
+    ]
 
 
 def main() -> None:
-    need_compiler()
+    require_compiler()
     try:
         versions = read_steps()
     except RecordError as error:
         stop(str(error))
     steps = (*FORWARD, *BACKWARD)
-    found = {step: compile_step(step) for step in steps if step not in SAME}
+    compiled = {step: compile_step(step) for step in steps if step not in SAME_KERNEL}
     versions[triton.__version__] = {
         "source_hash": hash_of(LAUNCHERS),
-        "steps": {step: found[SAME.get(step, step)] for step in steps},
+        "steps": {step: compiled[SAME_KERNEL.get(step, step)] for step in steps},
     }
     in_order = {version: versions[version] for version in sorted(versions, key=Version)}
-    text = json.dumps(in_order, indent=1)
-    write_whole(PATH, text + "\n")
+    write_whole(PATH, json.dumps(in_order, indent=1) + "\n")
     print(f"{PATH}: Triton {triton.__version__}")
 
 

@@ -4,13 +4,13 @@ write the fastest into a file that the kernels read.
     python tools/tune_flash.py
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
 
-takes less than 20 minutes; started again it goes on where it stopped. For each
-arithmetic, head dimension, kernel and mask it tries our configuration, those of all
-other GPUs, and what differs from ours in one number. Many processes compile at once and
-compare a small case with plain attention in float64. Candidates that are right are
-timed one after another: the forward pass by its kernel, a configuration of dq or of
-dk and dv by the whole backward pass. The file lies in systems/attention/triton/tuned
-and holds until the kernels or Triton change; records keep its digest.
+takes less than 20 minutes; after an interruption the same command goes on. For each
+arithmetic, head dimension, kernel and mask it tries this project's configuration, those
+of all other GPUs, and variants that differ from the first in one number. Many processes
+compile at once and compare a small case with plain attention in float64. Then correct
+candidates are timed one after another: a forward configuration by its kernel, a
+backward one by the whole backward pass. The kernels read the file in
+systems/attention/triton/tuned until they or Triton change; records keep its digest.
 """
 
 import json
@@ -55,18 +55,19 @@ from systems.records.device import Device, find_gpu
 from systems.records.files import write_whole
 from systems.running.precompile import MOST_PROCESSES, cores
 from systems.running.reports import end_with
-from tools.compile_ahead import DTYPES, need_compiler
+from tools.compile_ahead import DTYPES, require_compiler
 from tools.rendering import stop
 
-# Heads and rows of the timed case; rows of the checked one, which has one head.
-HEADS, N, SMALL = 16, 4096, 512
-# Nearer than this two configurations are as fast, and ours stays.
+# Heads and rows of the timed case, and rows of the checked case, which has one head.
+HEADS, N, CHECKED_N = 16, 4096, 512
+# A candidate replaces our configuration only below this share of its time.
 TIE = 0.99
-# The largest relative error of a result: far above rounding, far below a mistake.
+# The largest relative error of a correct result: far above rounding errors, far below
+# the effect of a bug.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
-# Accumulators of a thread, which has 255 registers: more would spill, fewer leave the
-# tensor cores idle.
-MOST_ACCUMULATORS, LEAST_ACCUMULATORS = 200, 6
+# Accumulators per thread. A thread has 255 registers, so more would spill; fewer leave
+# the tensor cores idle.
+MAX_ACCUMULATORS, MIN_ACCUMULATORS = 200, 6
 
 
 class Candidate(NamedTuple):
@@ -79,9 +80,9 @@ class Candidate(NamedTuple):
     config: Config
 
 
-def candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return ours for this GPU first, then those of all other GPUs, then what differs
-    from ours in one number and has room for its accumulators.
+def list_candidates(key: Key, gpu: str) -> list[Candidate]:
+    """Return candidates: our configuration for this GPU first, then those of all other
+    GPUs, then variants of ours with enough registers for their accumulators.
     """
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
@@ -92,14 +93,14 @@ def candidates(key: Key, gpu: str) -> list[Candidate]:
     )
     near = (
         config
-        for config in neighbours(ours)
-        if LEAST_ACCUMULATORS <= accumulators(kernel, d, config) <= MOST_ACCUMULATORS
+        for config in vary(ours)
+        if MIN_ACCUMULATORS <= count_accumulators(kernel, d, config) <= MAX_ACCUMULATORS
     )
     return [Candidate(*key, c) for c in dict.fromkeys((ours, *others, *near))]
 
 
-def neighbours(c: Config) -> Iterator[Config]:
-    """Yield tiles of twice or half as many rows, other warps, a stage more or less."""
+def vary(c: Config) -> Iterator[Config]:
+    """Yield variants: half or twice the rows, 4 or 8 warps, one stage more or less."""
     for side in ("q", "k"):
         for rows in (2 * getattr(c, side), getattr(c, side) // 2):
             if 16 <= rows <= 256:
@@ -108,73 +109,77 @@ def neighbours(c: Config) -> Iterator[Config]:
     yield from (c._replace(stages=s) for s in (c.stages - 1, c.stages + 1) if s)
 
 
-def accumulators(kernel: str, d: int, c: Config) -> float:
-    """Return how many numbers a thread accumulates: o, dq, or dk and dv of a tile, and
-    the results of its matmuls.
+def count_accumulators(kernel: str, d: int, c: Config) -> float:
+    """Return the accumulators per thread: the tile's o, dq, or dk and dv, and the
+    results of its matmuls.
     """
-    held = 2 * c.k * d if kernel == "dkdv" else c.q * d
-    return (held + (1 if kernel == "forward" else 2) * c.q * c.k) / (32 * c.warps)
+    outputs = 2 * c.k * d if kernel == "dkdv" else c.q * d
+    return (outputs + (1 if kernel == "forward" else 2) * c.q * c.k) / (32 * c.warps)
 
 
-def inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
-    """Return normal q, k, v and do: (1, heads, n, d)."""
+def make_inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
+    """Return normally distributed q, k, v and do (1, heads, n, d)."""
     shape, dtype = (1, heads, n, candidate.d), DTYPES[candidate.arithmetic]
     return [x.detach() for x in random_inputs(shape, dtype, default_device())]
 
 
-def prepare(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
-    """Return a call of the pass that has the candidate's kernel. Loops are not split,
-    as with many heads.
+def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
+    """Return a call of the forward or backward pass with the candidate's kernel. Loops
+    are not split, because with many heads they are not.
     """
     high = candidate.arithmetic == "high"
     torch.set_float32_matmul_precision("high" if high else "highest")
-    q, k, v, do = inputs(heads, n, candidate)
+    q, k, v, do = make_inputs(heads, n, candidate)
     options = candidate.causal, candidate.d**-0.5
     if candidate.kernel == "forward":
         config = candidate.config
         return lambda: launch_forward(q, k, v, *options, config, splits=1)[:1]
     o, lse = launch_forward(q, k, v, *options, splits=1)
-    own: Any = {f"{candidate.kernel}_config": candidate.config}
-    own |= {"dkdv_splits": 1, "dq_splits": 1}
-    return lambda: launch_backward(do, q, k, v, o, lse, *options, **own)
+    changes: Any = {f"{candidate.kernel}_config": candidate.config}
+    changes |= {"dkdv_splits": 1, "dq_splits": 1}
+    return lambda: launch_backward(do, q, k, v, o, lse, *options, **changes)
 
 
-def check(candidate: Candidate) -> str:
-    """Return what is wrong with a candidate, or nothing. It runs in a process of its
-    own, which leaves the compiled kernel in Triton's cache.
+def find_fault(candidate: Candidate) -> str:
+    """Return what is wrong with a candidate, or "". It runs in a worker process, which
+    leaves the compiled kernel in Triton's cache.
     """
     try:
-        found = prepare(candidate, 1, SMALL)()
-        q, k, v, do = (x.double().requires_grad_() for x in inputs(1, SMALL, candidate))
+        results = make_launch(candidate, 1, CHECKED_N)()
+        q, k, v, do = (
+            x.double().requires_grad_() for x in make_inputs(1, CHECKED_N, candidate)
+        )
         o, _ = attention_reference(q, k, v, candidate.causal)
         forward = candidate.kernel == "forward"
         exact = (o,) if forward else torch.autograd.grad(o, (q, k, v), do)
-        worst = max(relative_error(*pair) for pair in zip(found, exact, strict=True))
+        largest = max(
+            relative_error(*pair) for pair in zip(results, exact, strict=True)
+        )
     except Exception as error:
-        # A tile that does not fit is an answer.
+        # A tile that does not fit is a fault of the candidate, not of this program.
         return f"{type(error).__name__}: {error}".splitlines()[0][:100]
-    right = worst <= TOLERANCE[candidate.arithmetic]
-    return "" if right else f"wrong: relative error {worst:.1e}"
+    is_close = largest <= TOLERANCE[candidate.arithmetic]
+    return "" if is_close else f"wrong: relative error {largest:.1e}"
 
 
-def milliseconds(call: Callable[[], object]) -> float:
-    """Return the median GPU time of a call."""
+def time_call_ms(call: Callable[[], object]) -> float:
+    """Return the median GPU time of a call, in ms."""
     times: Any = triton.testing.do_bench(call, warmup=5, rep=25, return_mode="all")
     return median(times)
 
 
-def entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
-    """Return the fastest as an entry of the file; ours, where that is a tie."""
+def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
+    """Return the file's entry for the fastest candidate, or for ours if that ties."""
     best = min(times, key=times.__getitem__)
     if ours in times and times[best] > TIE * times[ours]:
         best = ours
-    of = {"pass_ms": times[best], "pass_with_ours_ms": times.get(ours)}
-    return best._asdict() | {"config": list(best.config)} | of
+    pass_times = {"pass_ms": times[best], "pass_with_ours_ms": times.get(ours)}
+    return best._asdict() | {"config": list(best.config)} | pass_times
 
 
-def begin(path: Path, device: Device, force: bool) -> dict[str, Any]:
-    """Return what was found before with the same kernels and Triton, to go on with; or
-    a file without entries.
+def read_or_create(path: Path, device: Device, force: bool) -> dict[str, Any]:
+    """Return the content of an earlier search with the same kernels and Triton, so that
+    it goes on; otherwise, or with `force`, a content without entries.
     """
     new = {
         "gpu": device.name,
@@ -192,26 +197,27 @@ def begin(path: Path, device: Device, force: bool) -> dict[str, Any]:
     return old if same else new
 
 
-def write(found: dict[str, Any], path: Path) -> None:
-    """Write the file in one step, an entry a line."""
-    entries = ",\n".join(f"  {json.dumps(x)}" for x in found["entries"])
-    head = json.dumps({k: v for k, v in found.items() if k != "entries"}, indent=1)
+def write(content: dict[str, Any], path: Path) -> None:
+    """Replace the file, with one entry per line."""
+    entries = ",\n".join(f"  {json.dumps(x)}" for x in content["entries"])
+    head = json.dumps({k: v for k, v in content.items() if k != "entries"}, indent=1)
     write_whole(path, f'{head[:-2]},\n "entries": [\n{entries}\n ]\n}}\n')
 
 
 def tune(
-    found: dict[str, Any],
+    content: dict[str, Any],
     path: Path,
-    tried: dict[Key, list[Candidate]],
-    verdicts: dict[Candidate, str],
-    timed: Callable[[Candidate], float],
+    candidates: dict[Key, list[Candidate]],
+    faults: dict[Candidate, str],
+    time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time what was found right for each key, and write an entry at once."""
-    for key, these in tried.items():
-        times = {c: timed(c) for c in these if not verdicts[c]}
+    """Time the correct candidates of each key, and write its entry at once."""
+    for key, alternatives in candidates.items():
+        times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:
-            found["entries"].append(fastest := entry(times, these[0]))
-            write(found, path)
+            fastest = make_entry(times, alternatives[0])
+            content["entries"].append(fastest)
+            write(content, path)
             arithmetic, kernel, d, causal = key
             case = f"{arithmetic} d={d} {kernel} {'causal' if causal else 'full'}"
             print(f"{case}: {fastest['pass_ms']:.4f} ms,", end=" ")
@@ -219,7 +225,7 @@ def tune(
 
 
 def start_worker(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and end when it ends."""
+    """Ignore Ctrl-C, which the parent handles, and exit when the parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent)
 
@@ -232,12 +238,12 @@ def main(
         list[int],
         typer.Option(help="Head dimension: 16, 32, 64, 128 or 256; may be repeated."),
     ] = list(HEAD_DIMS),  # noqa: B006
-    minutes: Annotated[float, typer.Option(help="Stop after so many.")] = 20,
+    minutes: Annotated[float, typer.Option(help="Stop after this many minutes.")] = 20,
     force: Annotated[
-        bool, typer.Option("--force", help="Begin anew, also where a file is.")
+        bool, typer.Option("--force", help="Start over even if a file exists.")
     ] = False,
 ) -> None:
-    """Time launch configurations on this GPU and write the fastest down."""
+    """Time launch configurations on this GPU and write the fastest into a file."""
     for option, values, known in (
         ("--arithmetic", arithmetic, tuple(DTYPES)),
         ("--d", d, HEAD_DIMS),
@@ -248,46 +254,54 @@ def main(
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         stop("configurations are timed on a GPU, and torch sees none here")
-    need_compiler()
+    require_compiler()
     name = architecture(torch.cuda.get_device_capability())
     path, deadline = tuned.path_of(device.slug), time.monotonic() + 60 * minutes
-    trouble = ""
+    problem = ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        found = begin(path, device, force)
-        # Where nothing can be written, nothing is timed.
-        write(found, path)
+        content = read_or_create(path, device, force)
+        # Fail before any timing if the file can't be written.
+        write(content, path)
     except OSError as error:
         stop(f"can't write {path}: {error.strerror}")
     except ValueError as error:
         stop(str(error))
-    there = {tuned.key_of(x) for x in found["entries"]}
+    finished = {tuned.key_of(x) for x in content["entries"]}
     # Each process holds a context on the GPU.
     count, context = min(MOST_PROCESSES, cores()), get_context("spawn")
     with ProcessPoolExecutor(count, context, start_worker, (os.getpid(),)) as pool:
         try:
             for kind, size in product(arithmetic, d):
                 keys = [(kind, k, size, m) for k in KERNELS for m in (True, False)]
-                tried = {k: candidates(k, name) for k in keys if k not in there}
-                if time.monotonic() > deadline and tried:
-                    trouble = "out of time"
+                candidates = {
+                    key: list_candidates(key, name)
+                    for key in keys
+                    if key not in finished
+                }
+                if time.monotonic() > deadline and candidates:
+                    problem = "out of time"
                     break
-                # Not by `map`, which cancels what is left where it is interrupted: a
-                # pool with cancelled work leaves some of its processes running.
-                work = {c: pool.submit(check, c) for of in tried.values() for c in of}
-                verdicts = {c: result.result() for c, result in work.items()}
+                # `pool.map` would cancel pending work when interrupted, and a pool with
+                # cancelled work leaves some of its processes running.
+                futures = {
+                    c: pool.submit(find_fault, c)
+                    for alternatives in candidates.values()
+                    for c in alternatives
+                }
+                faults = {c: future.result() for c, future in futures.items()}
                 tune(
-                    found, path, tried, verdicts,
-                    lambda c: milliseconds(prepare(c, HEADS, N)),
+                    content, path, candidates, faults,
+                    lambda c: time_call_ms(make_launch(c, HEADS, N)),
                 )  # fmt: skip
         except (RuntimeError, TritonError, OSError, KeyboardInterrupt) as error:
-            said = str(error).partition("\n")[0]
-            trouble = f"stopped: {type(error).__name__} {said}".strip()
+            message = str(error).partition("\n")[0]
+            problem = f"stopped: {type(error).__name__} {message}".strip()
             for child in active_children():
                 child.terminate()
-    print(f"{len(found['entries'])} configurations: {path}")
-    if trouble:
-        stop(f"{trouble}; the same command goes on")
+    print(f"{len(content['entries'])} configurations: {path}")
+    if problem:
+        stop(f"{problem}; the same command goes on")
 
 
 if __name__ == "__main__":

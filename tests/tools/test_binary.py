@@ -1,8 +1,6 @@
 """What the hottest loop of a kernel executes, from its binary's text."""
 
-import pytest
-
-from tools.binary import hottest_loop, products
+from tools.binary import hottest_loop
 
 PRODUCT = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
 COMPARE = "ISETP.GE.AND P0, PT, R2, R3, PT"
@@ -26,7 +24,6 @@ ASSEMBLY = "".join(f"  /*{16 * i:04x}*/  {x} ;\n" for i, x in enumerate(LINES))
 def test_what_the_loop_for_whole_tiles_executes_is_counted():
     assert hottest_loop(ASSEMBLY) == {
         "instructions": 14,
-        "products": 2 * 16 * 8 * 16,
         "spilled": 1,
         "reloaded": 2,
     }
@@ -35,18 +32,3 @@ def test_what_the_loop_for_whole_tiles_executes_is_counted():
 def test_without_a_loop_that_multiplies_and_exponentiates_there_is_none():
     assert hottest_loop(ASSEMBLY.replace("HMMA", "FFMA")) == {}
     assert hottest_loop(ASSEMBLY.replace("EX2", "RCP")) == {}
-
-
-@pytest.mark.parametrize(
-    ("instruction", "of_warp"),
-    [
-        ("HMMA.16816.F32.BF16 R4, R8, R10, R4", 2048),
-        # One of four warps.
-        ("HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], !UPT", 32768),
-        # The binary of a B200 does not tell.
-        ("UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8]", 0),
-        ("MOV R1, R2", 0),
-    ],
-)
-def test_multiply_adds_of_an_instruction(instruction, of_warp):
-    assert products(instruction) == of_warp

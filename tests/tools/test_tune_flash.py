@@ -29,7 +29,14 @@ from systems.attention.triton.tuned import ARITHMETICS, KERNELS
 from systems.records.source_hash import Reach
 from tests.factories import make_gpu
 from tools import tune_flash
-from tools.tune_flash import Candidate, begin, candidates, check, tune, write
+from tools.tune_flash import (
+    Candidate,
+    find_fault,
+    list_candidates,
+    read_or_create,
+    tune,
+    write,
+)
 
 CUDA = torch.device("cuda")
 KEY = ("half", "dq", 64, True)
@@ -41,7 +48,7 @@ MS = {OURS: 1.0, FAST: 0.5, TIE: 0.995, WRONG: 0.1}
 def test_candidates_are_ours_those_of_others_and_what_is_next_to_ours(gpu):
     for arithmetic in ARITHMETICS:
         for kernel in KERNELS:
-            found = candidates((arithmetic, kernel, 128, True), gpu)
+            found = list_candidates((arithmetic, kernel, 128, True), gpu)
             configs = [candidate.config for candidate in found]
             ours = select_by_mask(CONFIGS[gpu][arithmetic][kernel][128], True)
             assert configs[0] == ours and len(configs) == len(set(configs))
@@ -58,24 +65,24 @@ def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
     are timed.
     """
     asked = []
-    monkeypatch.setattr(tune_flash, "SMALL", 80)
+    monkeypatch.setattr(tune_flash, "CHECKED_N", 80)
     monkeypatch.setattr(launches, "count_splits", lambda *_: asked.append(1) or 4)
     candidate = Candidate("half", kernel, 16, True, Config(32, 32, 4, 1))
-    assert check(candidate) == "" and not asked
-    right = tune_flash.prepare
+    assert find_fault(candidate) == "" and not asked
+    right = tune_flash.make_launch
 
     def wrong(*arguments):
         *others, last = right(*arguments)()
         return lambda: (*others, 1.1 * last)
 
-    monkeypatch.setattr(tune_flash, "prepare", wrong)
-    assert check(candidate).startswith("wrong: relative error 1.0e-01")
+    monkeypatch.setattr(tune_flash, "make_launch", wrong)
+    assert find_fault(candidate).startswith("wrong: relative error 1.0e-01")
 
     def refuse(*_):
         raise RuntimeError("out of shared memory\nand much more")
 
-    monkeypatch.setattr(tune_flash, "prepare", refuse)
-    assert check(candidate) == "RuntimeError: out of shared memory"
+    monkeypatch.setattr(tune_flash, "make_launch", refuse)
+    assert find_fault(candidate) == "RuntimeError: out of shared memory"
 
 
 @pytest.fixture
@@ -102,7 +109,7 @@ def a100(monkeypatch, tmp_path):
 
 def search(a100, *configs: Config, key=KEY):
     """Write the file of a search whose times are made up."""
-    found = begin(a100.path, a100.device, False)
+    found = read_or_create(a100.path, a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
     tune(found, a100.path, {key: these}, verdicts, lambda c: MS[c.config])
@@ -142,10 +149,10 @@ def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
         128,
     ]
     # Other kernels, or another Triton, begin anew; so does --force.
-    assert begin(a100.path, a100.device, True)["entries"] == []
+    assert read_or_create(a100.path, a100.device, True)["entries"] == []
     changed = tuned.read(a100.path) | {"source_hash": "other"}
     write(changed, a100.path)
-    assert begin(a100.path, a100.device, False)["entries"] == []
+    assert read_or_create(a100.path, a100.device, False)["entries"] == []
 
 
 DAMAGES = {
@@ -216,8 +223,8 @@ def tuning_here(a100, monkeypatch):
     """
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
     monkeypatch.setattr(tune_flash, "cores", lambda: 2)
-    monkeypatch.setattr(tune_flash, "prepare", lambda c, heads, n: c.config.stages)
-    monkeypatch.setattr(tune_flash, "milliseconds", float)
+    monkeypatch.setattr(tune_flash, "make_launch", lambda c, heads, n: c.config.stages)
+    monkeypatch.setattr(tune_flash, "time_call_ms", float)
     before = signal.getsignal(signal.SIGTERM)
     yield a100
     signal.signal(signal.SIGTERM, before)
@@ -271,7 +278,7 @@ def interrupts(candidate: Candidate) -> str:
 def test_where_compiling_ends_early_what_was_found_is_kept(
     tuning_here, monkeypatch, capfd, work, said
 ):
-    monkeypatch.setattr(tune_flash, "check", work)
+    monkeypatch.setattr(tune_flash, "find_fault", work)
     started = time.monotonic()
     line = last_line(capfd, ["half"], [64, 128])
     assert said in line and line.endswith("the same command goes on")
