@@ -26,7 +26,6 @@ COMMANDS = {
     "python tools/run_notebooks.py": "nbformat is not installed here: ",
     "python tools/submission.py": "msgspec is not installed here: ",
     "python -m systems.formulas.fit": "typer is not installed here: ",
-    "python -m systems.profiling.memory.digest": "typer is not installed here: ",
 }
 
 
@@ -44,7 +43,6 @@ def test_a_command_without_its_packages_is_one_line(command):
 HELPS = {
     "-m systems.check_setup": "python -m systems.check_setup",
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
-    "-m systems.profiling.memory.digest": "python -m systems.profiling.memory.dig",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
     "tools/compile_ahead.py": "python tools/compile_ahead.py --gpu a100",
     "tools/compile_steps.py": "python tools/compile_steps.py",

@@ -1,32 +1,16 @@
 """Reduce a memory history to what a record stores: peaks by category and phase, the
 largest blocks, the timeline.
-
-Print a saved snapshot as text:
-
-    python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
 
-import sys
 from collections import Counter
-from pathlib import Path, PurePath
-from typing import Annotated, Any
-
-from systems import need, printable, run_as_command
-
-if __name__ == "__main__":
-    need("typer", "msgspec")
-
-import typer
+from pathlib import PurePath
+from typing import Any
 
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
     Block,
     History,
-    SnapshotError,
-    build_history,
     bytes_in_use,
-    read_marks,
-    read_snapshot,
 )
 
 # Points of a sampled timeline, which includes the extremes of each stretch.
@@ -184,40 +168,3 @@ def is_in_systems(file: PurePath) -> bool:
     *_, below = file.as_posix().rpartition("/systems/")
     packages = PurePath(below).parts[:-1]
     return below != file.as_posix() and all(map(str.isidentifier, packages))
-
-
-def format_digest(history: History) -> str:
-    """Return the digest of a snapshot as text for a terminal."""
-    summary = digest(history)
-    peak, phase = summary["peak_requested_bytes"], summary["peak_phase"]
-    lines = [f"peak {peak / 2**30:.2f} GiB in {phase}"]
-    lines += [
-        f"{c['at_peak_bytes'] / 2**30:10.2f} GiB  {c['category']}"
-        for c in summary["categories"]
-    ]
-    lines += ["largest blocks at the peak:"]
-    for g in summary["largest_at_peak"]:
-        where = g["owner"] or g["code"] or "no Python stack"
-        lines.append(
-            f"{g['bytes'] / 2**20:10.1f} MiB x {g['count']:<4} {g['category']}: {where}"
-        )
-    return "\n".join(lines)
-
-
-def main(
-    file: Annotated[Path, typer.Argument(help="A snapshot that was kept.")],
-) -> None:
-    """Print the digest of a snapshot. Exit with code 2 if it can't be read."""
-    try:
-        with file.open("rb") as stream:
-            snapshot = read_snapshot(stream)
-        history = build_history(snapshot, read_marks(snapshot))
-        print(printable(format_digest(history)))
-    except (SnapshotError, OSError) as error:
-        print(f"error: {file}: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-
-
-if __name__ == "__main__":
-    assert __doc__
-    run_as_command(main, __doc__)

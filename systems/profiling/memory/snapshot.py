@@ -7,9 +7,6 @@ optimizer state, autocast's copy of a weight) and its lifetime: a block that sur
 the forward or loss phase is saved for the backward pass. Sizes are not used.
 
 `systems.profiling.memory.recorder` records; this module needs no GPU and no torch.
-Print a saved snapshot:
-
-    python -m systems.profiling.memory.digest snapshots/FILE.pickle
 """
 
 import pickle
@@ -17,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 # The layers of a timeline from the bottom up, longest-lived first.
 CATEGORIES = (
@@ -236,57 +233,8 @@ def python_stack(entry: dict[str, Any]) -> tuple[Frame, ...]:
 # Files --------------------------------------------------------------------------------
 
 
-# --8<-- [start:read]
-class PlainUnpickler(pickle.Unpickler):
-    """Unpickle only dictionaries, lists, tuples, strings and numbers, and refuse
-    everything else.
-
-    A pickle is a program: it can import and call any class or function.
-    """
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise SnapshotError(
-            f"the file asks for {module_name}.{global_name}, which no snapshot needs: "
-            "it was not read"
-        )
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise SnapshotError(
-            "the file asks for an object outside itself, which no snapshot needs: it "
-            "was not read"
-        )
-
-
-def read_snapshot(file: BinaryIO) -> dict[str, Any]:
-    """Read a snapshot from a pickle that PyTorch or `write_snapshot` wrote.
-    SnapshotError for any other file.
-    """
-    try:
-        snapshot = PlainUnpickler(file).load()
-    except SnapshotError:
-        raise
-    except Exception as error:
-        # Arbitrary bytes can make the unpickler raise almost any exception.
-        raise SnapshotError(
-            f"the file is no pickle ({error}): record it again"
-        ) from None
-    if (
-        not isinstance(snapshot, dict)
-        or not {"segments", "device_traces"} <= snapshot.keys()
-    ):
-        raise SnapshotError(
-            "the file holds no snapshot of PyTorch's allocator: record it again"
-        )
-    return snapshot
-
-
-# --8<-- [end:read]
-
-
 def write_snapshot(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> None:
-    """Write a snapshot and its marks as a pickle, for `read_snapshot` and for
-    pytorch.org/memory_viz.
-    """
+    """Write a snapshot and its marks as a pickle for pytorch.org/memory_viz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = [
         {"phase": mark.phase, "edge": mark.edge, "owners": mark.owners}
@@ -295,13 +243,3 @@ def write_snapshot(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> N
     with open(path, "wb") as file:
         # The viewer supports protocols up to 4.
         pickle.dump({**snapshot, "marks": plain}, file, protocol=4)
-
-
-def read_marks(snapshot: dict[str, Any]) -> list[Mark]:
-    """Return the marks that `write_snapshot` stored. `SnapshotError` if none."""
-    try:
-        return [Mark(**mark) for mark in snapshot["marks"]]
-    except (KeyError, TypeError):
-        raise SnapshotError(
-            "the snapshot has no marks of phases: record it with --keep-snapshots"
-        ) from None
