@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from itertools import takewhile
 from typing import Any
+from urllib.parse import urlencode
 
 from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, age
@@ -217,8 +218,8 @@ WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
 
 
 def provenance(record: Record) -> str:
-    """Where the numbers above come from, in a quiet line. The rest stands once on a
-    page, as `conditions`.
+    """Return a quiet line that says where the numbers above come from. `conditions` has
+    the rest, once on a page.
     """
     link = record_link(record)
     if record.kind == "reported":
@@ -227,8 +228,8 @@ def provenance(record: Record) -> str:
     day = (record.started_utc or "").partition(" ")[0]
     said = {STALE: ["**stale**{ .old }"], VERIFIED: [VERIFIED]}
     old = said.get(age(record), [])
-    parts = [record.device.name, *old, day, commit_of(record), *record.notes]
-    told = " · ".join(part for part in [*parts, link] if part)
+    link += f" · {rows_link(record)}"
+    told = " · ".join(part for part in (record.device.name, *old, day, link) if part)
     return f"{told}\n{{ .provenance }}"
 
 
@@ -239,6 +240,17 @@ def record_address(record: Record) -> str:
 
 def record_link(record: Record) -> str:
     return f"[record]({record_address(record)})"
+
+
+def rows_link(record: Record) -> str:
+    """Link the rows in the explorer, which saves them as CSV."""
+    chosen = urlencode({"GPU": explorer_name(record), "stem": record.stem})
+    return f'<a href="explorer.html#{escape(chosen)}">CSV</a>'
+
+
+def explorer_name(record: Record) -> str:
+    """Return what the explorer calls the record's GPU."""
+    return device_label(record).partition(" (")[0]
 
 
 def commit_of(record: Record) -> str:
@@ -270,6 +282,7 @@ def conditions_of(record: Record) -> str:
         *(f"attention by {name}: {said}" for name, said in record.kernels.items()),
         commit_of(record),
         record.started_utc and f"{record.started_utc} UTC",
+        *record.notes,
         protocol,
         record_link(record),
         WHAT_IT_MEANS,

@@ -13,7 +13,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from tests.factories import RESULTS
 from tools.render import everything, load, markdown
-from tools.render.spanning import envelope
+from tools.render.spanning import envelope, explorer
 from tools.render.stems import warmup
 from tools.render.stems.end_to_end import rows
 
@@ -193,12 +193,20 @@ def test_the_line_under_a_table_says_how_old_its_record_is(found, monkeypatch):
         assert (age in line) == (age != "fresh")
 
 
-def test_what_a_reader_must_know_stands_in_the_line_under_the_table(found):
+def test_what_a_reader_must_know_stands_once_on_a_page(found):
     record = copy.deepcopy(measured(found, "warmup"))
     record.notes = ["on 16 of 64 cores"]
-    assert f" · {record.notes[0]} · [record](" in markdown.provenance(record)
+    assert f" · {record.notes[0]} · " in markdown.conditions([record])
+    assert record.notes[0] not in markdown.provenance(record)
     record.notes = []
-    assert " ·  · " not in markdown.provenance(record)
+    assert " ·  · " not in markdown.conditions([record])
+
+
+def test_a_table_links_its_rows_in_the_explorer(found):
+    record = measured(found, "warmup")
+    link = "explorer.html#GPU=NVIDIA+H200&amp;stem=warmup"
+    assert f'<a href="{link}">CSV</a>' in markdown.provenance(record)
+    assert '"NVIDIA H200"' in explorer.fragments({"warmup": [record]})["explorer.js"]
 
 
 def test_a_misplaced_record_is_refused(tmp_path, found):

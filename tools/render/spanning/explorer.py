@@ -20,7 +20,7 @@ from systems.records.summary import summarize
 from tools.render.editions import LABELS
 from tools.render.frame import Line
 from tools.render.load import Found
-from tools.render.markdown import device_label
+from tools.render.markdown import explorer_name
 from tools.render.rows import say
 from tools.render.stems.flash_passes import kernel_ms, time_ratio
 
@@ -98,7 +98,7 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
     """
     for row in record.rows:
         name = [
-            device_label(record).partition(" (")[0],
+            explorer_name(record),
             record.stem,
             row.config.get("size", ""),
             first_of(row, PRECISION),

@@ -1,5 +1,4 @@
-"""The write-up: each graded problem of problems.toml, its status and its claims. The
-status follows from STEMS and the records.
+"""The write-up: each graded problem of problems.toml and its claims.
 
 The answers are written on their pages. `pages.py` copies those whose records are there.
 """
@@ -14,7 +13,7 @@ from textwrap import indent
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
-from tools.render.load import AGES, Found, age, is_of_gpu, primary_gpu
+from tools.render.load import Found, is_of_gpu, primary_gpu
 from tools.render.markdown import captioned, columns, sections, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
@@ -59,39 +58,22 @@ def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
     return problems
 
 
-def measured_on(stems: tuple[str, ...], found: Found) -> dict[str, list[Record]]:
-    """The records by GPU, of those GPUs that have one of every stem; in the order of
-    `found`, the primary GPU first.
-    """
-    of_stem = [
-        {r.device.slug: r for r in found.get(stem, []) if r.kind == "measured"}
+def measured_on(stems: tuple[str, ...], found: Found) -> set[str]:
+    """Return the slugs of the GPUs that have a record of every stem."""
+    of_stem = (
+        {r.device.slug for r in found.get(stem, []) if r.kind == "measured"}
         for stem in stems
-    ]
-    return {
-        slug: [by_gpu[slug] for by_gpu in of_stem]
-        for slug in of_stem[0]
-        if all(slug in gpus for gpus in of_stem)
-    }
-
-
-def status(answer: Answer, found: Found) -> str:
-    """ "answered on NVIDIA H200, fresh", for each GPU: as old as the oldest record; or
-    why there is no answer.
-    """
-    each = [
-        f"{rs[0].device.name}, {max(map(age, rs), key=AGES.index)}"
-        for rs in measured_on(answer.stems, found).values()
-    ]
-    return f"answered on {'; '.join(each)}" if each else NOT_MEASURED_YET
+    )
+    return set.intersection(*of_stem)
 
 
 def answered(found: Found) -> dict[str, bool]:
-    """For each page, whether the GPU whose numbers stand in its sentences has measured
-    what its answer rests on; what needs no GPU is measured on the meta device.
+    """Return for each page whether its answer rests on measurements of the primary GPU,
+    or of the meta device where no GPU is needed.
     """
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
-    return {a.page: bool(counts & measured_on(a.stems, found).keys()) for a in answers}
+    return {a.page: bool(counts & measured_on(a.stems, found)) for a in answers}
 
 
 # Fragments ----------------------------------------------------------------------------
@@ -102,10 +84,11 @@ def fragments(found: Found) -> dict[str, str]:
     and how it stands, and for the claims of each problem.
     """
     problems = load_problems()
+    known = answered(found)
     parts = {"overview": overview(problems)}
     for problem in problems:
         for answer in problem.answers:
-            parts[f"asked-{answer.page}"] = asked(answer, found)
+            parts[f"asked-{answer.page}"] = asked(answer, known[answer.page])
         parts[f"claims-{problem.name}"] = claims_of(problem, found)
     return {"writeup.md": sections(parts)}
 
@@ -128,12 +111,11 @@ def overview(problems: list[Problem]) -> str:
     return captioned(caption, listed)
 
 
-def asked(answer: Answer, found: Found) -> str:
-    """The question, its status, and where the rest stands."""
+def asked(answer: Answer, known: bool) -> str:
+    """Return the question and a link to its page. Say so if its answer is unknown."""
     parts = f" {answer.parts}" if answer.parts else ""
-    link = f"[code and all tables]({answer.page}.md)"
-    said = f"{status(answer, found)} · {link}\n{{ .status }}"
-    return f"**Asked{parts}.** {answer.question}\n\n{said}"
+    text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
+    return text if known else f"{text}\n\n{NOT_MEASURED_YET}\n{{ .status }}"
 
 
 def all_claims() -> list[Claim]:
