@@ -162,8 +162,8 @@ def test_no_line_is_longer_than_a_code_block_of_the_site():
 # Lines of Python by room. The numbers may only fall: the goal is 45,000 in all.
 MOST_LINES = {
     "systems/attention": 7_400,
-    "systems/experiments": 3_925,
-    "systems": 19_950,
+    "systems/experiments": 3_840,
+    "systems": 19_460,
     "tools/render": 9_800,
     "tools": 13_050,
     "tests": 22_200,

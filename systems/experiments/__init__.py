@@ -5,8 +5,11 @@ Imports nothing heavy.
 import sys
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from systems import need
+
+GPU, GPU_OR_CPU, META = ("cuda",), ("cuda", "cpu"), ("meta",)
 
 
 @dataclass(frozen=True)
@@ -20,110 +23,44 @@ class Stem:
     """
 
     module: str
-    full: tuple[str, ...]
-    quick: tuple[str, ...]
+    full: tuple[str, ...] = GPU
+    quick: tuple[str, ...] = GPU_OR_CPU
     rehearsed: tuple[str, ...] = ()
     cores_of_each: int = 1
     needs: tuple[str, ...] = ()
 
 
+PEERS = ("ours", "ours_triton", "ours_high", "flex", "fa4", "fa4_ordered")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "model_sizes": {"full": META, "quick": META},
+    "end_to_end": {},
+    "warmup": {},
+    "accumulation": {},
+    "autocast": {},
+    "norm_precision": {},
+    "mixed_precision": {},
+    "peak_memory": {"quick": GPU},
+    "saved_tensors": {"full": META, "quick": META},
+    "gradient_checkpointing": {},
+    "attention": {},
+    "compile": {"quick": GPU, "rehearsed": ("compiled",), "cores_of_each": 3},
+    "kernel_profile": {"quick": GPU},
+    "weighted_sum": {"needs": ("triton",)},
+    "nsys": {"quick": GPU},
+    "flash_accuracy": {
+        "rehearsed": ("triton", "hopper", "torch"),
+        "needs": ("triton",),
+    },
+    "flash_benchmarking": {"rehearsed": ("ours",), "needs": ("triton",)},
+    "flash_peers": {"quick": GPU, "rehearsed": PEERS, "needs": ("triton",)},
+    "flash_leaderboard": {"needs": ("triton",)},
+    "model_attention": {"needs": ("triton",)},
+    "flash_ablation": {"needs": ("triton",)},
+    "method": {"quick": GPU},
+}
 STEMS = {
-    "model_sizes": Stem(
-        "systems.experiments.model_sizes", full=("meta",), quick=("meta",)
-    ),
-    "end_to_end": Stem(
-        "systems.experiments.end_to_end",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-    ),
-    "warmup": Stem(
-        "systems.experiments.warmup",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-    ),
-    "accumulation": Stem(
-        "systems.experiments.accumulation", full=("cuda",), quick=("cuda", "cpu")
-    ),
-    "autocast": Stem(
-        "systems.experiments.autocast", full=("cuda",), quick=("cuda", "cpu")
-    ),
-    "norm_precision": Stem(
-        "systems.experiments.norm_precision", full=("cuda",), quick=("cuda", "cpu")
-    ),
-    "mixed_precision": Stem(
-        "systems.experiments.mixed_precision", full=("cuda",), quick=("cuda", "cpu")
-    ),
-    "peak_memory": Stem(
-        "systems.experiments.peak_memory", full=("cuda",), quick=("cuda",)
-    ),
-    "saved_tensors": Stem(
-        "systems.experiments.saved_tensors", full=("meta",), quick=("meta",)
-    ),
-    "gradient_checkpointing": Stem(
-        "systems.experiments.gradient_checkpointing",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-    ),
-    "attention": Stem(
-        "systems.experiments.attention", full=("cuda",), quick=("cuda", "cpu")
-    ),
-    "compile": Stem(
-        "systems.experiments.compile",
-        full=("cuda",),
-        quick=("cuda",),
-        rehearsed=("compiled",),
-        cores_of_each=3,
-    ),
-    "kernel_profile": Stem(
-        "systems.experiments.kernel_profile", full=("cuda",), quick=("cuda",)
-    ),
-    "weighted_sum": Stem(
-        "systems.experiments.weighted_sum",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-        needs=("triton",),
-    ),
-    "nsys": Stem("systems.experiments.nsys", full=("cuda",), quick=("cuda",)),
-    "flash_accuracy": Stem(
-        "systems.experiments.flash_accuracy",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-        rehearsed=("triton", "hopper", "torch"),
-        needs=("triton",),
-    ),
-    "flash_benchmarking": Stem(
-        "systems.experiments.flash_benchmarking",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-        rehearsed=("ours",),
-        needs=("triton",),
-    ),
-    "flash_peers": Stem(
-        "systems.experiments.flash_peers",
-        full=("cuda",),
-        quick=("cuda",),
-        rehearsed=("ours", "ours_triton", "ours_high", "flex", "fa4", "fa4_ordered"),
-        needs=("triton",),
-    ),
-    "flash_leaderboard": Stem(
-        "systems.experiments.flash_leaderboard",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-        needs=("triton",),
-    ),
-    "model_attention": Stem(
-        "systems.experiments.model_attention",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-        needs=("triton",),
-    ),
-    "flash_ablation": Stem(
-        "systems.experiments.flash_ablation",
-        full=("cuda",),
-        quick=("cuda", "cpu"),
-        needs=("triton",),
-    ),
-    "method": Stem("systems.experiments.method", full=("cuda",), quick=("cuda",)),
+    name: Stem(f"systems.experiments.{name}", **options)
+    for name, options in OPTIONS.items()
 }
 
 

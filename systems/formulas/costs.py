@@ -178,8 +178,6 @@ KERNELS = {
     ),
     "round": KernelWork(matmuls=0, exponentials=0, tensors=3, vectors=0),
 }
-# Per SM of compute capability 8.0 and 9.0 (CUDA C++ Programming Guide, arithmetic).
-EXPONENTIALS_PER_CLOCK = 16
 # --8<-- [end:kernels]
 
 
@@ -227,79 +225,29 @@ class Peak:
     tf32: float
     bf16: float
     bandwidth: float
-    source: str
 
 
 # --8<-- [start:peaks]
-# Dense rates; data sheets also state rates "with sparsity", twice as high. The longest
-# key that is a prefix of a device's slug applies, so "nvidia-a100-sxm4" covers both
-# memory sizes unless one is listed.
+# From NVIDIA's data sheets of the GPU; for B200 an eighth of the DGX B200. Rates are
+# dense; data sheets also state rates "with sparsity", twice as high. The longest key
+# that is a prefix of a device's slug applies, so "nvidia-a100-sxm4" covers both memory
+# sizes unless one is listed.
 PEAKS = {
-    "nvidia-h200-nvl": Peak(
-        60e12, 417.5e12, 835.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, NVL"
-    ),
-    "nvidia-h200": Peak(
-        67e12, 494.5e12, 989.5e12, 4.8e12, "NVIDIA H200 Tensor Core GPU data sheet, SXM"
-    ),
-    "nvidia-h100-pcie": Peak(
-        51e12, 378e12, 756e12, 2.0e12, "NVIDIA H100 Tensor Core GPU data sheet, PCIe"
-    ),
-    "nvidia-h100-nvl": Peak(
-        60e12, 417.5e12, 835.5e12, 3.9e12, "NVIDIA H100 Tensor Core GPU data sheet, NVL"
-    ),
-    "nvidia-h100": Peak(
-        67e12,
-        494.5e12,
-        989.5e12,
-        3.35e12,
-        "NVIDIA H100 Tensor Core GPU data sheet, SXM",
-    ),
-    "nvidia-a100-sxm4-40gb": Peak(
-        19.5e12,
-        156e12,
-        312e12,
-        1.555e12,
-        "NVIDIA A100 Tensor Core GPU data sheet, 40 GB",
-    ),
-    "nvidia-a100-sxm4": Peak(
-        19.5e12,
-        156e12,
-        312e12,
-        2.039e12,
-        "NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM",
-    ),
-    "nvidia-a100-pcie-40gb": Peak(
-        19.5e12,
-        156e12,
-        312e12,
-        1.555e12,
-        "NVIDIA A100 Tensor Core GPU data sheet, 40 GB",
-    ),
-    "nvidia-a100": Peak(
-        19.5e12,
-        156e12,
-        312e12,
-        1.935e12,
-        "NVIDIA A100 Tensor Core GPU data sheet, 80 GB PCIe",
-    ),
-    "nvidia-b200": Peak(
-        75e12, 1.1e15, 2.25e15, 8.0e12, "NVIDIA DGX B200 data sheet, an eighth"
-    ),
-    "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9, "NVIDIA L40S data sheet"),
-    # For consumer cards, tensor core rates with fp32 accumulation.
-    "nvidia-geforce-rtx-3090": Peak(
-        35.6e12, 35.6e12, 71e12, 936e9, "NVIDIA GA102 architecture white paper"
-    ),
-    "nvidia-geforce-rtx-4090": Peak(
-        82.6e12, 82.6e12, 165.2e12, 1.008e12, "NVIDIA Ada architecture white paper"
-    ),
-    "nvidia-geforce-rtx-5090": Peak(
-        104.8e12,
-        104.8e12,
-        209.5e12,
-        1.792e12,
-        "NVIDIA RTX Blackwell architecture white paper",
-    ),
+    "nvidia-h200-nvl": Peak(60e12, 417.5e12, 835.5e12, 4.8e12),
+    "nvidia-h200": Peak(67e12, 494.5e12, 989.5e12, 4.8e12),
+    "nvidia-h100-pcie": Peak(51e12, 378e12, 756e12, 2.0e12),
+    "nvidia-h100-nvl": Peak(60e12, 417.5e12, 835.5e12, 3.9e12),
+    "nvidia-h100": Peak(67e12, 494.5e12, 989.5e12, 3.35e12),
+    "nvidia-a100-sxm4-40gb": Peak(19.5e12, 156e12, 312e12, 1.555e12),
+    "nvidia-a100-sxm4": Peak(19.5e12, 156e12, 312e12, 2.039e12),
+    "nvidia-a100-pcie-40gb": Peak(19.5e12, 156e12, 312e12, 1.555e12),
+    "nvidia-a100": Peak(19.5e12, 156e12, 312e12, 1.935e12),
+    "nvidia-b200": Peak(75e12, 1.1e15, 2.25e15, 8.0e12),
+    "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9),
+    # NVIDIA's architecture white papers; tensor cores with fp32 accumulation.
+    "nvidia-geforce-rtx-3090": Peak(35.6e12, 35.6e12, 71e12, 936e9),
+    "nvidia-geforce-rtx-4090": Peak(82.6e12, 82.6e12, 165.2e12, 1.008e12),
+    "nvidia-geforce-rtx-5090": Peak(104.8e12, 104.8e12, 209.5e12, 1.792e12),
 }
 # --8<-- [end:peaks]
 

@@ -1,30 +1,25 @@
 """Will it fit, and how fast at best? Answers by formula for a model, a GPU and a batch;
-needs no torch and no GPU.
+needs no torch and no GPU. The guide's calculator answers for any other shape.
 
     python -m systems.formulas.fit --size xl --context 4096 --gpu a100-80
     python -m systems.formulas.fit --size 2.7B --attention flash --checkpoint 4
-    python -m systems.formulas.fit --d-model 2048 --d-ff 5632 --layers 22 --heads 32
 """
 
-import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from systems import need, run_as_command
 
 if __name__ == "__main__":
-    need("typer", "rich")
+    need("typer")
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
 from systems.formulas.memory_costs import Pass, count_segments, weight_bytes
 from systems.formulas.memory_peak import peak
-from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
+from systems.model.sizes import SIZES
 
 GIB = 2**30
 # Upper end of the search for the largest batch or context, beyond any GPU's memory.
@@ -52,24 +47,19 @@ def find_largest(p: Pass, field: str, room: int) -> int:
 
 
 def remedies(p: Pass) -> dict[str, Pass]:
-    """Return variants of this pass that need less memory: single changes, and the
-    strongest combination.
-    """
-    half = max(1, round(p.shape.num_layers**0.5))
-    options = {
+    """Return variants of this pass that need less memory, by name."""
+    run = max(1, round(p.shape.num_layers**0.5))
+    variants = {
         "bf16 autocast": replace(p, precision="bf16"),
-        "flash attention": replace(p, attention="flash", recompute_attention=False),
-        "attention computed again": replace(p, recompute_attention=True, checkpoint=0),
-        "every block computed again": replace(p, checkpoint=1),
-        f"runs of {half} blocks computed again": replace(p, checkpoint=half),
-        "flash, bf16, every block again": replace(
+        "flash attention": replace(p, attention="flash"),
+        "recomputation of each block": replace(p, checkpoint=1),
+        f"recomputation of runs of {run} blocks": replace(p, checkpoint=run),
+        "flash, bf16, each block again": replace(
             p, precision="bf16", attention="flash", checkpoint=1
         ),
     }
-    if p.attention == "flash":
-        del options["attention computed again"]
-    before = peak_bytes(p)
-    return {n: remedy for n, remedy in options.items() if peak_bytes(remedy) < before}
+    most = peak_bytes(p)
+    return {name: less for name, less in variants.items() if peak_bytes(less) < most}
 
 
 def step_flops(p: Pass) -> int:
@@ -115,93 +105,35 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
 # --8<-- [end:fit]
 
 
-def check_pass(p: Pass) -> Pass:
-    """Return the pass unchanged. `ValueError` if its shape is invalid."""
-    shape = p.shape
-    numbers = {
-        "--context": p.context,
-        "--batch": p.batch,
-        "--vocab": p.vocab,
-        "--d-model": shape.d_model,
-        "--d-ff": shape.d_ff,
-        "--layers": shape.num_layers,
-        "--heads": shape.num_heads,
-    }
-    for name, value in numbers.items():
-        if not 0 < value <= LIMIT:
-            raise ValueError(f"{name} must be from 1 to {LIMIT:,}, not {value:,}")
-    if shape.d_model % (2 * shape.num_heads):
-        raise ValueError(
-            f"--d-model {shape.d_model} must split into --heads {shape.num_heads} "
-            "heads of even width"
-        )
-    if not 0 <= p.checkpoint <= shape.num_layers:
-        raise ValueError(
-            f"--checkpoint takes none, attention, or blocks from 1 to "
-            f"{shape.num_layers}, not {p.checkpoint}"
-        )
-    return p
-
-
-def format_gib(count: float) -> str:
-    return f"{count / GIB:,.2f}"
-
-
-def print_report(p: Pass, gpu: Gpu, console: Console) -> None:
+def print_report(p: Pass, gpu: Gpu) -> None:
     """Print the peak memory of a pass by category, what fits, and what reduces it."""
-    need, room = peak_bytes(p), gpu.free_bytes
-    table = Table("at the peak of a step", "GiB", title=f"on {gpu.name}")
-    table.columns[1].justify = "right"
+    room = gpu.free_bytes
     for name, count in peak(p).items():
-        if count:
-            table.add_row(name, format_gib(count))
-    table.add_section()
-    table.add_row("all", format_gib(need), style="bold")
-    table.add_row("there is room for", format_gib(room))
-    console.print(table)
-    console.print(
-        f"fits, {format_gib(room - need)} GiB stay free"
-        if need <= room
-        else f"does not fit: {format_gib(need - room)} GiB too much",
-        style="bold green" if need <= room else "bold red",
-    )
-    console.print(
-        f"largest batch at context {p.context:,}: {find_largest(p, 'batch', room):,}; "
-        f"longest context at batch {p.batch:,}: {find_largest(p, 'context', room):,}"
-    )
-    table = Table("with", "GiB at the peak", "largest batch", "longest context")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, remedy in remedies(p).items():
-        most = [
-            f"{find_largest(remedy, field, room):,}" for field in ("batch", "context")
-        ]
-        table.add_row(name, format_gib(peak_bytes(remedy)), *most)
-    console.print(table)
+        print(f"{count / GIB:10,.2f} GiB  {name}")
+    fits = "fits" if peak_bytes(p) <= room else "does not fit"
+    print(f"{peak_bytes(p) / GIB:10,.2f} GiB at the peak of a step")
+    print(f"{room / GIB:10,.2f} GiB free on {gpu.name}: {fits}\n")
+    print(f"{'GiB':>10} {'largest batch':>14} {'longest context':>16}")
+    for name, variant in {"as asked": p, **remedies(p)}.items():
+        batch, context = (find_largest(variant, x, room) for x in ("batch", "context"))
+        need = peak_bytes(variant) / GIB
+        print(f"{need:10,.2f} {batch:14,} {context:16,}  {name}")
     seconds = floor_seconds(p, gpu)
-    console.print(
-        f"{step_flops(p) / 1e12:,.2f} TFLOP a step; at the data sheet's rates "
-        f"{seconds * 1e3:,.1f} ms, {p.tokens / seconds:,.0f} tokens/s. No step is "
-        "faster; how far from it steps are is measured in the guide."
+    print(
+        f"\n{step_flops(p) / 1e12:,.2f} TFLOP a step. At the data sheet's rates it "
+        f"takes {seconds * 1e3:,.1f} ms, {p.tokens / seconds:,.0f} tokens/s; real "
+        "steps are slower."
     )
 
 
-def look_up(values: Mapping[str, Any], option: str, name: str) -> Any:
-    """Return the value of this name. `ValueError` lists the names that exist."""
-    if name not in values:
-        raise ValueError(f"{option} takes {', '.join(values)}, not {name!r}")
-    return values[name]
+Positive = Annotated[int, typer.Option(min=1, max=LIMIT)]
 
 
 def command(
-    size: Annotated[
-        str, typer.Option(help=f"Model of Table 1: {', '.join(SIZES)}.")
-    ] = "xl",
-    context: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 512,
-    batch: Annotated[int, typer.Option(help="Sequences of a batch.")] = 4,
-    gpu: Annotated[
-        str, typer.Option(help=f"Which GPU: {', '.join(GPUS)}.")
-    ] = "a100-80",
+    size: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "xl",
+    context: Positive = 512,
+    batch: Positive = 4,
+    gpu: Annotated[str, typer.Option(help=f"One of {', '.join(GPUS)}.")] = "a100-80",
     precision: Annotated[
         Literal["fp32", "bf16", "pure_bf16"],
         typer.Option(help="bf16 is autocast; pure_bf16 has no fp32 weights."),
@@ -211,50 +143,25 @@ def command(
         typer.Option(help="eager keeps the scores, flash does not."),
     ] = "eager",
     checkpoint: Annotated[
-        str,
-        typer.Option(help="none, attention, or how many blocks a run has."),
-    ] = "none",
-    d_model: Annotated[
-        int | None, typer.Option(help="Width, instead of the size's.")
-    ] = None,
-    d_ff: Annotated[int | None, typer.Option(help="Feed-forward width.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Blocks.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Heads of attention.")] = None,
-    vocab: Annotated[int, typer.Option(help="Entries of the vocabulary.")] = VOCAB_SIZE,
+        int, typer.Option(min=0, help="Blocks that are recomputed together.")
+    ] = 0,
 ) -> None:
-    try:
-        named_shape, device = (
-            look_up(SIZES, "--size", size),
-            look_up(GPUS, "--gpu", gpu),
-        )
-        if checkpoint not in ("none", "attention") and not checkpoint.isdecimal():
-            raise ValueError(
-                f"--checkpoint takes none, attention or blocks, not {checkpoint!r}"
-            )
-        shape = ModelSize(
-            named_shape.d_model if d_model is None else d_model,
-            named_shape.d_ff if d_ff is None else d_ff,
-            named_shape.num_layers if layers is None else layers,
-            named_shape.num_heads if heads is None else heads,
-        )
-        p = Pass(
-            shape,
-            context,
-            "step",
-            precision,
-            attention,
-            int(checkpoint) if checkpoint.isdecimal() else 0,
-            checkpoint == "attention",
-            batch,
-            vocab,
-            workspace_bytes=device.workspace_bytes,
-        )
-        print_report(check_pass(p), device, Console())
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+    for option, name, known in (("--size", size, SIZES), ("--gpu", gpu, GPUS)):
+        if name not in known:
+            raise typer.BadParameter(f"{option} takes {', '.join(known)}, not {name}")
+    device = GPUS[gpu]
+    p = Pass(
+        size,
+        context,
+        "step",
+        precision,
+        attention,
+        min(checkpoint, SIZES[size].num_layers),
+        batch=batch,
+        workspace_bytes=device.workspace_bytes,
+    )
+    print_report(p, device)
 
 
 if __name__ == "__main__":
-    assert __doc__
     run_as_command(command, __doc__)

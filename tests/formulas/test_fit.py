@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from systems import ROOT
 from systems.formulas.costs import forward_flops
 from systems.formulas.fit import (
-    check_pass,
     find_largest,
     floor_seconds,
     peak_bytes,
@@ -61,7 +60,7 @@ def test_every_remedy_needs_less(precision, given):
     p = Pass("xl", 2048, "step", precision, **given)
     found = remedies(p)
     assert all(peak_bytes(remedy) < peak_bytes(p) for remedy in found.values())
-    assert len(found) >= (6 if (precision, given) == ("fp32", {}) else 1)
+    assert len(found) >= (5 if (precision, given) == ("fp32", {}) else 1)
 
 
 SHAPE = ModelSize(32, 64, 4, 2)
@@ -113,19 +112,6 @@ def test_the_floor_is_products_and_then_the_optimizer_s_traffic():
     assert floor_seconds(p, a100) == step_flops(p) / 19.5e12 + moved / 2.039e12
 
 
-@pytest.mark.parametrize(
-    ("p", "words"),
-    [
-        (Pass("xl", 0, "step", "fp32"), "--context must be from 1"),
-        (Pass(ModelSize(100, 1, 1, 3), 8, "step", "fp32"), "--heads 3 heads"),
-        (Pass("small", 8, "step", "fp32", checkpoint=13), "from 1 to 12, not 13"),
-    ],
-)
-def test_a_pass_that_no_model_can_run_is_refused(p, words):
-    with pytest.raises(ValueError, match=words):
-        check_pass(p)
-
-
 def test_the_command_needs_no_torch():
     code = "import sys, systems.formulas.fit; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -142,14 +128,13 @@ def test_the_command_prints_what_fits():
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("--heads", "7"),
+        ("--size", "7"),
         ("--batch", "0"),
         ("--checkpoint", "some"),
-        ("--checkpoint", "99"),
     ],
 )
 def test_a_wrong_option_is_one_line(wrong):
     ended = fit(*wrong)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: --")
+    assert ended.stderr.startswith("error: ") and wrong[0] in ended.stderr
     assert ended.stderr.count("\n") == 1

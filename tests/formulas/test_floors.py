@@ -7,7 +7,7 @@ from systems.formulas.costs import PEAKS, Peak, find_peak
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
 from systems.records.device import slug_of
 
-PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0, source="made up")
+PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0)
 
 
 @pytest.mark.parametrize("slug", CHIPS)
@@ -21,13 +21,10 @@ def test_units_times_clock_are_the_data_sheets_rate(slug):
     assert 0.9 * fastest < peak.bf16 < 1.01 * fastest
 
 
-def test_rates_are_rounded_as_data_sheets_round_and_sizes_are_whole():
+def test_rates_are_rounded_as_data_sheets_round():
     for peak in PEAKS.values():
         for rate in (peak.fp32, peak.tf32, peak.bf16, peak.bandwidth):
             assert float(f"{rate:.4g}") == rate
-    for chip in CHIPS.values():
-        assert chip.shared_bytes % 2**10 == chip.register_bytes % 2**10 == 0
-        assert chip.l2_bytes % 2**20 == 0
 
 
 def test_the_longest_name_counts():

@@ -57,7 +57,7 @@ MISSING = Missing()
 
 
 # Of a GPU whose data sheet nobody listed.
-UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING, "")
+UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
 
 def data_sheet(slug: str) -> Peak:

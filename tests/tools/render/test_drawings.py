@@ -133,11 +133,6 @@ def test_the_machine_is_as_its_data_sheet_says():
     assert {
         f"{chip.sms} SMs, all alike",
         f"{peak.bandwidth / 1e12:.1f} TB/s",
-        f"{chip.l2_bytes >> 20} MiB",
-        f"{chip.register_bytes >> 10} KiB",
-        f"{chip.shared_bytes >> 10} KiB",
-        f"holds up to {chip.warps} warps",
-        f"{chip.tensor_cores} tensor cores",
         f"{chip.bf16_flops_per_clock:,} bf16 FLOPs a clock",
         f"{chip.fp32_flops_per_clock} FLOPs a clock",
         f"{chip.exponentials_per_clock} a clock",
