@@ -1,7 +1,8 @@
-"""Which GPUs measure side by side, and in which order: `regen_tables.py --at-once 4`.
+"""Choose the GPUs that measure side by side, and the order of the experiments, for
+`regen_tables.py --at-once 4`.
 
-The host's cores, memory and power are shared, so wall-clock times of launch-bound rows
-may be longer than alone; GPU times are not.
+The GPUs share the host's cores, memory and power, so launch-bound rows may take longer
+in wall-clock time than on a machine of their own. GPU times are not affected.
 """
 
 from collections.abc import Iterable
@@ -14,12 +15,12 @@ from tools.render.load import files_in
 
 
 class CannotShare(Exception):
-    """This machine has no such GPUs. The message says what to do."""
+    """This machine has too few suitable GPUs. The message says what to do."""
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the first visible GPUs, by the names that CUDA takes: different ones, of
-    one model.
+    """Return the names of the first visible GPUs, as CUDA_VISIBLE_DEVICES takes them.
+    Raise CannotShare unless they are different GPUs of one model.
     """
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
@@ -44,14 +45,14 @@ def first_gpus(count: int) -> list[str]:
 
 
 def longest_first(stems: Iterable[str]) -> list[str]:
-    """Sort stems by how long the guide's own records took, first those without one, so
-    that the GPUs end at about the same time.
+    """Sort stems by the time that the guide's own records took, longest first, so that
+    the GPUs finish at about the same time. Stems without a record come before all.
     """
-    took: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for path in files_in(ROOT / "docs" / "results"):
-        # Whoever renders says what is wrong with a record.
+        # Rendering reports what is wrong with a record.
         with suppress(RecordError):
             record = read(path)
-            seconds = sum(row.seconds or 0 for row in record.rows)
-            took[record.stem] = max(seconds, took.get(record.stem, 0.0))
-    return sorted(stems, key=lambda stem: -took.get(stem, float("inf")))
+            total = sum(row.seconds or 0 for row in record.rows)
+            seconds[record.stem] = max(total, seconds.get(record.stem, 0.0))
+    return sorted(stems, key=lambda stem: -seconds.get(stem, float("inf")))

@@ -1,8 +1,7 @@
-"""Measure experiments, each in a child process: show their progress, return their
-outcomes.
+"""Measure experiments, each in a child process that runs `systems.running.measure`.
 
-The child is `systems.running.measure`. It reports by lines of JSON on its standard
-output, so this process imports no torch.
+A child reports its progress as lines of JSON on standard output, so this process does
+not import torch.
 """
 
 import json
@@ -23,15 +22,15 @@ from systems.experiments import STEMS
 from tools.states import state_of
 
 OUT_OF_TIME = "out of time; run again to go on"
-# How long a child that is told to end may take, in seconds.
+# Seconds that a child has between SIGTERM and SIGKILL.
 GRACE = 10
 
 
 @dataclass
 class Outcome:
     """The outcome of measuring one stem: a line for the user, the exit code (0 complete
-    or out of time, 1 rows failed, 2 could not start), and how many rows were measured
-    by their status. A stem is `skipped` where this machine can't measure it.
+    or out of time, 1 rows failed, 2 could not start), and the number of rows by status.
+    `skipped` means that this machine can't measure the stem.
     """
 
     stem: str
@@ -44,7 +43,7 @@ class Outcome:
 
 @dataclass
 class Task:
-    """A stem to measure, with arguments and environment for its child."""
+    """A stem to measure, with the arguments and environment of its child process."""
 
     stem: str
     arguments: list[str]
@@ -59,29 +58,29 @@ def measure_all(
     deadline: float = 1e18,
     gpus: Sequence[str] = ("",),
 ) -> list[Outcome]:
-    """Measure what is missing or stale (with `force` what is fresh, too) until
-    `deadline`, in seconds of `time.time`; on each of these GPUs one stem at a time.
-    Return the outcome of each stem.
+    """Measure stems whose records are missing or stale, or all with `force`, one at a
+    time on each GPU. Start none after `deadline`, in seconds of `time.time`. Return the
+    outcome of each stem.
     """
     outcomes: dict[str, Outcome] = {}
 
     def tasks() -> Iterator[Task]:
         for stem in stems:
-            found = task_of(stem, results, quick, force, deadline)
-            if isinstance(found, Task):
-                yield found
+            plan = plan_task(stem, results, quick, force, deadline)
+            if isinstance(plan, Task):
+                yield plan
             else:
-                outcomes[stem] = found
+                outcomes[stem] = plan
 
     for outcome in run_all(tasks(), gpus):
         outcomes[outcome.stem] = outcome
     return [outcomes[stem] for stem in stems]
 
 
-def task_of(
+def plan_task(
     stem: str, results: Path, quick: bool, force: bool, deadline: float
 ) -> Task | Outcome:
-    """Return the task of measuring a stem, or why it is not measured."""
+    """Return the task of measuring a stem, or the outcome if there is nothing to do."""
     from systems.records.device import no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import device_for
@@ -100,24 +99,24 @@ def task_of(
         seen = written_at(path)
         state = "" if force else state_of(path)[0]
     except RecordError as error:
-        # The other experiments can be measured all the same.
+        # An unreadable record must not keep other experiments from being measured.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)
     if state in ("fresh", "verified"):
         return Outcome(stem, f"{state} already (--force measures again)")
     if time.time() >= deadline:
-        # Starting takes seconds for each experiment that is left.
+        # Don't spend seconds on starting each remaining child.
         return Outcome(stem, OUT_OF_TIME)
     arguments = [str(results.resolve()), "--grid", grid, "--deadline", str(deadline)]
     arguments += ["--seen", str(seen)]
-    # On a CPU Triton's kernels run in its interpreter, chosen before triton is
-    # imported.
+    # On a CPU Triton's kernels run in its interpreter, which must be chosen before
+    # triton is imported.
     interpreter = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
     return Task(stem, arguments, interpreter)
 
 
 def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
-    """Run a child for each task, on each of these GPUs one at a time, and show their
-    reports as progress bars. A GPU without a name is the one that is visible.
+    """Run a child for each task, one at a time on each GPU, and show their reports as
+    progress bars. The GPU "" is the first visible one.
     """
     outcomes, free, running = [], list(gpus), list[Child]()
     with progress_bars() as bars, DefaultSelector() as selector:
@@ -130,18 +129,18 @@ def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]
                     return outcomes
                 for key, _ in selector.select():
                     child = key.data
-                    if not child.take_reports():
+                    if not child.read_reports():
                         selector.unregister(child.pipe)
-                        outcomes.append(child.ended())
+                        outcomes.append(child.finish())
                         running.remove(child)
                         free.append(child.gpu)
         finally:
-            # Ctrl-C, SIGTERM, or an error of one of them.
-            end([child.process for child in running])
+            # Reached after Ctrl-C, SIGTERM or an error, too.
+            terminate([child.process for child in running])
 
 
 def progress_bars() -> Any:
-    """Return bars that show for each experiment its row and the time that is left."""
+    """Return progress bars with the current row and the remaining time of each stem."""
     from rich import progress
 
     return progress.Progress(
@@ -169,22 +168,22 @@ class Child:
             cwd=ROOT,
             env=os.environ | visible | task.environment,
             stdout=subprocess.PIPE,
-            # With the processes of its rows a group of its own, to be ended together.
+            # A group of the child and its rows, so that one signal ends all of them.
             process_group=0,
         )
         assert self.process.stdout
         self.pipe = self.process.stdout
         self.bar = bars.add_task(task.stem, total=None, now="starting")
 
-    def take_reports(self) -> bool:
-        """Show what the child has reported; False once it has closed its output."""
+    def read_reports(self) -> bool:
+        """Show new reports of the child; return False once it has closed its output."""
         read = os.read(self.pipe.fileno(), 2**16)
         *lines, self.unread = (self.unread + read).split(b"\n")
         for line in lines:
-            self.take_report(json.loads(line))
+            self.show_report(json.loads(line))
         return bool(read)
 
-    def take_report(self, report: dict[str, Any]) -> None:
+    def show_report(self, report: dict[str, Any]) -> None:
         outcome = self.outcome
 
         def show(line: str) -> None:
@@ -195,15 +194,15 @@ class Child:
                 total, done = report["total"], report["done"]
                 self.bars.update(self.bar, total=total, completed=done)
             case "there":
-                # They may be of another day, and of somebody else.
+                # Somebody else may have measured these rows on another day.
                 rows, commit = report["rows"], report["commit"][:10]
-                of = f"{report['since']} UTC, commit {commit}"
-                show(f"{outcome.stem}: {rows} rows are there, of {of}")
+                origin = f"{report['since']} UTC, commit {commit}"
+                show(f"{outcome.stem}: {rows} rows are there, of {origin}")
             case "compiling":
                 self.bars.update(self.bar, now="compiling")
             case "compiled_in_part":
-                stopped = f"compiling ahead was stopped after {report['minutes']} min"
-                show(f"{outcome.stem}: {stopped}; rows compile the rest")
+                message = f"compiling ahead was stopped after {report['minutes']} min"
+                show(f"{outcome.stem}: {message}; rows compile the rest")
             case "row":
                 status, config = report["status"], report["config"]
                 outcome.rows[status] = outcome.rows.get(status, 0) + 1
@@ -223,30 +222,30 @@ class Child:
             case "error":
                 outcome.message = printable(f"error: {report['message']}")
 
-    def ended(self) -> Outcome:
-        """Return the outcome, once the child has closed its output."""
+    def finish(self) -> Outcome:
+        """Wait for the child, which has closed its output, and return the outcome."""
         code, outcome = self.process.wait(), self.outcome
         self.pipe.close()
         if code < 0:
-            # It was killed; the process of its row would go on beside what runs next.
+            # The child was killed, and the process of its row may still run.
             signal_group(self.process, signal.SIGTERM)
-        # Only a child that reached its end reported an outcome and ended by itself.
+        # A child that did not crash has reported an outcome.
         if not outcome.message or code not in (0, 1, 2):
             again = "run again to go on from the last row"
             outcome.message = f"crashed (exit code {code}); {again}"
             code = 1
         outcome.code, outcome.seconds = code, time.monotonic() - self.started
-        # A bar of each that has ended would leave no room for those that run.
+        # Finished bars would leave no room for running ones.
         self.bars.remove_task(self.bar)
         self.bars.console.print(f"{outcome.stem}: {outcome.message}")
         return outcome
 
 
-def end(children: list[subprocess.Popen[bytes]]) -> None:
-    """End all children, each with the processes of its rows. They clean up, unless they
-    are deep in a library, or we are told once more.
+def terminate(children: list[subprocess.Popen[bytes]]) -> None:
+    """End all children with the processes of their rows. They have GRACE seconds to
+    clean up; a second Ctrl-C kills them at once.
     """
-    # The number of one that has been waited for may be another's by now.
+    # The id of a finished child may belong to another process by now.
     running = [child for child in children if child.returncode is None]
     last = time.monotonic() + GRACE
     try:
@@ -265,5 +264,6 @@ def end(children: list[subprocess.Popen[bytes]]) -> None:
 
 
 def signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a child and the processes of its rows."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, number)

@@ -8,7 +8,7 @@ run it again to go on. On a cluster: `sbatch tools/regen_tables.sbatch`. Example
     python tools/regen_tables.py --list             what is fresh, stale or missing
     python tools/regen_tables.py --only end_to_end --time-limit 30
     python tools/regen_tables.py --quick            a reduced grid, on a CPU too
-    python tools/regen_tables.py --check            is all as the records give it?
+    python tools/regen_tables.py --check            compare the tree with its records
     python tools/regen_tables.py --at-once 4        on a node with four GPUs
 """
 
@@ -24,8 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# The line above makes these importable from a plain source tree. What takes long to
-# import is imported where it is used, so that --help answers at once.
+# The line above lets these imports work in a plain source tree. Slow modules are
+# imported where they are used, so that --help answers at once.
 from systems import ROOT, need, plain_console, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
@@ -43,79 +43,77 @@ from tools.states import print_states  # noqa: E402
 RESULTS = ROOT / "docs" / "results"
 
 
-def stem(text: str) -> str:
+def parse_stem(text: str) -> str:
     if text in STEMS:
         return text
     names = ", ".join(STEMS)
     raise typer.BadParameter(f"no experiment is named {text!r}; there are: {names}")
 
 
-def minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if value > 0:
-        return value
-    raise typer.BadParameter(f"{text} is no number of minutes above 0")
-
-
-def folder(text: str) -> Path:
-    """A folder, but not the empty one of a shell's variable that is not set."""
+def parse_folder(text: str) -> Path:
+    """Return the folder. Refuse "", which an unset shell variable gives and which Path
+    would take for the current folder.
+    """
     if text:
         return Path(text)
     raise typer.BadParameter("it names no folder")
 
 
-def switch(flag: str, help: str) -> Any:
-    return typer.Option(False, flag, help=help)
+def flag(name: str, help: str) -> Any:
+    return typer.Option(False, name, help=help)
 
 
-def value(flag: str, metavar: str, help: str, default: Any = None, **more: Any) -> Any:
+def option(name: str, shape: str, help: str, default: Any = None, **more: Any) -> Any:
     return typer.Option(
-        default, flag, metavar=metavar, help=help, show_default=False, **more
+        default, name, metavar=shape, help=help, show_default=False, **more
     )
 
 
 def command(
-    only: list[str] | None = value(
-        "--only", "STEM", "Measure this experiment alone; may be repeated.", parser=stem
+    only: list[str] | None = option(
+        "--only",
+        "STEM",
+        "Measure this experiment alone; may be repeated.",
+        parser=parse_stem,
     ),
-    quick: bool = switch("--quick", "Measure a reduced grid; its records stay apart."),
-    force: bool = switch("--force", "Measure again even what is fresh."),
-    time_limit: float | None = value(
-        "--time-limit", "MIN", "Stop between rows after MIN minutes.", parser=minutes
+    quick: bool = flag("--quick", "Measure a reduced grid; its records stay apart."),
+    force: bool = flag("--force", "Measure again even what is fresh."),
+    time_limit: float | None = option(
+        "--time-limit", "MIN", "Stop between rows after MIN minutes.", min=0.01
     ),
-    at_once: int = value(
+    at_once: int = option(
         "--at-once", "N", "Measure on the first N visible GPUs at a time.", 1, min=1
     ),
-    no_render: bool = switch("--no-render", "Measure, and leave the tables alone."),
-    listed: bool = switch("--list", "Instead, show the state of each record."),
-    render: bool = switch("--render", "Instead, rewrite tables, figures and facts."),
-    check: bool = switch("--check", "Instead, fail if --render would change a file."),
-    fresh: bool = switch("--fresh", "With --check, fail at stale records, too."),
-    verify: str | None = value(
+    no_render: bool = flag("--no-render", "Measure, and leave the tables alone."),
+    listed: bool = flag("--list", "Instead, show the state of each record."),
+    render: bool = flag("--render", "Instead, rewrite tables, figures and facts."),
+    check: bool = flag("--check", "Instead, fail if --render would change a file."),
+    verify: str | None = option(
         "--verify",
         "STEM",
         "Instead, measure three rows again, each with those that alternate with it; if "
         "they agree, the record is verified.",
-        parser=stem,
+        parser=parse_stem,
     ),
-    results: Path | None = value(
-        "--results", "FOLDER", "Where records are (docs/results).", parser=folder
+    results: Path | None = option(
+        "--results", "FOLDER", "Folder of records (docs/results).", parser=parse_folder
     ),
-    generated: Path | None = value(
+    generated: Path | None = option(
         "--generated",
         "FOLDER",
-        "Where tables are rendered to (docs/generated). Without it the records of "
-        "another --results are not rendered.",
-        parser=folder,
+        "Folder to render to (docs/generated). Required to render the records of "
+        "another --results.",
+        parser=parse_folder,
     ),
 ) -> int:
     results = results or RESULTS
-    asked = {"--list": listed, "--render": render, "--check": check, "--verify": verify}
-    action, *others = [flag for flag, given in asked.items() if given] or ["measuring"]
-    # An action would ignore a flag that it does not read: giving one is an error.
+    switches = {
+        "--list": listed,
+        "--render": render,
+        "--check": check,
+        "--verify": verify,
+    }
+    action, *others = [x for x, is_set in switches.items() if is_set] or ["measuring"]
     measuring = {
         "--only": only,
         "--quick": quick,
@@ -124,25 +122,25 @@ def command(
         "--at-once": at_once > 1,
         "--no-render": no_render,
     }
-    for reader, flags in (("measuring", measuring), ("--check", {"--fresh": fresh})):
-        for flag, given in flags.items():
-            if given and action != reader:
-                stop(f"{flag} goes with {reader}, not with {action}")
+    # Reject options that the action would ignore.
+    for name, is_set in measuring.items():
+        if is_set and action != "measuring":
+            stop(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
         stop(f"{[*others, '--generated'][0]} does not go with {action}")
     with one_line_errors(measures := action in ("measuring", "--verify")):
         if action == "measuring":
-            look_at_commit()
-        look_at_folders(action, results, generated, measures)
+            require_valid_commit()
+        require_folders(action, results, generated, measures)
         if listed:
             return print_states(results)
         if render:
             return write_rendered(results, generated)
         if check:
-            return check_tree(results, fresh, generated)
+            return check_tree(results, generated)
         if verify:
             return verify_record(verify, results, generated)
-        # Named twice, an experiment is measured once.
+        # `--only` may name a stem twice.
         stems = list(dict.fromkeys(only or STEMS))
         deadline = time.time() + time_limit * 60 if time_limit else 1e18
         outcomes = measure(stems, results, quick, force, deadline, at_once)
@@ -151,25 +149,25 @@ def command(
 
 @contextmanager
 def one_line_errors(measures: bool) -> Iterator[None]:
-    """Say in one line what stopped the command."""
+    """Turn errors and Ctrl-C into one line on standard error and exit code 2."""
     try:
         yield
     except RecordError as error:
         stop(str(error))
     except OSError as error:
         if error.errno == EPIPE:
-            # Who read our output has seen enough, as `| head`; typer exits with 1.
+            # The reader of a pipe closed it, as `| head` does; typer exits with 1.
             raise
-        named = error.filename2 or error.filename
-        what = f"can't use {named}" if named else "can't write"
-        stop(f"{what}: {error.strerror}")
+        path = error.filename2 or error.filename
+        problem = f"can't use {path}" if path else "can't write"
+        stop(f"{problem}: {error.strerror}")
     except KeyboardInterrupt:
-        kept = "; every finished configuration is kept, run the same command to go on"
-        stop("stopped" + (kept if measures else ""))
+        hint = "; every finished configuration is kept, run the same command to go on"
+        stop("stopped" + (hint if measures else ""))
 
 
-def look_at_commit() -> None:
-    """Refuse a GIT_COMMIT that names no commit."""
+def require_valid_commit() -> None:
+    """Exit if GIT_COMMIT is set and names no commit."""
     from systems.running.software import named_commit
 
     try:
@@ -178,43 +176,34 @@ def look_at_commit() -> None:
         stop(str(error))
 
 
-def look_at_folders(
+def require_folders(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Refuse a folder of records that is none, or not of full grids; and to render
-    other records than the guide's where the guide's tables are.
+    """Exit if `results` is no folder of records, if it holds reduced grids and the
+    action measures, or if the guide's own tables would be rendered from it.
     """
     from tools.render.load import is_quick
 
-    ours = same(results, RESULTS)
+    is_own = is_same_path(results, RESULTS)
     if results.exists() and not results.is_dir():
         stop(f"--results {results}: is a file, not a folder")
-    if not (action == "measuring" or ours or results.is_dir()):
+    if not (action == "measuring" or is_own or results.is_dir()):
         stop(f"--results {results}: no such folder")
     if measures and is_quick(results):
         stop(
-            f"--results {results}: in a folder of this name lie records of reduced "
-            f"grids alone; --quick --results {results.parent} measures into it"
+            f"--results {results}: a folder of this name holds records of reduced "
+            f"grids only; --quick --results {results.parent} measures into it"
         )
-    if not (measures or action == "--list" or ours or generated):
+    if not (measures or action == "--list" or is_own or generated):
         stop(
-            f"this guide's own tables are not of {results}: add --generated FOLDER "
-            "to say where its tables are"
+            f"this guide's own tables do not show {results}: add --generated FOLDER "
+            "to name the folder of its tables"
         )
 
 
-def same(one: Path, other: Path) -> bool:
-    """Return whether both name one folder, which may not exist."""
+def is_same_path(one: Path, other: Path) -> bool:
+    """Return whether two paths, which may not exist, name the same folder."""
     return one.resolve() == other.resolve()
-
-
-def look_at_caches() -> None:
-    """Refuse or warn before anything is compiled that could not be kept."""
-    from systems.records.device import find_gpu
-    from systems.running.caches import compiled_folder, unwritable
-
-    if find_gpu() is not None and (fault := unwritable(compiled_folder())):
-        stop(fault)
 
 
 def measure(
@@ -225,9 +214,15 @@ def measure(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure what is missing or stale. Return the outcome of each stem."""
+    """Measure what is missing or stale, and return the outcome of each stem. Exit if
+    compiled kernels could not be stored.
+    """
     need("torch", "fcntl")
-    look_at_caches()
+    from systems.records.device import find_gpu
+    from systems.running.caches import compiled_folder, unwritable
+
+    if find_gpu() is not None and (fault := unwritable(compiled_folder())):
+        stop(fault)
     if at_once == 1:
         return measure_all(stems, results, quick, force, deadline)
     from tools.at_once import CannotShare, first_gpus, longest_first
@@ -240,8 +235,8 @@ def measure(
 
 
 def verify_record(stem: str, results: Path, generated: Path | None) -> int:
-    """Measure three rows of a stale record again; if they agree with it, it is
-    verified. Return the exit code.
+    """Measure three rows of a stale record again, and mark the record as verified if
+    they agree with it. Return the exit code.
     """
     need("torch", "fcntl")
     arguments = [str(results.resolve()), "--verify"]
@@ -260,56 +255,51 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Show the summary, and render. Return the exit code: 2 where none of what was
-    asked for could be measured here.
+    """Print the summary, then render. Return the exit code: 2 if this machine can
+    measure none of the stems.
     """
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)
         stop(f"nothing was measured: {', '.join(reasons)}")
-    print_outcomes(outcomes)
+    from tools.render.spanning.student import outcome_table
+
+    rows = [(o.stem, o.message, o.rows, o.seconds) for o in outcomes]
+    plain_console().print(outcome_table(rows))
     for outcome in outcomes:
         if outcome.code:
             print(f"{outcome.stem}: {outcome.message}", file=sys.stderr)
     code = max(outcome.code for outcome in outcomes)
     if quick and any(outcome.code != 2 for outcome in outcomes):
         quick_results = shlex.quote(str(results / "quick"))
-        shown = f"--render --results {quick_results} --generated FOLDER"
-        print(f"reduced grid: its records stay apart; `{shown}` writes their tables")
+        flags = f"--render --results {quick_results} --generated FOLDER"
+        print(f"reduced grid: its records stay apart; `{flags}` writes their tables")
     elif code != 2 and not (quick or no_render):
         render_own(results, generated)
     return code
 
 
 def render_own(results: Path, generated: Path | None) -> None:
-    """Render the guide's own records, or others into the folder named for them."""
-    if generated or same(results, RESULTS):
+    """Render the guide's own records, or others if `generated` names a folder."""
+    if generated or is_same_path(results, RESULTS):
         write_rendered(results, generated)
     else:
-        shown = "--render --generated FOLDER writes their tables"
-        print(f"the records are in {results}; {shown}")
-
-
-def print_outcomes(outcomes: list[Outcome]) -> None:
-    """Print the summary."""
-    from tools.render.spanning.student import outcome_table
-
-    rows = [(o.stem, o.message, o.rows, o.seconds) for o in outcomes]
-    plain_console().print(outcome_table(rows))
+        hint = "--render --generated FOLDER writes their tables"
+        print(f"the records are in {results}; {hint}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks. Return the exit code."""
+    """Run the command line, and return the exit code."""
     try:
         run_as_command(command, __doc__, arguments)
-    except SystemExit as ended:
-        return ended.code  # pyright: ignore[reportReturnType]
+    except SystemExit as error:
+        return error.code  # pyright: ignore[reportReturnType]
 
 
 if __name__ == "__main__":
-    # Told to end, it ends what measures, too.
+    # SIGTERM must also end the child processes that measure.
     exit_when_terminated()
     for stream in (sys.stdout, sys.stderr):
-        # A folder's name may be no valid text, and a terminal may lack characters.
+        # A path may not be valid text, and the terminal's encoding may lack characters.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Render the records into docs/generated, or check that the files there are theirs."""
+"""Render the records into docs/generated, or compare them with the files there."""
 
 import sys
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import NoReturn
 from systems import ROOT, printable
 from systems.records.files import write_whole
 
-# What every folder of rendered files has.
+# A file that every folder of rendered files has.
 MARK = "facts.yml"
 
 
 def stop(message: str, code: int = 2) -> NoReturn:
-    """Exit with one line that says what is wrong."""
+    """Print one line that says what is wrong, and exit."""
     print(f"error: {printable(message)}", file=sys.stderr)
     raise SystemExit(code)
 
@@ -26,8 +26,8 @@ def texts_in(generated: Path) -> dict[str, str]:
     }
 
 
-def rendered(results: Path) -> dict[str, str]:
-    """Return the text of each file to be rendered; a terminal shows a spinner."""
+def render_texts(results: Path) -> dict[str, str]:
+    """Return the text of each file to render, by name, and show a spinner meanwhile."""
     from rich.console import Console
 
     with Console(stderr=True).status("rendering tables and figures"):
@@ -37,8 +37,8 @@ def rendered(results: Path) -> dict[str, str]:
 
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:
-    """Rewrite docs/generated, or the folder named: it then holds what the records give,
-    and nothing else. A folder of other files is refused. Return the exit code.
+    """Replace the content of docs/generated, or of another folder, by what the records
+    give. Exit if that folder holds other files. Return the exit code.
     """
     from tools.render import load
 
@@ -46,17 +46,17 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     present = texts_in(folder)
     if generated and present and MARK not in present:
         stop(f"--generated {generated}: holds files that were not rendered")
-    # Before the seconds that rendering takes.
+    # Fail here if the folder can't be made, before rendering takes seconds.
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = rendered(results)
+    wanted = render_texts(results)
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
-    # First what tells that the folder is ours: where this is killed, it is taken again.
+    # Write MARK first, so that a folder left by an interrupted run is accepted again.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:
             write_whole(folder / name, wanted[name])
         except OSError as error:
-            # On a full disk the error itself names no file.
+            # The error of a full disk names no file.
             raise OSError(error.errno, error.strerror, str(folder / name)) from None
     for name in extra:
         (folder / name).unlink()
@@ -64,32 +64,28 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     return 0
 
 
-def check_tree(
-    results: Path, fresh: bool = False, generated: Path | None = None
-) -> int:
-    """Print every difference between the tree and its records; with `fresh`, stale
-    records too. Return 1 if there is one.
+def check_tree(results: Path, generated: Path | None = None) -> int:
+    """Print every difference between the tree and its records, and a warning for each
+    stale record. Return the exit code: 1 if something differs.
     """
     from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages
     from tools.render import load
 
     folder = generated or load.GENERATED
-    wanted, present = rendered(results), texts_in(folder)
+    wanted, present = render_texts(results), texts_in(folder)
     findings = check_pages(ROOT)
     for name in wanted.keys() | present.keys():
-        if (text := wanted.get(name)) != (there := present.get(name)):
-            fault = "missing" if there is None else "differs from what the records give"
+        if (text := wanted.get(name)) != (old := present.get(name)):
+            fault = "missing" if old is None else "differs from what the records give"
             fault = "no record gives this file" if text is None else fault
-            where = generated or "docs/generated"
-            findings.append(f"{where}/{name}: {fault}; run --render")
+            findings.append(
+                f"{generated or 'docs/generated'}/{name}: {fault}; run --render"
+            )
     found = load.load(results)
     records = [record for of_stem in found.values() for record in of_stem]
     findings += [*same_cell.compare(found), *grids.compare(found)]
-    warnings = load.stale_records(records)
-    if fresh:
-        findings, warnings = [*findings, *warnings], []
-    for message in warnings:
+    for message in load.stale_records(records):
         print(printable(f"warning: {message}"))
     for finding in sorted(findings):
         print(printable(finding))

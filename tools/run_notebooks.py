@@ -1,5 +1,5 @@
-"""Execute the notebooks of the guide and write their outputs into them: the site build
-itself runs no code. A test executes them again and compares.
+"""Execute the notebooks of the guide and write their outputs into them, because the
+site build runs no code. A test executes them again and compares.
 
     python tools/run_notebooks.py
 """
@@ -25,20 +25,20 @@ from traitlets.config import Config  # noqa: E402
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 
 
-def executed(path: Path) -> str:
-    """Return the notebook's text after a fresh kernel ran it. An error in a cell
-    raises.
+def execute(path: Path) -> str:
+    """Return the text of a notebook after a fresh kernel has run it. Raise the error of
+    a failing cell.
     """
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
-        # Sockets that are files: no port that another process could take or listen to.
+        # Sockets as files, because another process could take or listen to a port.
         sockets = Config(
             ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel")
         )
-        # The pieces in which a cell's output arrives depend on its pace: join them.
+        # Join a cell's output, which arrives in pieces that depend on timing.
         options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
         NotebookClient(notebook, config=sockets, **options).execute()
-    # The kernel's version differs between machines.
+    # Leave out the kernel's version, which differs between machines.
     notebook.metadata["language_info"] = {"name": "python"}
     return nbformat.writes(notebook) + "\n"
 
@@ -46,5 +46,5 @@ def executed(path: Path) -> str:
 if __name__ == "__main__":
     argparse.ArgumentParser(description="Execute the notebooks.").parse_args()
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
-        notebook.write_text(executed(notebook), encoding="utf-8")
+        notebook.write_text(execute(notebook), encoding="utf-8")
         print(notebook.name)

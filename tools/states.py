@@ -1,4 +1,4 @@
-"""Tell the state of each record: fresh, verified, stale, partial or missing."""
+"""Print the state of each record: fresh, verified, stale, partial or missing."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from systems.experiments import STEMS
 
 
 def state_of(path: Path) -> tuple[str, Any]:
-    """Return `fresh`, `verified`, `stale`, `partial` or `missing`, and the record, if
-    there is one. RecordError for one that can't be read or was edited by hand.
+    """Return the state of a record, and the record or None. Raise RecordError if it
+    can't be read or was edited by hand.
     """
     from systems.records import store
     from systems.running.resuming import partial_path
@@ -23,14 +23,13 @@ def state_of(path: Path) -> tuple[str, Any]:
     try:
         return "partial", store.read(partial_path(path))
     except (FileNotFoundError, NotADirectoryError, store.RecordError):
-        # Work in progress that can't be read is started over; `measure` says so then.
+        # `measure` starts unreadable work in progress over, and says so.
         return "missing", None
 
 
 def print_states(results: Path) -> int:
-    """Print every stem on every device that has a record of it, and on the device of
-    this machine; through a pipe names stay whole, too. Return the exit code: 2 if a
-    record can't be read.
+    """Print a line for each stem and each device that is here or has a record of it.
+    Return the exit code, which is 2 if a record can't be read.
     """
     from systems.records.store import RecordError
     from systems.running.machine import device_for
@@ -54,25 +53,25 @@ def print_states(results: Path) -> int:
                 faults.append(f"error: {error}")
             if record is not None and record.kind == "reported":
                 state = "reported"
-            rows = date = took = ""
+            rows = date = minutes = ""
             if record is not None:
-                there = len(record.rows)
-                share = f"{100 * there // record.expected_rows} %"
-                rows = str(there) if record.complete else share
+                count = len(record.rows)
+                share = f"{100 * count // record.expected_rows} %"
+                rows = str(count) if record.complete else share
                 date = (record.started_utc or "").split(" ")[0]
-                minutes = sum(row.seconds or 0 for row in record.rows) / 60
-                took = f"{minutes:.1f}" if record.kind == "measured" else ""
-            lines.append((stem, slug, state, rows, date, took))
+                seconds = sum(row.seconds or 0 for row in record.rows)
+                minutes = f"{seconds / 60:.1f}" if record.kind == "measured" else ""
+            lines.append((stem, slug, state, rows, date, minutes))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = zip(line, widths, strict=True)
-        shown = " ".join(cell.ljust(width) for cell, width in cells)
-        print(printable(shown.rstrip()))
+        text = " ".join(cell.ljust(width) for cell, width in cells)
+        print(printable(text.rstrip()))
     if gpu := device_for(("cuda",)):
-        for name, said in kernels_on(gpu).items():
-            print(f"{gpu.name}, attention by {name}: {said}")
-    if said := torch_misfit():
-        print(f"warning: {said}", file=sys.stderr)
+        for name, status in kernels_on(gpu).items():
+            print(f"{gpu.name}, attention by {name}: {status}")
+    if warning := torch_misfit():
+        print(f"warning: {warning}", file=sys.stderr)
     for fault in faults:
         print(printable(fault), file=sys.stderr)
     return 2 if faults else 0

@@ -1,11 +1,11 @@
-"""Write what is handed in: code.zip, all that is committed, and writeup.pdf, a print of
-docs/writeup.md.
+"""Write the files to hand in: code.zip with all committed files, and writeup.pdf, which
+is docs/writeup.md printed.
 
     python tools/submission.py --gpu nvidia-h200
 
-or `make submission GPU=nvidia-h200`. The PDF needs Chromium, which prints the page of a
-site built for it: every tab, or those of one GPU. Each file replaces an older one only
-when it is whole.
+or `make submission GPU=nvidia-h200`. The command builds the site, and Chromium prints
+the page with every tab, or with the tabs of one GPU. An older file is replaced only
+when the new one is complete.
 """
 
 import os
@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# The line above makes these importable from a plain source tree.
+# The line above lets these imports work in a plain source tree.
 from systems import ROOT, need, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
@@ -40,10 +40,10 @@ FOOTER = (
     'color: #57606a">{subject} · <span class="pageNumber"></span> / '
     '<span class="totalPages"></span></div>'
 )
-# Of each set of tabs that has one of this GPU, only that one stays. Links to other
-# pages would print as paths of this machine, so they become text. The title is followed
-# by what was measured, and when.
-PREPARE = """([gpu, title, subject]) => {
+# Insert the GPU and the dates below the title. Keep only this GPU's tab in each set of
+# tabs that has one. Turn links to other pages, which would print as paths of this
+# machine, into text.
+PREPARE_PAGE = """([gpu, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
     line.className = "status"
@@ -76,17 +76,16 @@ PAGE: dict[str, Any] = {
 
 
 def records_of(slug: str | None) -> list[Record]:
-    """Return the records of this GPU, or of the one that the site's sentences name."""
+    """Return the records of this GPU, or by default of the primary GPU."""
     records = [r for rs in load(ROOT / "docs" / "results").values() for r in rs]
     slugs = {r.device.slug for r in records}
     if slug is not None and slug not in slugs:
-        there = ", ".join(sorted(slugs))
-        stop(f"no record is of the GPU {slug!r}; there are: {there}")
+        stop(f"no record is of the GPU {slug!r}; there are: {', '.join(sorted(slugs))}")
     return [r for r in records if r.device.slug == (slug or primary_gpu())]
 
 
-def subject_of(records: list[Record]) -> str:
-    """Name the GPU, and the days on which it was measured."""
+def describe_records(records: list[Record]) -> str:
+    """Return the GPU and the first and last day of measuring, as one line."""
     days = sorted({r.started_utc.split()[0] for r in records if r.started_utc})
     names = {r.device.name: "" for r in records}
     return " · ".join([*names, " to ".join(dict.fromkeys(days[:1] + days[-1:]))])
@@ -104,29 +103,30 @@ def find_chromium() -> str:
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A file beside the target, which takes its place once it is whole."""
+def replace_when_complete(target: Path) -> Iterator[Path]:
+    """Yield a path beside the target; at the end, move the file there to the target."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".writing-") as folder:
-        yield (written := Path(folder) / target.name)
-        os.replace(written, target)
+        yield (path := Path(folder) / target.name)
+        os.replace(path, target)
 
 
-def output_of(what: str, *command: str) -> str:
-    """Return what a command prints; where it fails, exit with its last line."""
+def run_command(failure: str, *command: str) -> str:
+    """Return the output of a command. If it fails, exit with `failure` and its last
+    line.
+    """
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=True
+        return subprocess.check_output(
+            command, cwd=ROOT, stderr=subprocess.PIPE, text=True
         )
-        return done.stdout
     except FileNotFoundError:
-        stop(f"{what}: {command[0]} is not installed")
+        stop(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        stop(f"{what}: {last}")
+        stop(f"{failure}: {last}")
 
 
 def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None:
-    """Print the write-up of this site: the tabs of this label, or all."""
+    """Print the write-up of a built site, with the tabs of this label or all tabs."""
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright
@@ -134,7 +134,7 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
         from pypdf.generic import NameObject, TextStringObject
     except ImportError as error:
         stop(f"{error.name} is not installed: run `make .venv/all`")
-    with replacing(target) as written:
+    with replace_when_complete(target) as path:
         try:
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(
@@ -142,47 +142,48 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
                 )
                 page = browser.new_page(color_scheme="light", offline=True)
                 page.goto((site / "writeup.html").as_uri())
-                page.evaluate(PREPARE, [label, TITLE, subject])
+                page.evaluate(PREPARE_PAGE, [label, TITLE, subject])
                 footer = FOOTER.format(subject=escape(subject))
-                page.pdf(path=written, footer_template=footer, **PAGE)
+                page.pdf(path=path, footer_template=footer, **PAGE)
                 browser.close()
         except Error as error:
             first = error.message.strip().splitlines()[0]
             stop(f"{chromium} does not print: {first}")
-        whole = PdfWriter(clone_from=written)
-        for entry in flattened(whole.outline):
-            # Chromium writes a heading twice that it first tried at the end of a page.
+        pdf = PdfWriter(clone_from=path)
+        for entry in flatten(pdf.outline):
+            # Chromium doubles the title of a heading that it moved to the next page.
             half = entry.title[: len(entry.title) // 2]
             if entry.title == 2 * half:
                 entry.node[NameObject("/Title")] = TextStringObject(half)
-        whole.add_metadata({"/Title": TITLE, "/Subject": subject})
-        whole.write(written)
+        pdf.add_metadata({"/Title": TITLE, "/Subject": subject})
+        pdf.write(path)
 
 
-def flattened(outline: list[Any]) -> Iterator[Any]:
+def flatten(outline: list[Any]) -> Iterator[Any]:
+    """Yield the entries of a nested outline in order."""
     for entry in outline:
-        yield from flattened(entry) if isinstance(entry, list) else [entry]
+        yield from flatten(entry) if isinstance(entry, list) else [entry]
 
 
 def write_zip(target: Path) -> None:
-    """Write what is committed; the same bytes each time."""
-    with replacing(target) as written:
-        archive = ["archive", "--format=zip", "--prefix=code/", f"--output={written}"]
+    """Write an archive of the last commit."""
+    with replace_when_complete(target) as path:
+        archive = ["archive", "--format=zip", "--prefix=code/", f"--output={path}"]
         git(*archive, "HEAD")
 
 
 def git(*options: str) -> str:
-    return output_of("code.zip holds what is committed", "git", *options)
+    return run_command("code.zip holds what is committed", "git", *options)
 
 
 def main(
     gpu: str | None = typer.Option(
-        None, help="Print the tabs of this GPU alone (a folder of docs/results)."
+        None, help="Print only the tabs of this GPU (a folder of docs/results)."
     ),
     into: Path = typer.Option(ROOT, show_default=False, help="Folder to write to."),
 ) -> None:
     try:
-        # What may be wrong is looked at before anything is written.
+        # Check the arguments before anything is written.
         records = records_of(gpu)
         label = records[0].device.name if gpu else None
         if not into.is_dir():
@@ -191,20 +192,20 @@ def main(
         write_zip(into / "code.zip")
         print("wrote code.zip")
         for change in changes:
-            print(f"not in it, for it is not committed: {change[3:]}", file=sys.stderr)
+            print(f"not in code.zip, not committed: {change[3:]}", file=sys.stderr)
         find_chromium()
         with tempfile.TemporaryDirectory() as site:
             build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site]
-            output_of("the site does not build, see make build", *build)
+            run_command("the site does not build, see make build", *build)
             pdf = into / "writeup.pdf"
-            write_pdf(pdf, label, subject_of(records), Path(site))
+            write_pdf(pdf, label, describe_records(records), Path(site))
         print("wrote writeup.pdf")
     except RecordError as error:
         stop(str(error))
     except OSError as error:
         stop(f"can't write {error.filename or into}: {error.strerror}")
     except KeyboardInterrupt:
-        stop("stopped; what was written is whole")
+        stop("stopped; every file already written is complete")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 from tests.factories import make_gpu
 from tools import at_once, measuring
 from tools.at_once import CannotShare, first_gpus, longest_first
-from tools.measuring import Outcome, Task, measure_all, run_all, task_of
+from tools.measuring import Outcome, Task, measure_all, plan_task, run_all
 
 MARKUP = "[/red] :smile: \x1b[31m"
 FAILED = {"event": "row", "status": "failed", "config": {"i": "[b]"}, "reason": MARKUP}
@@ -92,7 +92,7 @@ def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(measuring, "lacks", lambda *_: "")
     tasks = [
-        task_of(stem, tmp_path, True, False, 1e18)
+        plan_task(stem, tmp_path, True, False, 1e18)
         for stem in ("flash_ablation", "model_sizes")
     ]
     interpreted = [{"TRITON_INTERPRET": "1"}, {}]

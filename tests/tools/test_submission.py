@@ -20,10 +20,10 @@ from tools.render.spanning.writeup import load_problems
 PRINT = """
 import sys
 from pathlib import Path
-from tools.submission import records_of, subject_of, write_pdf
+from tools.submission import records_of, describe_records, write_pdf
 
 folder, site = map(Path, sys.argv[1:])
-write_pdf(folder / "writeup.pdf", None, subject_of(records_of(None)), site)
+write_pdf(folder / "writeup.pdf", None, describe_records(records_of(None)), site)
 """
 DAY = r"\d{4}-\d\d-\d\d"
 # An unpacked archive has none.
@@ -118,7 +118,7 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
     monkeypatch.setattr(submission, "records_of", lambda gpu: [])
     code, said = run()
     assert code == 2
-    assert said.startswith("not in it, for it is not committed: forgotten\nerror: ")
+    assert said.startswith("not in code.zip, not committed: forgotten\nerror: ")
     assert "error: no Chromium to print with: install it" in said
     names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
     assert names == ["code/", "code/tracked"]
