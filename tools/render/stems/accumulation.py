@@ -7,10 +7,11 @@ from matplotlib.figure import Figure
 
 from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import columns, per_device
-from tools.render.plots import ACCENT, DARK, GREY, INK, line, note, panels, plot
+from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import axis, counted, measured, say
 
 # The assignment's snippets, by the names of their facts.
@@ -162,14 +163,16 @@ def sums_figure(record: Record) -> str:
     found = sums(record)
 
     def draw(figure: Figure) -> None:
-        for axes, term in zip(panels(figure, len(terms)), terms, strict=True):
+        for axes, term in zip(plots.panels(figure, len(terms)), terms, strict=True):
             for name in axis(record, "accumulator"):
                 x = found.one(value=name, accumulator=name, term=term)
                 if x:
                     # The record keeps some of the sums.
                     steps = [x["kept_every"] * (i + 1) for i in range(len(x["sums"]))]
                     color = COLORS.get(name, GREY)
-                    line(axes, steps, x["sums"], marker="", color=color, label=name)
+                    plots.line(
+                        axes, steps, x["sums"], marker="", color=color, label=name
+                    )
                 if x["stalled"]:
                     end = x["last_change"], x["total"]
                     axes.plot(*end, "x", color=INK, markersize=8, markeredgewidth=2)
@@ -177,7 +180,7 @@ def sums_figure(record: Record) -> str:
                     place = {"ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
                         place = {"ha": "left", "offset": (44, 6)}
-                    note(axes, f"step {end[0]:,}", *end, color=INK, **place)
+                    plots.note(axes, f"step {end[0]:,}", *end, color=INK, **place)
             axes.set_ylim(bottom=0)
             axes.set(xlabel="step", title=f"running sum, adding {term:g}")
 
@@ -186,7 +189,7 @@ def sums_figure(record: Record) -> str:
         for x in found
         if x["stalled"]
     ]
-    return plot(
+    return plots.plot(
         record,
         "sums",
         draw,

@@ -10,22 +10,11 @@ from matplotlib.figure import Figure
 
 from systems.model.sizes import TABLE_1
 from systems.records.record import PHASES, Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, gpu_columns, texts
 from tools.render.markdown import captioned, per_device
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    GREY,
-    PALE,
-    across,
-    bars,
-    key,
-    line,
-    note,
-    panels,
-    plot,
-)
+from tools.render.plots import ACCENT, DARK, GREY, PALE
 from tools.render.rows import known, least, measured, most, ranges, say, span
 
 PRECISIONS = ("fp32", "bf16")
@@ -194,25 +183,27 @@ def speedup_figure(record: Record) -> str:
     times = ("eager.step_ms", "graph.step_ms", "step_ms")
 
     def draw(figure: Figure) -> None:
-        for axes, precision in zip(panels(figure, 2), PRECISIONS, strict=True):
+        for axes, precision in zip(plots.panels(figure, 2), PRECISIONS, strict=True):
             for place, size in enumerate(TABLE_1):
                 x = found.one(size=size, precision=precision)
                 ends = [100 * x[name] / x["eager.step_ms"] for name in times]
-                line(
+                plots.line(
                     axes, known(ends), [place] * len(known(ends)), marker="", color=PALE
                 )
                 for end, color in zip(ends, DOTS.values(), strict=True):
-                    line(axes, [end], [place], color=color, linestyle="", markersize=7)
+                    plots.line(
+                        axes, [end], [place], color=color, linestyle="", markersize=7
+                    )
                 if x["gain"]:
                     below = {"va": "top", "offset": (0, -6)}
-                    note(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
-            bars(axes, list(TABLE_1))
-            across(axes)
+                    plots.note(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
+            plots.bars(axes, list(TABLE_1))
+            plots.across(axes)
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")
-        key(figure, DOTS)
+        plots.key(figure, DOTS)
 
-    return plot(
+    return plots.plot(
         record,
         "speedup",
         draw,

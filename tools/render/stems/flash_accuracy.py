@@ -9,20 +9,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import constant
 from tools.render.markdown import per_device
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    GREY,
-    INK,
-    bars,
-    key,
-    plain_log_scale,
-    plot,
-)
+from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import MISSING, counted, known, most, say
 
 RESULTS: tuple[str, ...] = constant("flash_accuracy", "RESULTS")
@@ -167,14 +159,14 @@ def ratios_figure(record: Record) -> str:
                 axes.plot(ends, [y, y], lw=3, solid_capstyle="butt", **style)
                 axes.plot([geometric_mean(x["over"])], [y], "o", ms=6, **style)
         axes.axvline(1, color=INK, lw=1)
-        bars(axes, names)
-        plain_log_scale(axes.xaxis)
+        plots.bars(axes, names)
+        plots.plain_log_scale(axes.xaxis)
         axes.set_title("error over plain attention's")
-        key(figure, DTYPES)
+        plots.key(figure, DTYPES)
 
     worst = {d: most(ratios(errors(record), "triton", d)) for d in DTYPES}
     told = ", ".join(f"{say(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
-    return plot(
+    return plots.plot(
         record,
         "ratios",
         draw,

@@ -9,19 +9,12 @@ from matplotlib.figure import Figure
 
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import primary_gpu
 from tools.render.markdown import per_device, percent, say_ms
-from tools.render.plots import (
-    ACCENT,
-    GREY,
-    line,
-    panels,
-    plain_log_scale,
-    plot,
-    power_of_two_axis,
-)
+from tools.render.plots import ACCENT, GREY
 from tools.render.rows import MISSING, counted, data_sheet, known, least, say, span
 from tools.render.stems.flash_passes import (
     PASSES,
@@ -218,8 +211,8 @@ def curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
     for name, label in reversed(NAMES.items()):
         look = {"color": ACCENT if name == "ours" else GREY, "label": label}
         ys = [y(x[name]) for x in found]
-        line(axes, found.column("n"), ys, ls=dashes.get(name, "-"), **look)
-    power_of_two_axis(axes.xaxis, found.column("n")[1::4], "sequence length N")
+        plots.line(axes, found.column("n"), ys, ls=dashes.get(name, "-"), **look)
+    plots.power_of_two_axis(axes.xaxis, found.column("n")[1::4], "sequence length N")
 
 
 def rates_figure(record: Record) -> str:
@@ -228,7 +221,7 @@ def rates_figure(record: Record) -> str:
         return ""
 
     def draw(figure: Figure) -> None:
-        for axes, dtype in zip(panels(figure, 2), DTYPES, strict=True):
+        for axes, dtype in zip(plots.panels(figure, 2), DTYPES, strict=True):
             curves(axes, found.where(dtype=dtype), lambda x: tflops(x, "both"))
             axes.set_ylim(bottom=0)
             peak = say(peak_tflops(record, dtype), "; the data sheet's peak is {:.0f}")
@@ -236,7 +229,7 @@ def rates_figure(record: Record) -> str:
 
     longest = found.one(dtype="bf16", n=max(found.column("n")))
     plain = tflops(longest["plain"], "both") / peak_tflops(record, "bf16")
-    return plot(
+    return plots.plot(
         record,
         "rates",
         draw,
@@ -257,12 +250,12 @@ def memory_figure(record: Record) -> str:
         axes = figure.subplots()
         # Both can need the same to the byte: dashes over a line let both show.
         curves(axes, found, lambda x: x["mib"], ours="--")
-        plain_log_scale(axes.yaxis, subs=(1,))
+        plots.plain_log_scale(axes.yaxis, subs=(1,))
         axes.set_title("memory above the inputs, MiB")
 
     longest = found.one(n=max(found.column("n"), default=0))
     ours, plain = (say(longest[f"{n}.mib"], "{:,.0f} MiB") for n in ("ours", "plain"))
-    return plot(
+    return plots.plot(
         record,
         "memory",
         draw,

@@ -7,21 +7,12 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import constant
 from tools.render.markdown import per_device, percent
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    GREY,
-    INK,
-    PALE,
-    line,
-    panels,
-    plot,
-    power_of_two_axis,
-)
+from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
 from tools.render.rows import (
     MISSING,
     Missing,
@@ -245,20 +236,20 @@ def throughput_figure(record: Record) -> str:
     found = shapes(record).where(lambda x: x.get("group", 1) == 1)
 
     def draw(figure: Figure) -> None:
-        every = panels(figure, len(PANELS), sharey=True)
+        every = plots.panels(figure, len(PANELS), sharey=True)
         for axes, (d, causal) in zip(every, PANELS, strict=True):
             part = Frame(sorted(found.where(d=d, causal=causal), key=lambda x: x["n"]))
             for name, (color, marker) in LINES.items():
                 rates = [tflops(x[name], "both") for x in part]
                 look = {"color": color, "marker": marker, "ms": 6}
-                line(axes, part.column("n"), rates, **look)
-            power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
+                plots.line(axes, part.column("n"), rates, **look)
+            plots.power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
             axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
         # Once all are drawn: a limit of one ends the search for the others'.
         every[0].set_ylim(bottom=0)
 
     fa4, cudnn = (span(found.column(f"both / {n}")) for n in ("fa4", "sdpa_cudnn"))
-    return plot(
+    return plots.plot(
         record,
         "throughput",
         draw,

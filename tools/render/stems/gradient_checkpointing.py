@@ -22,20 +22,12 @@ from systems.formulas.recomputation import (
     peaks,
 )
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, gpu_columns, texts
 from tools.render.load import constant
 from tools.render.markdown import captioned, in_gib, in_mib, per_device
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    GREY,
-    line,
-    note,
-    panels,
-    plot,
-    power_of_two_axis,
-)
+from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, known, measured, say
 
 GIB = 2**30
@@ -236,8 +228,8 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
         ("kept", "kept", DARK, above),
     ):
         lines = column_in_gib(by_formula, f"predicted_{name}")
-        line(axes, RUNS, lines, label=label, color=color, marker="")
-        line(
+        plots.line(axes, RUNS, lines, label=label, color=color, marker="")
+        plots.line(
             axes,
             found.column("run"),
             column_in_gib(found, name),
@@ -246,15 +238,15 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
         )
         low = least(by_formula, f"predicted_{name}")
         value = low[f"predicted_{name}"] / GIB
-        note(axes, f"{value:.1f}", low["run"], value, color=color, **side)
+        plots.note(axes, f"{value:.1f}", low["run"], value, color=color, **side)
     axes.set_ylim(bottom=0)
     for name, run in zip(
         ("√N", "√(N r / R)"), best_run_lengths(pass_of()), strict=True
     ):
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
         beside = {"ha": "left", "va": "top", "offset": (3, -9)}
-        note(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
-    power_of_two_axis(axes.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
+        plots.note(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
+    plots.power_of_two_axis(axes.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
     axes.set_title("peak, GiB, gradients made or kept")
 
 
@@ -269,18 +261,18 @@ def curve_figure(record: Record) -> str:
         return ""
 
     def draw(figure: Figure) -> None:
-        peaks, times = panels(figure, 2)
+        peaks, times = plots.panels(figure, 2)
         draw_peaks(peaks, found)
-        line(times, found.column("run"), found.column("step_ms"), color=ACCENT)
+        plots.line(times, found.column("run"), found.column("step_ms"), color=ACCENT)
         if whole := every.one(strategy="none", attention="flash")["step_ms"]:
             times.axhline(whole, color=DARK, linewidth=1)
-            note(times, "nothing again", RUNS[-1], whole, ha="right", color=DARK)
+            plots.note(times, "nothing again", RUNS[-1], whole, ha="right", color=DARK)
         times.set_ylim(bottom=0)
-        power_of_two_axis(times.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
+        plots.power_of_two_axis(times.xaxis, (1, 2, 4, 8, 16, 32), "blocks in a run")
         times.set_title("forward and backward, ms")
 
     made, kept = (blocks(least(found, name)) for name in PEAKS)
-    return plot(
+    return plots.plot(
         record,
         "curve",
         draw,

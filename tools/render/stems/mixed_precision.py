@@ -7,9 +7,10 @@ from statistics import fmean, median
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import captioned, gib, in_words, per_device
-from tools.render.plots import ACCENT, DARK, GREY, line, panels, plot
+from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, NOT_MEASURED, known, measured, say
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16 autocast", "bf16_pure": "pure bf16"}
@@ -184,14 +185,16 @@ def loss_gaps(record: Record, precision: str) -> list[list[float]]:
 
 def loss_figure(record: Record) -> str:
     def draw(figure: Figure) -> None:
-        loss, apart = panels(figure, 2)
+        loss, apart = plots.panels(figure, 2)
         ran = runs(record).where(bool, precision="fp32")
         fp32 = list(zip(*ran.column("loss"), strict=True))
         plain = {"marker": ""}
-        line(loss, range(1, len(fp32) + 1), map(fmean, fp32), **plain, label="fp32")
+        plots.line(
+            loss, range(1, len(fp32) + 1), map(fmean, fp32), **plain, label="fp32"
+        )
         if entropy := ran.one()["floor"]:
             level = {"color": DARK, "linewidth": 1, **plain}
-            line(loss, (1, len(fp32)), (entropy, entropy), label="floor", **level)
+            plots.line(loss, (1, len(fp32)), (entropy, entropy), label="floor", **level)
         loss.set_ylim(bottom=0)
         loss.set(xlabel="step", title="training loss, nats per token")
         for precision, color in (("bf16", GREY), ("bf16_pure", ACCENT)):
@@ -200,9 +203,9 @@ def loss_figure(record: Record) -> str:
             least, mean, most = (list(map(of, by_step)) for of in (min, fmean, max))
             apart.fill_between(steps, least, most, color=color, alpha=0.2, lw=0)
             label = PRECISIONS[precision]
-            line(apart, steps, mean, **plain, color=color, label=label)
+            plots.line(apart, steps, mean, **plain, color=color, label=label)
         level = {"color": DARK, "linewidth": 1, **plain}
-        line(apart, (1, len(fp32)), (0, 0), **level)
+        plots.line(apart, (1, len(fp32)), (0, 0), **level)
         apart.set(xlabel="step", title="minus that of fp32")
 
     told = [
@@ -210,7 +213,7 @@ def loss_figure(record: Record) -> str:
         for precision, text in list(PRECISIONS.items())[1:]
         if (found := differences(record, precision))
     ]
-    return plot(
+    return plots.plot(
         record,
         "loss",
         draw,

@@ -5,18 +5,10 @@ in the model's slot.
 from matplotlib.figure import Figure
 
 from systems.records.record import PHASES, Record
+from tools.render import plots
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import gib, per_device, say_ms
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    GREY,
-    line,
-    panels,
-    plain_log_scale,
-    plot,
-    power_of_two_axis,
-)
+from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import say, span
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
@@ -75,21 +67,21 @@ def contexts_figure(record: Record) -> str:
         return ""
 
     def draw(figure: Figure) -> None:
-        times, sizes = panels(figure, 2)
+        times, sizes = plots.panels(figure, 2)
         # This guide last, over the others.
         for name, color in (("eager", DARK), ("sdpa", GREY), ("flash", ACCENT)):
             full = tried.where(lambda x: x.why == "out of memory", attention=name)
             label = NAMES[name] + (", then out of memory" if full else "")
             look = {"color": color, "label": label}
             contexts = ran[name].column("context")
-            line(times, contexts, ran[name].column("step_ms"), **look)
+            plots.line(times, contexts, ran[name].column("step_ms"), **look)
             # Dashed, since SDPA needs the same memory: both lines stay visible.
             look |= {"ls": "--"} if name == "flash" else {}
-            line(sizes, contexts, ran[name].column("gib"), **look)
+            plots.line(sizes, contexts, ran[name].column("gib"), **look)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):
-            plain_log_scale(axes.yaxis)
+            plots.plain_log_scale(axes.yaxis)
             ticks = list(dict.fromkeys(tried.column("context")))
-            power_of_two_axis(axes.xaxis, ticks, "context, tokens")
+            plots.power_of_two_axis(axes.xaxis, ticks, "context, tokens")
             axes.set_title(title)
 
     told = [
@@ -97,7 +89,7 @@ def contexts_figure(record: Record) -> str:
         for name, whose in (("eager", "eager"), ("flash", "our"))
         if (x := ends.get(name))
     ]
-    return plot(
+    return plots.plot(
         record,
         "contexts",
         draw,

@@ -6,10 +6,10 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Line, frame
 from tools.render.markdown import per_device
-from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import axis, say
 
 STAGES = {
@@ -97,7 +97,7 @@ def stages_figure(record: Record) -> str:
     sizes = [in_tens(str(round(math.log10(size)))) for size in MAGNITUDES]
     fp16, bf16 = (at(record, dtype, "library") for dtype in ("fp16", "bf16"))
     fits = first_with(bf16, "square", "∞")
-    return plot(
+    return plots.plot(
         record,
         "layer",
         partial(draw_maps, lines, sizes, "magnitude of x"),
@@ -136,7 +136,7 @@ def widths_figure(record: Record) -> str:
         say(output_error(at(record, "bf16", compute, WIDEST)), in_percent)
         for compute in ("running", "library")
     )
-    return plot(
+    return plots.plot(
         record,
         "layer-widths",
         partial(draw_maps, lines, [f"{width:,}" for width in widths], "width"),
@@ -152,13 +152,13 @@ def draw_maps(
 ) -> None:
     """A panel for each dtype."""
     for axes, (dtype, of) in zip(
-        panels(figure, len(lines), beside=1), lines.items(), strict=True
+        plots.panels(figure, len(lines), beside=1), lines.items(), strict=True
     ):
         rows = {
             name: [(in_tens(text), darkness(text)) for text in line]
             for name, line in of.items()
         }
-        heat_map(axes, rows, heads)
+        plots.heat_map(axes, rows, heads)
         axes.set_title(f"{dtype}, by {label}")
 
 

@@ -14,10 +14,11 @@ from systems.formulas.memory_costs import (
     feed_forward_saved,
 )
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import in_mib, per_device, percent
-from tools.render.plots import ACCENT, INK, bars, panels, plot
+from tools.render.plots import ACCENT, INK
 from tools.render.rows import known, measured, say
 
 MIB = 2**20
@@ -170,7 +171,7 @@ def figure_of(record: Record) -> str:
         return ""
 
     def draw(figure: Figure) -> None:
-        for axes, x in zip(panels(figure, len(found)), found, strict=True):
+        for axes, x in zip(plots.panels(figure, len(found)), found, strict=True):
             names = list(x["counted"])
             sizes = [x["counted"][name] / MIB for name in names]
             axes.barh(range(len(names)), sizes, 0.62, color=ACCENT, linewidth=0)
@@ -178,14 +179,14 @@ def figure_of(record: Record) -> str:
             style: dict[str, Any] = {"color": INK, "linestyle": "", "marker": "|"}
             style |= {"markersize": 19, "markeredgewidth": 2}
             axes.plot(expected, range(len(names)), **style)
-            bars(axes, names)
+            plots.bars(axes, names)
             axes.set_title(f"context {x['context']:,}, MiB")
 
     def attention(x: Line) -> str:
         held = sum(x["counted"].get(name, 0) for name in list(OPERATIONS)[:2])
         return f"{percent(held / x['total'])} at context {x['context']:,}"
 
-    return plot(
+    return plots.plot(
         record,
         "operations",
         draw,

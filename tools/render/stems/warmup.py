@@ -5,10 +5,11 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import per_device
-from tools.render.plots import ACCENT, GREY, line, note, plain_log_scale, plot
+from tools.render.plots import ACCENT, GREY
 from tools.render.rows import say
 
 PASSES = ("forward", "loss", "backward")
@@ -85,15 +86,17 @@ def steps_figure(record: Record) -> str:
         for x in reversed(found):
             times, skipped = x.samples(*PASSES), x["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
-            line(axes, steps, times, color=GREY if skipped else ACCENT)
+            plots.line(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and not skipped:
                 times_as_long = say(ratio, "{:.0f}")
                 told = f"{times[0]:,.0f} ms, {times_as_long} times a steady-state step"
-                note(axes, told, 1, times[0], ha="left", va="center", offset=(10, 0))
-        plain_log_scale(axes.yaxis)
+                plots.note(
+                    axes, told, 1, times[0], ha="left", va="center", offset=(10, 0)
+                )
+        plots.plain_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")
 
-    return plot(
+    return plots.plot(
         record,
         "steps",
         draw,

@@ -8,18 +8,11 @@ from matplotlib.figure import Figure
 
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import at_most, gib, per_device, say_ms, table
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    line,
-    panels,
-    plain_log_scale,
-    plot,
-    power_of_two_axis,
-)
+from tools.render.plots import ACCENT, DARK
 from tools.render.rows import MISSING, measured, most, say
 from tools.render.stems.attention import compiled
 from tools.render.stems.attention.columns import (
@@ -178,20 +171,22 @@ def times_figure(record: Record) -> str:
         return ""
 
     def draw(figure: Figure) -> None:
-        for axes, of in zip(panels(figure, 2, sharey=True), PASSES, strict=True):
+        for axes, of in zip(plots.panels(figure, 2, sharey=True), PASSES, strict=True):
             eager, fused = ([one(found, n, e=e).ms(of) for n in ns] for e in EXECUTIONS)
-            line(axes, ns, fused, label="compiled")
-            line(axes, ns, eager, label="eager", color=ACCENT)
+            plots.line(axes, ns, fused, label="compiled")
+            plots.line(axes, ns, eager, label="eager", color=ACCENT)
             grown = [eager[-1] * (n / ns[-1]) ** 2 for n in ns[2:]]
             look = {"marker": "", "ls": (0, (1, 2)), "color": DARK, "linewidth": 1}
-            line(axes, ns[2:], [t / 4 for t in grown], label="slope of N²", **look)
-            plain_log_scale(axes.yaxis, subs=(1,))
-            power_of_two_axis(axes.xaxis, ns, "sequence length N")
+            plots.line(
+                axes, ns[2:], [t / 4 for t in grown], label="slope of N²", **look
+            )
+            plots.plain_log_scale(axes.yaxis, subs=(1,))
+            plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{of} pass, ms")
 
     factors = {of: growth(found, of) for of in PASSES}
     grown = [f"{factor:.2f} {of}" for of, factor in factors.items() if factor]
-    return plot(
+    return plots.plot(
         record,
         "times",
         draw,
@@ -222,20 +217,20 @@ def memory_figure(record: Record) -> str:
     }
 
     def draw(figure: Figure) -> None:
-        shown = zip(panels(figure, 2, sharey=True), curves.items(), strict=True)
+        shown = zip(plots.panels(figure, 2, sharey=True), curves.items(), strict=True)
         for axes, (name, (column, formula)) in shown:
             predicted = [sum(formula(**shape(n)).values()) / 2**30 for n in ns]
             thin = {"marker": "", "color": DARK, "linewidth": 1}
-            line(axes, ns, predicted, label="predicted, eager", **thin)
+            plots.line(axes, ns, predicted, label="predicted, eager", **thin)
             for e, look in (("compiled", {}), ("eager", {"color": ACCENT})):
                 ys = [one(found, n, e=e)[column] / 2**30 for n in ns]
-                line(axes, ns, ys, label=e, ls="none", **look)
-            plain_log_scale(axes.yaxis, subs=(1,))
-            power_of_two_axis(axes.xaxis, ns, "sequence length N")
+                plots.line(axes, ns, ys, label=e, ls="none", **look)
+            plots.plain_log_scale(axes.yaxis, subs=(1,))
+            plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")
 
     told = say(largest_error(record), at_most)
-    return plot(
+    return plots.plot(
         record,
         "memory",
         draw,

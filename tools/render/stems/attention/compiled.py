@@ -8,10 +8,10 @@ from math import log
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.markdown import per_device
-from tools.render.plots import heat_map, panels, plot
 from tools.render.rows import known, measured, ranges, say, span
 from tools.render.stems.attention.columns import (
     EXECUTIONS,
@@ -138,18 +138,18 @@ def speedup_figure(record: Record) -> str:
         return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)
 
     def draw(figure: Figure) -> None:
-        every = panels(figure, len(variants), beside=2)
+        every = plots.panels(figure, len(variants), beside=2)
         for axes, (dtype, causal) in zip(every, variants, strict=True):
             part = found.where(dtype=dtype, causal=causal)
             rows = {
                 f"d = {d}": [shaded(part.one(d=d, n=n).get("gain")) for n in ns]
                 for d in widths
             }
-            heat_map(axes, rows, [f"{n:,}" for n in ns])
+            plots.heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
 
     told = ranges(known(found.column("gain")) or found.column("gain"))
-    return plot(
+    return plots.plot(
         record,
         "speedup",
         draw,

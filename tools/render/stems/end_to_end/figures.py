@@ -8,19 +8,10 @@ from matplotlib.figure import Figure
 from systems.formulas.costs import find_peak
 from systems.model.sizes import TABLE_1
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.frame import Frame
 from tools.render.markdown import percent
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    PALE,
-    heat_map,
-    key,
-    panels,
-    plot,
-    stacked,
-    value,
-)
+from tools.render.plots import ACCENT, DARK, PALE
 from tools.render.rows import known
 from tools.render.stems.end_to_end.rows import BATCH, passes, steps
 
@@ -53,10 +44,12 @@ def shares_figure(record: Record) -> str:
         return (percent(share), -share) if share else ("", 0)
 
     def draw(figure: Figure) -> None:
-        for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
+        for axes, precision in zip(
+            plots.panels(figure, 2), ("fp32", "bf16"), strict=True
+        ):
             of_one = found.where(precision=precision)
             heads = [f"{c:,}" for c in contexts_of(of_one)]
-            heat_map(axes, by_size(of_one, "share", shaded), heads)
+            plots.heat_map(axes, by_size(of_one, "share", shaded), heads)
             axes.set_title(f"{precision}, by context")
 
     bf16 = found.where(bool, precision="bf16")
@@ -65,7 +58,7 @@ def shares_figure(record: Record) -> str:
         f"{percent(x['share'])} ({x['size']}, {x['context']})" if x else "not measured"
         for x in ends
     )
-    return plot(
+    return plots.plot(
         record,
         "shares",
         draw,
@@ -84,22 +77,24 @@ def phases_figure(record: Record) -> str:
         return ""
 
     def draw(figure: Figure) -> None:
-        key(figure, PHASES)
-        for axes, precision in zip(panels(figure, 2), ("fp32", "bf16"), strict=True):
+        plots.key(figure, PHASES)
+        for axes, precision in zip(
+            plots.panels(figure, 2), ("fp32", "bf16"), strict=True
+        ):
             sizes = found.where(precision=precision)
-            stacked(
+            plots.stacked(
                 axes,
                 [x["size"] for x in sizes],
                 {p: [100 * x[f"{p}_ms"] / x["step_ms"] for x in sizes] for p in PHASES},
                 PHASES,
             )
             for y, x in enumerate(sizes):
-                value(axes, f"{x['step_ms']:.0f} ms", 100, y)
+                plots.value(axes, f"{x['step_ms']:.0f} ms", 100, y)
             axes.set_xlim(0, 125)
             axes.set_xticks(range(0, 101, 25))
             axes.set_title(f"{precision}, % of a step")
 
-    return plot(
+    return plots.plot(
         record,
         "phases",
         draw,
@@ -123,10 +118,10 @@ def speedup_figure(record: Record) -> str:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         heads = [f"{c:,}" for c in contexts_of(found)]
-        heat_map(axes, by_size(found, "pass_gain", shaded), heads)
+        plots.heat_map(axes, by_size(found, "pass_gain", shaded), heads)
         axes.set_title("fp32 time / bf16 time, by context")
 
-    return plot(
+    return plots.plot(
         record,
         "speedup",
         draw,

@@ -7,20 +7,10 @@ from matplotlib.figure import Figure
 
 from systems.formulas.costs import Peak, find_peak
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.frame import Frame
 from tools.render.markdown import percent
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    PALE,
-    TINT,
-    key,
-    note,
-    number,
-    panels,
-    plain_log_scale,
-    plot,
-)
+from tools.render.plots import ACCENT, DARK, PALE, TINT
 from tools.render.rows import most, say
 from tools.render.stems.kernel_profile.rows import (
     SOFTMAX_PART,
@@ -49,22 +39,22 @@ def causes_figure(record: Record) -> str:
     small, large, last = parts[1][0], parts[3][0], parts[3][-1]
 
     def draw(figure: Figure) -> None:
-        shown = panels(figure, len(parts), sharey=True)
+        shown = plots.panels(figure, len(parts), sharey=True)
         for axes, part in zip(shown, parts, strict=True):
             stack(axes, part)
-        key(figure, {NAMES[cause]: color for cause, color in LOOKS.items()})
+        plots.key(figure, {NAMES[cause]: color for cause, color in LOOKS.items()})
 
     idle, copies, later = (
         percent(x[cause] / x["wall_ms"])
         for x, cause in ((small, "idle"), (large, "copies"), (last, "copies"))
     )
-    return plot(
+    return plots.plot(
         record,
         "causes",
         draw,
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
         f"{idle} of the time, and `2.7B` spends {copies} on copies and casts, "
-        f"{later} at context {number(last['context'])}.",
+        f"{later} at context {plots.number(last['context'])}.",
         "Forward and backward by cause, as shares of wall-clock time. Below each bar "
         "is the context, above it the time, in ms unless it names another unit.",
         height=290,
@@ -83,7 +73,7 @@ def stack(axes: Axes, found: Frame) -> None:
         ms = x["wall_ms"]
         told = f"{ms:.0f}" if ms < 999.5 else f"{ms / 1e3:.1f} s"
         axes.text(place, 101, told, ha="center", va="bottom")
-    axes.set_xticks(range(len(found)), [number(x["context"]) for x in found])
+    axes.set_xticks(range(len(found)), [plots.number(x["context"]) for x in found])
     axes.set_title(f"{found[0]['size']}, {found[0]['precision']}: %")
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 25))
@@ -117,9 +107,9 @@ def roofline_figure(record: Record) -> str:
         shown = {name: color for name, color in POINTS.items() if name in curves}
         for name, color in shown.items():
             axes.plot(*curves[name], "o", color=color, markeredgewidth=0)
-        key(figure, {n.removeprefix("attention "): c for n, c in shown.items()})
+        plots.key(figure, {n.removeprefix("attention "): c for n, c in shown.items()})
 
-    return plot(
+    return plots.plot(
         record,
         "roofline",
         draw,
@@ -139,12 +129,12 @@ def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
     ends = [left, ridge, right]
     roof = [min(peak.fp32, x * peak.bandwidth) / 1e12 for x in ends]
     axes.plot(ends, roof, color=DARK, linewidth=1.5)
-    plain_log_scale(axes.xaxis, subs=(1,))
-    plain_log_scale(axes.yaxis, subs=(1,))
+    plots.plain_log_scale(axes.xaxis, subs=(1,))
+    plots.plain_log_scale(axes.yaxis, subs=(1,))
     axes.set_xlim(left, right)
     axes.set(xlabel="FLOP per byte moved", title="TFLOP/s")
     middle = (left * ridge) ** 0.5
     told = f"memory: {peak.bandwidth / 1e12:.1f} TB/s "
     look = {"ha": "right", "color": DARK, "offset": (0, 5)}
-    note(axes, told, middle, middle * peak.bandwidth / 1e12, **look)
-    note(axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look)
+    plots.note(axes, told, middle, middle * peak.bandwidth / 1e12, **look)
+    plots.note(axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look)

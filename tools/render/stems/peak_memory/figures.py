@@ -9,21 +9,10 @@ from matplotlib.ticker import MaxNLocator
 
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.frame import Line
 from tools.render.markdown import gib
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    GREY,
-    INK,
-    MUTED,
-    PALE,
-    TINT,
-    key,
-    note,
-    panels,
-    plot,
-)
+from tools.render.plots import ACCENT, DARK, GREY, INK, MUTED, PALE, TINT
 from tools.render.stems.peak_memory.rows import (
     LONGEST,
     PLAIN,
@@ -76,12 +65,12 @@ def timeline_figure(
 
     def draw(figure: Figure) -> None:
         height = 1.2 * max(x["requested"] / 2**30 for x in found)
-        shown = panels(figure, len(found), sharey=True)
+        shown = plots.panels(figure, len(found), sharey=True)
         for axes, x in zip(shown, found, strict=True):
             draw_timeline(axes, x, height)
-        key(figure, {name: COLORS[name] for name in used(found)})
+        plots.key(figure, {name: COLORS[name] for name in used(found)})
 
-    return plot(
+    return plots.plot(
         record,
         f"{mode}-timeline",
         draw,
@@ -103,7 +92,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     # Beside the line where the peak is also a phase's begin.
     side = "right" if events[peak] > 0.6 * events[-1] else "left"
     look = {"offset": (-4 if side == "right" else 4, 3), "ha": side}
-    note(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
+    plots.note(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
     for phase in x["phases"]:
         begin = phase["first_event"]
         first = min(bisect(events, begin), len(events) - 1)
