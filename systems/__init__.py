@@ -5,7 +5,7 @@ experiments.
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,6 +80,16 @@ def plain_console() -> Any:
     from rich.console import Console
 
     return Console(markup=False, emoji=False)
+
+
+def setup_table(found: Mapping[str, str]) -> Any:
+    """Return what was found on a machine as a table; a page shows a record's so."""
+    from rich.table import Table
+
+    table = Table("what", "found")
+    for name, text in found.items():
+        table.add_row(name, text)
+    return table
 
 
 def run_as_command(

@@ -12,6 +12,7 @@ from systems import (
     plain_console,
     printable,
     run_as_command,
+    setup_table,
     torch_misfit,
 )
 
@@ -24,7 +25,6 @@ if __name__ == "__main__":
         raise SystemExit(f"error: torch can't be imported: {error}") from error
 
 import torch
-from rich.table import Table
 
 from systems.benchmarking.timing import Clock, default_device
 from systems.model.train_step import precision_context, training_step
@@ -82,24 +82,20 @@ def attention_kernels(device: str) -> dict[str, str]:
 def main() -> None:
     """Print versions, kernels and a first pass; exit with code 2 if it fails."""
     device, gpu = default_device(), find_gpu()
-    table = Table("what", "found")
-    for name, version in versions().items():
-        table.add_row(name, version)
-    driver = f", driver {gpu.driver}" if gpu and gpu.driver else ""
-    table.add_row("GPU by the driver", f"{gpu.name}{driver}" if gpu else "none")
-    table.add_row(
-        "torch runs on", torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    )
-    for name, said in attention_kernels(device).items():
-        table.add_row(f"attention: {name}", said)
+    found = {
+        **versions(),
+        "GPU by the driver": gpu.name_and_driver if gpu else "none",
+        "torch runs on": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        **{f"attention: {k}": text for k, text in attention_kernels(device).items()},
+    }
     console, trouble = plain_console(), ""
     try:
         for name, samples in run_once(device).items():
-            table.add_row(f"first {name.removesuffix('_ms')}", f"{samples[0]:.1f} ms")
+            found[f"first {name.removesuffix('_ms')}"] = f"{samples[0]:.1f} ms"
     except RuntimeError as error:
         # The table helps to find the cause, so print it before the error.
         trouble = str(error).splitlines()[0]
-    console.print(table)
+    console.print(setup_table(found))
     if trouble:
         console.print(f"the first pass failed: {printable(trouble)}")
         raise SystemExit(2)

@@ -30,6 +30,10 @@ class Device(Struct, forbid_unknown_fields=True):
     sm_clocks_mhz: list[Megahertz] = []
 
     @property
+    def name_and_driver(self) -> str:
+        return f"{self.name}, driver {self.driver}" if self.driver else self.name
+
+    @property
     def is_gpu(self) -> bool:
         return self.slug not in (CPU.slug, META.slug)
 

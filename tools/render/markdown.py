@@ -306,6 +306,11 @@ def significant(value: float) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
+def two_digits(value: float) -> str:
+    """As a sentence says about how much: 4.7, 140, 28,000."""
+    return f"{float(f'{value:.1e}'):,g}"
+
+
 def in_gib(value: float) -> str:
     return say(value / 2**30, lambda gib: f"{significant(gib)} GiB")
 

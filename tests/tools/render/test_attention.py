@@ -154,6 +154,7 @@ def test_the_first_length_that_does_not_fit(record):
     facts = attention.facts(record)
     n = attention.shortest_out(140 * GIB)
     assert facts["shortest_out"] == "28,000"
+    assert (facts["out_on_40"], facts["out_on_80"]) == ("15,000", "21,000")
     assert peak_bytes(n - 1) <= 140 * GIB < peak_bytes(n)
     assert facts["tried_length"] == "32,768" and facts["tried_need"] == "192.4 GiB"
     assert facts["tried_eager"] == "ran out of memory"

@@ -7,7 +7,8 @@ page's own script evaluates these programs and knows no formula itself.
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from systems.formulas.fit import optimizer_moved_bytes, peak_bytes, step_flops
@@ -20,6 +21,7 @@ from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.editions import LABELS
 from tools.render.frame import Frame, frame
 from tools.render.load import Found, ours, primary_gpu
+from tools.render.markdown import columns
 from tools.render.rows import most, say, span
 from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
@@ -160,16 +162,16 @@ def facts(found: Found) -> dict[str, str]:
 
 def sizes_table() -> str:
     """The peak of a step of each size, by formula, for readers without JavaScript."""
-    precisions = ("step, fp32", "bf16 autocast", "flash, bf16")
-    head = ("size", "parameters in fp32", *precisions, "flash, bf16, blocks again")
-    lines = [f"| {' | '.join(head)} |", "| --- |" + " ---: |" * 5]
-    for size in SIZES:
-        p = Pass(size, 512, "step", "fp32")
-        flash = replace(p, precision="bf16", attention="flash")
-        passes = (p, replace(p, precision="bf16"), flash, replace(flash, checkpoint=1))
-        needs = [f"{peak_bytes(x) / 2**30:.1f}" for x in passes]
-        weights = sum(
-            peak_candidates(p)["optimizer, the head"][c] for c in ("weights",)
-        )
-        lines.append(f"| {size} | {weights / 2**30:.1f} | " + " | ".join(needs) + " |")
-    return "\n".join(lines) + "\n"
+    flash = {"precision": "bf16", "attention": "flash"}
+    steps: dict[str, dict[str, Any]] = {
+        "fp32": {"precision": "fp32"},
+        "bf16 autocast": {"precision": "bf16"},
+        "flash, bf16": flash,
+        "flash, bf16, blocks again": {**flash, "checkpoint": 1},
+    }
+
+    def gib(name: str, size: str) -> float:
+        return peak_bytes(Pass(size, 512, "step", **steps[name])) / 2**30
+
+    shown = ((name, partial(gib, name), "{:.1f}") for name in steps)
+    return columns(SIZES, ("size", str), *shown) + "\n"

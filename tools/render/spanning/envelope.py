@@ -2,28 +2,43 @@
 measured. A prediction needs no record; a ratio reads "not measured" without one.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from systems.formulas.chips import chip_of
 from systems.formulas.costs import (
     FP32_BYTES,
+    Peak,
     attention_flops,
     attention_part_costs,
     forward_flops,
     pass_flops,
 )
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
+from systems.formulas.gpus import GPUS
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.frame import Line, frame
 from tools.render.load import Found, ours, primary_gpu
-from tools.render.markdown import percent
+from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, data_sheet, say
 from tools.render.stems.end_to_end.rows import at
 from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wall_ms
 from tools.render.stems.warmup import later, nth
 
 BATCH = 4
+
+
+# The GPUs that most readers have, for which each floor is told beside the primary's.
+OTHERS = ("a100-80", "h100", "h200", "rtx4090")
+
+
+def elsewhere(value: Callable[[Peak], float], unit: str = " ms") -> str:
+    """A prediction to two digits on the other GPUs: "4.7 ms on an A100 80 GB, ..."."""
+    others = [GPUS[name] for name in OTHERS if GPUS[name].slug != primary_gpu()]
+    return ", ".join(
+        f"{two_digits(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
+    )
 
 
 def shape(size: str, context: int) -> dict[str, int]:
@@ -127,9 +142,12 @@ def chip_facts() -> dict[str, str]:
 def regime_facts(record: Record | None) -> dict[str, str]:
     launches, softmax, products = regimes(record)
     peak = data_sheet(primary_gpu())
-    floor = 1e3 * floor_seconds(SOFTMAX, peak, "fp32")
     of_two = [attention_work("small", 512, part) for part in MATMULS]
-    floor_of_two = 1e3 * sum(floor_seconds(work, peak, "fp32") for work in of_two)
+
+    def floor_of(peak: Peak, *works: Work) -> float:
+        return 1e3 * sum(floor_seconds(work, peak, "fp32") for work in works)
+
+    floor, floor_of_two = floor_of(peak, SOFTMAX), floor_of(peak, *of_two)
     return {
         "launched": say(launches["calls"], "{:,.0f}"),
         "launch_every": say(launches["launch_us"], "{:.1f} µs"),
@@ -138,9 +156,13 @@ def regime_facts(record: Record | None) -> dict[str, str]:
         "softmax_bytes": f"{SOFTMAX.moved_bytes / 1e9:.2f} GB",
         "softmax_intensity": f"{SOFTMAX.intensity:.2f}",
         "softmax_floor": say(floor, "{:.2f} ms"),
+        "softmax_elsewhere": elsewhere(lambda peak: floor_of(peak, SOFTMAX)),
         "products_flops": f"{sum(work.flops for work in of_two) / 1e9:.1f} GFLOP",
         "products_floor": say(floor_of_two, "{:.2f} ms"),
         "floor_ratio": say(floor_of_two / floor, "{:.2f}"),
+        "ratio_elsewhere": elsewhere(
+            lambda peak: floor_of(peak, *of_two) / floor_of(peak, SOFTMAX), ""
+        ),
         "softmax_over_floor": say(softmax["ms"] / floor, "{:.1f}"),
         "softmax_of_fp32": say(softmax["of_fp32"], percent),
         "products_intensity": f"{PRODUCTS.intensity:.0f}",
@@ -166,7 +188,13 @@ def step_facts(record: Record | None) -> dict[str, str]:
         took = at(record, "small", context, "forward", "bf16").ms()
         found[f"forward_small_{context}_bf16"] = say(took, "{:.1f} ms")
     took = at(record, "2.7B", 512, "forward", "fp32").ms()
-    return found | {"forward_2_7B_512_fp32": say(took, "{:.0f} ms")}
+    return found | {
+        "forward_2_7B_512_fp32": say(took, "{:.0f} ms"),
+        "forward_elsewhere": elsewhere(lambda peak: 1e3 * forward / peak.fp32),
+        "step_elsewhere": elsewhere(
+            lambda peak: 1e3 * pass_flops(forward, "forward", "backward") / peak.bf16
+        ),
+    }
 
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
@@ -186,6 +214,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     ratio = peak.bf16 / peak.fp32
     return {
         "rates": say(ratio, "{:.1f}"),
+        "rates_elsewhere": elsewhere(lambda peak: peak.bf16 / peak.fp32, ""),
         "product_share": say(100 * share, "{:.1f} %"),
         "expected_gain": say(1 / (1 - share + share / ratio), "{:.1f}"),
     }
@@ -204,8 +233,15 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     # One fused kernel reads the scores and writes the probabilities.
     fused = 2 * FP32_BYTES * batch * n**2
     peak = data_sheet(primary_gpu())
-    compute = 1e3 * max(flops / peak.fp32, outer / peak.bandwidth)
-    eager, compiled = (1e3 * total / peak.bandwidth for total in (moved, fused))
+
+    def floors(peak: Peak) -> tuple[float, float, float]:
+        compute = 1e3 * max(flops / peak.fp32, outer / peak.bandwidth)
+        return compute, 1e3 * moved / peak.bandwidth, 1e3 * fused / peak.bandwidth
+
+    def gain(compute: float, eager: float, compiled: float) -> float:
+        return (compute + eager) / (compute + compiled)
+
+    compute, eager, compiled = floors(peak)
     config = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
     took = frame(record).one(batch=batch, **config).ms("forward")
     return {
@@ -215,7 +251,9 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
         "traffic_floor": say(eager, "{:.1f} ms"),
         "traffic_floor_fused": say(compiled, "{:.1f} ms"),
         "over_floors": say(took / (compute + eager), "{:.1f}"),
-        "expected_gain": say((compute + eager) / (compute + compiled), "{:.1f}"),
+        "expected_gain": say(gain(compute, eager, compiled), "{:.1f}"),
+        "sum_elsewhere": elsewhere(lambda peak: sum(floors(peak)[:2])),
+        "gain_elsewhere": elsewhere(lambda peak: gain(*floors(peak)), ""),
     }
 
 
@@ -226,7 +264,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
     """
     n, d, peak = 16384, 64, data_sheet(primary_gpu())
     # Nine numbers of two bytes for each score.
-    moved = 1e3 * 9 * 2 * n**2 / peak.bandwidth
+    moved = 9 * 2 * n**2
     flops = attention_flops("forward", d=d, batch=1, heads=1, n=n, causal=True)
     plain, flash = (
         frame(record)
@@ -235,7 +273,8 @@ def head_facts(record: Record | None) -> dict[str, str]:
         for name in ("plain", "ours")
     )
     return {
-        "head_moved": say(moved, "{:.2f} ms"),
+        "head_moved": say(1e3 * moved / peak.bandwidth, "{:.2f} ms"),
+        "head_elsewhere": elsewhere(lambda peak: 1e3 * moved / peak.bandwidth),
         "head_multiplied": say(1e3 * flops / peak.bf16, "{:.3f} ms"),
         "head_plain": say(plain, "{:.2f} ms"),
         "head_ours": say(flash, "{:.2f} ms"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
+from systems import setup_table
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
@@ -101,18 +102,28 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
 
 
 def check_output(found: Found) -> str:
-    """Return what `python -m systems.check_setup` finds on the primary GPU, from the
-    software and kernels that its record of `flash_benchmarking` names.
+    """Return what `python -m systems.check_setup` prints on the primary GPU before its
+    first pass, from what its record of `flash_benchmarking` names.
     """
     if (record := ours(found, "flash_benchmarking")) is None:
         return "\n"
+    gpu = record.device
     lines = {
         **record.software,
-        "torch runs on": record.device.name,
+        "GPU by the driver": gpu.name_and_driver,
+        "torch runs on": gpu.name,
         **{f"attention: {name}": text for name, text in record.kernels.items()},
     }
-    texts = (f"{name:20} {text}" for name, text in lines.items())
-    return "\n".join(["```text", *texts, "```", ""])
+    return printed("python -m systems.check_setup", setup_table(lines))
+
+
+def printed(command: str, shown: Table) -> str:
+    """Return a command with the table that it prints in a terminal of 80 columns."""
+    console = Console(file=StringIO(), width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(shown)
+    lines = captured.get().splitlines()
+    return "\n".join(["```console", f"$ {command}", *lines, "```", ""])
 
 
 def measured_output(found: Found) -> str:
@@ -121,11 +132,8 @@ def measured_output(found: Found) -> str:
         return "\n"
     statuses = Counter(row.status for row in record.rows)
     seconds = sum(row.seconds or 0 for row in record.rows)
-    console = Console(file=StringIO(), width=80, color_system=None)
-    with console.capture() as captured:
-        console.print(outcome_table([("warmup", "measured", statuses, seconds)]))
-    command = "$ python tools/regen_tables.py --only warmup"
-    return "\n".join(["```console", command, *captured.get().splitlines(), "```", ""])
+    shown = outcome_table([("warmup", "measured", statuses, seconds)])
+    return printed("python tools/regen_tables.py --only warmup", shown)
 
 
 def outcome_table(

@@ -102,7 +102,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
         "table.md": per_device(records, times_table),
         "speedups.md": per_device(ours, speedup_figure),
         "speedup-table.md": per_device(ours, speedups_table),
-        "graphs.md": per_device(ours, graphs_table),
         "price.md": per_device(ours, price_table),
     }
 
@@ -140,22 +139,6 @@ def speedups_table(record: Record) -> str:
         telling=lambda x: x["size"] in TOLD,
     )
     return captioned("Eager time over compiled time of each phase, context 512.", shown)
-
-
-def graphs_table(record: Record) -> str:
-    """The eager step, launched by the host and as CUDA graphs, and the compiled one."""
-    found = steps(record).join("model", execution="compiled")
-    times = {"eager": "eager.step_ms", "as graphs": "step_ms"}
-    times |= {"compiled": "model.step_ms"}
-    shown = found.where(execution="graph").table(
-        "size",
-        "precision",
-        *((f"{head}, ms", name, "{:.2f}") for head, name in times.items()),
-        ("eager / graphs", "gain", "{:.2f}"),
-        ("eager / compiled", "model.gain", "{:.2f}"),
-    )
-    caption = "A step launched kernel by kernel, as CUDA graphs, and compiled."
-    return captioned(caption, shown)
 
 
 def price_table(record: Record) -> str:

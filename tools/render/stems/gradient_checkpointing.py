@@ -63,12 +63,9 @@ def passes(record: Record | None) -> Frame:
 
 
 def planned() -> Frame:
-    """Without a measurement: nothing recomputed, half blocks, runs, nested."""
-    orders = [("none", 1), ("half_blocks", 1), *(("runs", run) for run in RUNS)]
-    orders += [("halving", 1), ("chain", 1)]
-    named = ({"strategy": strategy, "run": run} for strategy, run in orders)
-    more = SHAPE | {"attention": "flash", "blocks_compiled": False}
-    return predict(Frame(Line(config | more) for config in named))
+    """Runs of blocks without a measurement."""
+    more = {"strategy": "runs", "attention": "flash", "blocks_compiled": False}
+    return predict(Frame(Line(SHAPE | more, run=run) for run in RUNS))
 
 
 def predict(found: Frame) -> Frame:
@@ -124,7 +121,6 @@ def fragments(records: list[Record]) -> dict[str, str]:
     ours = measured(records)
     return {
         "orders.md": orders_table(),
-        "predicted.md": predicted_table(),
         "curve.md": per_device(ours, curve_figure),
         "table.md": per_device(ours, rows_table),
     }
@@ -185,21 +181,8 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
     return head, lambda x: x[name] / GIB, "{:.2f}"
 
 
-def predicted_table() -> str:
-    shown = planned().table(
-        ("computed again", "recomputed"),
-        gib_column("predicted_peak", "peak, GiB"),
-        gib_column("predicted_kept", "with gradients kept, GiB"),
-    )
-    caption = (
-        "Predicted peaks of a bf16 forward and backward pass of `2.7B`, batch 4, "
-        "context 2048, `flash` attention."
-    )
-    return f"{captioned(caption, shown)}\n"
-
-
 def rows_table(record: Record) -> str:
-    runs = {1, 2, least(curve(planned()), "predicted_kept")["run"]}
+    runs = {1, 2, least(planned(), "predicted_kept")["run"]}
 
     def telling(x: Line) -> bool:
         flash = x["attention"] == "flash" and x["strategy"] != "by_hand"
@@ -220,7 +203,7 @@ def rows_table(record: Record) -> str:
 
 
 def draw_peaks(axes: Axes, found: Frame) -> None:
-    by_formula = curve(planned())
+    by_formula = planned()
     # The note of the upper line stands above it, that of the lower one below.
     below, above = {"va": "top", "offset": (0, -6)}, {"va": "bottom", "offset": (0, 5)}
     for name, label, color, side in (
@@ -296,7 +279,7 @@ def facts(record: Record | None) -> dict[str, str]:
     runs, plan = curve(found), planned()
     none, half = (found.one(strategy=name) for name in ("none", "half_blocks"))
     best, following = (runs.one(run=run) for run in (1, 2))
-    kept = least(curve(plan), "predicted_kept")
+    kept = least(plan, "predicted_kept")
     plain = passes(record).one(strategy="attention", attention="eager")
     p = pass_of()
     n = p.shape.num_layers
@@ -308,7 +291,7 @@ def facts(record: Record | None) -> dict[str, str]:
                 "none_peak": none["peak"],
                 "half_peak": half["peak"],
                 "best_peak": best["peak"],
-                "best_predicted": plan.one(strategy="runs", run=1)["predicted_peak"],
+                "best_predicted": plan.one(run=1)["predicted_peak"],
                 "next_peak": following["peak"],
                 "attention_peak": plain["peak"],
                 "weights": weight_bytes(p),

@@ -7,11 +7,12 @@ from bisect import bisect_left
 from matplotlib.figure import Figure
 
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
+from systems.formulas.gpus import GPUS
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import at_most, gib, per_device, say_ms, table
+from tools.render.markdown import at_most, gib, per_device, say_ms, table, two_digits
 from tools.render.plots import ACCENT, DARK
 from tools.render.rows import MISSING, measured, most, say
 from tools.render.stems.attention import compiled
@@ -279,10 +280,13 @@ def facts(record: Record | None) -> dict[str, str]:
             },
         ),
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
-        # To two digits.
-        "shortest_out": say(
-            shortest_out(memory) if memory else memory,
-            lambda value: f"{float(f'{value:.1e}'):,.0f}",
+        **texts(
+            lambda size: two_digits(shortest_out(size)),
+            {
+                "shortest_out": memory,
+                "out_on_40": GPUS["a100-40"].free_bytes,
+                "out_on_80": GPUS["a100-80"].free_bytes,
+            },
         ),
         "tried_length": say(n or MISSING, "{:,}"),
         "tried_eager": outcome(record, n, "eager"),

@@ -2,16 +2,27 @@
 beside predicted.
 """
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
+from systems.formulas.fit import find_largest, peak_bytes
+from systems.formulas.gpus import GPUS
 from systems.formulas.memory_costs import Pass, attention_saved, residual_bytes
 from systems.formulas.memory_peak import category_peaks
+from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Line, texts
-from tools.render.markdown import columns, in_gib, in_mib, per_device, percent
+from tools.render.markdown import (
+    columns,
+    in_gib,
+    in_mib,
+    per_device,
+    percent,
+    two_digits,
+)
 from tools.render.rows import measured, say
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
@@ -202,12 +213,17 @@ def formula_facts() -> dict[str, str]:
         "fp32_128": category_peaks(short)["saved activations"],
     }
     lasting = ("weights", "gradients", "optimizer state")
+    room_80, room_40 = (GPUS[f"a100-{gb}"].free_bytes for gb in (80, 40))
+    longest = find_largest(fp32, "context", room_80)
+    on_40 = [s for s in TABLE_1 if peak_bytes(replace(fp32, size=s)) <= room_40]
     residual = {
         c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in (128, LONGEST)
     }
     return {
         **texts(in_mib, {f"residual_{c}": size for c, size in residual.items()}),
         **texts(in_gib, {f"kept_{name}": size for name, size in kept.items()}),
+        "longest_on_80": two_digits(longest),
+        "largest_on_40": on_40[-1],
         "weights": in_gib(peaks["weights"]),
         "lasting": in_gib(sum(peaks[name] for name in lasting)),
         "scores": in_mib(attention_saved(fp32)["exponentials"]),
