@@ -1,13 +1,13 @@
-"""Check the built pages for what a strict mkdocs build lets pass.
+"""Check the built pages for faults that a strict mkdocs build ignores.
 
     python tools/checks/built_site.py [site]
 
-Every finding is printed as `page: finding`. Exit status: 0 no finding, 1 findings, 2
-there is nothing to check.
+prints each finding as `page: finding`. The exit code is 0 without findings, 1 with some
+and 2 if there are no pages.
 
-mkdocs checks Markdown links. It does not look at raw HTML, at marks that some extension
-left as text, at ids, headings or alternative texts, nor at what a page's elements would
-fetch from the network. What scripts and style sheets fetch, tests in a browser see.
+mkdocs checks Markdown links only. This checks links in raw HTML, Markdown that was left
+as text, ids, headings, alternative texts, and elements that load from other hosts.
+Tests in a browser check what scripts and style sheets load.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lxml import html
 
 Element = html.HtmlElement
 
-# Attributes by which a page makes the browser fetch something, and links that do.
+# Attributes whose address the browser loads, and the kinds of <link> that it loads.
 FETCHING = {"src", "srcset", "data", "poster", "xlink:href"}
 FETCHING_LINKS = set(
     "stylesheet icon preload prefetch preconnect dns-prefetch modulepreload"
     " manifest".split()
 )
-# What is searched in the text of a page, and outside of code alone.
+# Patterns of faults in all text of a page, and in text outside of code.
 ANYWHERE = {
     "snippet marker left as text": re.compile(r"-+8<-+"),
     "template variable left as text": re.compile(r"\{\$\s*[\w.]+\s*\$\}"),
@@ -86,7 +86,7 @@ def check(site: Site) -> list[str]:
 
 def check_page(site: Site, path: Path) -> Iterator[str]:
     page = site.pages[path]
-    # The theme writes paths from the server's root into it, and it has no title.
+    # The theme gives the 404 page absolute paths and no title.
     is_404 = site.name(path) == "404.html"
     main = next(iter(page.xpath("//article | //main") or page.xpath("//body")), page)
     yield from check_text(main)
@@ -95,14 +95,14 @@ def check_page(site: Site, path: Path) -> Iterator[str]:
         yield from check_headings(main)
     for element in page.iter(html.etree.Element):
         for attribute, value in element.items():
-            for url, fetched in addresses(element, attribute, value):
+            for url, fetched in find_addresses(element, attribute, value):
                 if not (is_404 and re.match("/(?!/)", url)):
                     yield from check_address(site, path, url, fetched)
 
 
 def check_text(main: Element) -> Iterator[str]:
-    """Find marks that an extension should have replaced; a reader would see them."""
-    whole, prose = main.text_content(), "".join(prose_of(main))
+    """Yield Markdown that an extension should have replaced."""
+    whole, prose = main.text_content(), "".join(prose_parts(main))
     for patterns, text in ((ANYWHERE, whole), (OUTSIDE_CODE, prose)):
         for what, pattern in patterns.items():
             for match in pattern.finditer(text):
@@ -110,24 +110,24 @@ def check_text(main: Element) -> Iterator[str]:
                 yield f"{what}: {' '.join(around.split())!r}"
 
 
-def prose_of(element: Element) -> Iterator[str]:
-    """Yield the text of an element, one block a line, with a placeholder for code and
-    other text that is shown as it is.
+def prose_parts(element: Element) -> Iterator[str]:
+    """Yield the text of an element, with blocks on lines of their own and a placeholder
+    for code, formulas and pictures.
     """
     if element.tag in NOT_PROSE:
         yield "\N{OBJECT REPLACEMENT CHARACTER}"
-    # A comment's tag is no string.
+    # The tag of a comment is not a string.
     elif isinstance(element.tag, str):
         edge = "" if element.tag in INLINE else "\n"
         yield edge + (element.text or "")
         for child in element:
-            yield from prose_of(child)
+            yield from prose_parts(child)
             yield child.tail or ""
         yield edge
 
 
 def check_structure(page: Element, main: Element) -> Iterator[str]:
-    """Check ids, images, tables, code blocks, tabs and formulas."""
+    """Yield faults of ids, images, tables, code blocks, tabs and formulas."""
     for name, count in Counter(page.xpath("//@id")).items():
         if count > 1:
             yield f"id {name!r} occurs {count} times"
@@ -138,20 +138,20 @@ def check_structure(page: Element, main: Element) -> Iterator[str]:
             yield f"image without alternative text: {image.get('src')}"
     for table in main.iter("table"):
         if "highlighttable" not in table.classes and not table.xpath(".//th"):
-            yield f"table without header cells: {words(table)}"
+            yield f"table without header cells: {excerpt(table)}"
     if any(not pre.text_content().strip() for pre in main.iter("pre")):
         yield "empty code block"
     for tabs in main.find_class("tabbed-labels"):
         labels = [label.text_content().strip() for label in tabs.iter("label")]
         if len(set(labels)) < len(labels):
             names = ", ".join(labels)
-            yield f"tabs that ran together, for no text stands between them: {names}"
+            yield f"two sets of tabs became one, without text between them: {names}"
     for formula in main.iter("math"):
-        # What a converter prints when it does not understand a formula.
+        # Converters output this element for a formula that they can't parse.
         if formula.xpath(".//merror"):
-            yield f"error inside a formula: {words(formula)}"
+            yield f"error inside a formula: {excerpt(formula)}"
         if stray := re.search(r"[\\&]", formula.text_content()):
-            yield f"stray {stray[0]!r} inside a formula: {words(formula)}"
+            yield f"stray {stray[0]!r} inside a formula: {excerpt(formula)}"
 
 
 def check_headings(main: Element) -> Iterator[str]:
@@ -159,20 +159,20 @@ def check_headings(main: Element) -> Iterator[str]:
     for heading in main.iter(*HEADINGS):
         depth = int(str(heading.tag)[1])
         if depth > level + 1:
-            yield f"heading jumps from level {level} to {depth}: {words(heading)}"
+            yield f"heading jumps from level {level} to {depth}: {excerpt(heading)}"
         level = depth
     if (count := len(list(main.iter("h1")))) != 1:
         yield f"{count} headings of level 1 instead of one"
 
 
-def words(element: Element) -> str:
+def excerpt(element: Element) -> str:
     return repr(" ".join(element.text_content().split())[:60])
 
 
-def addresses(
+def find_addresses(
     element: Element, attribute: str, value: str
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the addresses in an attribute, and whether a browser fetches them."""
+    """Yield each address in an attribute, and whether a browser loads it."""
     if attribute == "srcset":
         yield from ((one.split()[0], True) for one in value.split(",") if one.strip())
     elif attribute == "href" and element.tag == "link":
@@ -182,14 +182,14 @@ def addresses(
 
 
 def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[str]:
-    """A local address must exist, and a remote one must not be fetched."""
+    """Yield a fault if a local address does not exist or a remote one would load."""
     parts = urlsplit(url)
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if parts.scheme in {"http", "https"} or parts.netloc:
         if fetched:
             yield f"fetched from another host: {url}"
     elif parts.scheme:
-        # mailto:, data: and the like stay inside the page.
+        # mailto:, data: and the like load nothing.
         if parts.scheme == "file":
             yield f"address of one machine: {url}"
     elif parts.path.startswith("/"):
@@ -199,7 +199,7 @@ def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[s
     elif not target.is_file():
         remedy = " (a folder; name its index.html)" if target.is_dir() else ""
         yield f"dead link: {url}{remedy}"
-    # With a `=` it is what a page is to show (the explorer, the calculator).
+    # A fragment with `=` is the state of the explorer or the calculator.
     elif parts.fragment and "=" not in parts.fragment and target in site.pages:
         if unquote(parts.fragment) not in site.anchors[target]:
             yield f"dead anchor: {url}"

@@ -1,5 +1,5 @@
-"""Rows and grids: a record of today's code has a row for each configuration of the
-experiment, and no other. Its hash says which code that is, not that all rows are there.
+"""Check that a fresh record has a row for each configuration of its experiment, and no
+other row. The record's source hash does not cover missing rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,8 @@ from tools.render.load import is_fresh
 
 
 def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """A line for each record that differs. Experiments import torch, and some Triton:
-    what can't be imported here is not compared.
+    """Yield a line for each record that differs. Experiments whose packages are missing
+    here, such as torch or Triton, are not compared.
     """
     for stem, records in found.items():
         if lacks("torch", *STEMS[stem].needs):

@@ -1,9 +1,8 @@
-"""What must never stand in the guide's sources: measured numbers typed by hand, facts
-that no page uses, and snippet marks that show no code. `regen_tables.py --check` prints
-the findings.
+"""Find faults in the guide's sources for `regen_tables.py --check`: measured numbers
+typed by hand, facts that no page uses, and snippet markers without code.
 
-A measured number belongs in a fact or a fragment, which follow the records. One that
-no record gives (a setting, a data sheet's figure) is written as inline code.
+A measured number belongs in a fact or a fragment, which are rendered from the records.
+A number that no record gives, such as a setting, is written as inline code.
 """
 
 import re
@@ -19,10 +18,10 @@ UNITS = (
 )
 MEASURED = re.compile(
     rf"""
-    # Not inside a name (A100-SXM4-40GB, fp32) or another number.
+    # Not part of a name (A100-SXM4-40GB, fp32) or of another number.
     (?<![\w.]) (?<![A-Za-z]-) (?<![A-Za-z]\d-)
     \d (?:[\d.,]*\d)?
-    # With a unit, or a factor (2.1×), but no product (16×16).
+    # Followed by a unit or a factor sign (2.1×), but not a size (16×16).
     (?: {GAP} (?: % | (?:{UNITS}) (?![\w/]) ) | [ ]? × (?! \s* (?!faster|as\b)[\w\0] ) )
     """,
     re.MULTILINE | re.VERBOSE,
@@ -49,37 +48,40 @@ SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 
 def check_pages(root: Path) -> list[str]:
-    """Return every finding in the pages and in the Python sources of this tree, as
-    `path:line: finding`.
+    """Return all findings in the pages and the Python sources of this tree, most of
+    them as `path:line: finding`.
     """
-    pages = {path: path.read_text(encoding="utf-8") for path in sources(root / "docs")}
-    included = {found for text in pages.values() for found in INCLUDE.findall(text)}
+    pages = {
+        path: path.read_text(encoding="utf-8") for path in list_pages(root / "docs")
+    }
+    included = {pair for text in pages.values() for pair in INCLUDE.findall(text)}
     findings = []
     code = {*(root / "systems").rglob("*.py"), *(root / "tools").rglob("*.py")}
     code |= {root / file for file, _ in included if file.endswith(".py")}
     for path in sorted(path for path in code if path.is_file()):
         name = path.relative_to(root).as_posix()
-        shown = {section for file, section in included if file == name}
+        sections = {section for file, section in included if file == name}
         text = path.read_text(encoding="utf-8")
         findings += [
-            f"{name}:{n}: {fault}" for n, fault in find_broken_sections(text, shown)
+            f"{name}:{n}: {fault}" for n, fault in find_broken_sections(text, sections)
         ]
     for path, text in pages.items():
         place = path.relative_to(root).as_posix()
-        findings += [f"{place}:{line}: {fault}" for line, fault in typed_numbers(text)]
+        findings += [f"{place}:{n}: {fault}" for n, fault in find_typed_numbers(text)]
     readme = root / "README.md"
     texts = [*pages.values(), *([readme.read_text("utf-8")] if readme.exists() else [])]
-    return findings + unused_facts(root, set(FACT.findall("".join(texts))))
+    return findings + find_unused_facts(root, set(FACT.findall("".join(texts))))
 
 
-def sources(docs: Path) -> Iterator[Path]:
-    """Yield every page."""
+def list_pages(docs: Path) -> Iterator[Path]:
+    """Yield every page that is written by hand."""
     for path in sorted(docs.rglob("*.md")):
         if docs / "generated" not in path.parents:
             yield path
 
 
-def unused_facts(root: Path, used: set[str]) -> list[str]:
+def find_unused_facts(root: Path, used: set[str]) -> list[str]:
+    """Return a finding for each fact that is rendered but not in `used`."""
     path = root / "docs/generated/facts.yml"
     findings, stem = [], ""
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
@@ -93,10 +95,10 @@ def unused_facts(root: Path, used: set[str]) -> list[str]:
     return findings
 
 
-def typed_numbers(page: str) -> Iterator[tuple[int, str]]:
-    """Find measured numbers in the page's prose."""
-    # What is no prose keeps its line breaks, for counting lines.
-    prose = NOT_PROSE.sub(lambda found: "\0" + "\n" * found[0].count("\n"), page)
+def find_typed_numbers(page: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and a finding for each measured number in a page's prose."""
+    # Keep the line breaks of what is cut out, for counting lines.
+    prose = NOT_PROSE.sub(lambda part: "\0" + "\n" * part[0].count("\n"), page)
     for match in MEASURED.finditer(prose):
         number = " ".join(match[0].split())
         yield (
@@ -107,24 +109,21 @@ def typed_numbers(page: str) -> Iterator[tuple[int, str]]:
         )
 
 
-def find_broken_sections(text: str, shown: set[str]) -> Iterator[tuple[int, str]]:
-    """Find sections of a Python file that start and do not end, that no page shows, or
-    that a page shows and are not there: snippets pass over them.
+def find_broken_sections(text: str, used: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield the line and a finding for each snippet section of a Python file that never
+    ends or that no page includes, and for each section in `used` that is missing. The
+    snippets extension ignores these faults.
     """
     lines: dict[tuple[str, str], int] = {}
     for mark in SECTION.finditer(text):
         line = text.count("\n", 0, mark.start()) + 1
         if lines.setdefault((mark[1], mark[2]), line) != line:
             yield line, f"section {mark[2]!r} has two marks of {mark[1]}"
-    starts, ends = (
-        {name: at for (kind, name), at in lines.items() if kind == wanted}
-        for wanted in ("start", "end")
-    )
-    for name in starts.keys() | ends.keys() | shown:
-        start, end = starts.get(name, 0), ends.get(name, 0)
-        if name not in starts:
+    for name in {name for _, name in lines} | used:
+        start, end = lines.get(("start", name), 0), lines.get(("end", name), 0)
+        if not start:
             yield end or 1, f"a page shows the section {name!r}, which does not start"
         elif end <= start + 1:
             yield start, f"section {name!r} never ends, or is empty"
-        elif name not in shown:
+        elif name not in used:
             yield start, f"no page shows the section {name!r}: include it or delete it"

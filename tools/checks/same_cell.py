@@ -1,7 +1,7 @@
-"""Check that records which measure the same cell agree on its GPU time: the sum of its
-kernels differs by less than 3 % between hosts and profilers.
+"""Check that fresh records of one GPU that measure the same cell agree on its GPU time.
 
-`regen_tables.py --check` fails where fresh records of one GPU differ by more.
+The sum of a cell's kernel times differs by less than 3 % between hosts and profilers,
+so `regen_tables.py --check` fails at larger differences.
 """
 
 from collections import defaultdict
@@ -15,9 +15,9 @@ from tools.render.load import is_fresh
 
 STEMS = (CLOCK, "compile", "model_attention", "method", PROFILE, "nsys")
 CLOSE = 1.03
-# The loss takes about a tenth of a millisecond, too little to compare within 3 %.
+# Without the loss, which takes a tenth of a millisecond: too little to compare.
 PHASES = ("forward", "backward", "optimizer")
-# After timed passes; in `kernel_profile`; by both profilers in `nsys`.
+# Names of GPU time after timed passes, in `kernel_profile`, and twice in `nsys`.
 GPU_TIMES = (
     *("{}_gpu_ms", "{}_gpu_busy_ms"),
     *("torch_{}_gpu_busy_ms", "nsys_{}_gpu_busy_ms"),

@@ -1,9 +1,9 @@
-"""What the reference of the code shows: griffe reads the sources, this says which names
-a reader calls, and which fields a class has.
+"""A griffe extension that decides what the code reference shows, for the templates
+beside it.
 
-A name is called if a page links it: the table on top of each page of the reference
-does. The others are folded, kernels left out: the pages that explain them show them
-whole. An experiment is its three parts. `templates` beside this lays it out.
+Names that a page links stay open, as the table on top of each reference page does.
+Other names are folded. Kernels are left out, because the pages that explain them show
+them. Of an experiment only `Config`, `configs` and `run` are shown.
 """
 
 import re
@@ -18,10 +18,8 @@ MARK = re.compile(r"^ *# --8<-- .*\n", re.MULTILINE)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-class CalledNames(Extension):
-    """Names that no reader calls are marked as inside, or as not public, which hides
-    them.
-    """
+class LinkedNames(Extension):
+    """Marks names that a page links, and hides names that the reference leaves out."""
 
     def __init__(self) -> None:
         pages = DOCS.rglob("*.md")
@@ -38,7 +36,7 @@ class CalledNames(Extension):
         attr.public = attr.docstring is not None and not attr.name.startswith("_")
 
     def on_class_members(self, *, cls: Class, **_: object) -> None:
-        cls.extra["reference"]["fields"] = fields_of(cls)
+        cls.extra["reference"]["fields"] = field_lines(cls)
 
     def on_function(self, *, func: Function, **_: object) -> None:
         if any("jit" in str(decorator.value) for decorator in func.decorators):
@@ -50,15 +48,15 @@ class CalledNames(Extension):
                 mod.members[name].public = False
 
 
-def fields_of(cls: Class) -> str:
-    """The lines that declare the fields of a class, with the comments between."""
+def field_lines(cls: Class) -> str:
+    """Return the source lines that declare a class's fields, with their comments."""
     fields = [
         member
         for member in cls.members.values()
         if isinstance(member, Attribute)
         and member.annotation is not None
         and "property" not in member.labels
-        # One without a value stands in the body too: a method would give it one.
+        # Skip attributes that a method assigns: only those have a value here.
         and ("class-attribute" in member.labels or member.value is None)
     ]
     if not fields:

@@ -1,11 +1,8 @@
-"""An extension of Markdown: what the others leave undone, once a page is HTML.
+"""A Markdown extension that finishes a page once it is HTML.
 
-Figures are numbered, and each has an address. Maths becomes MathML. Tables get a frame
-that scrolls sideways and can be reached by keyboard. Words of the glossary are
-explained once in a section.
-
-All of it is from text to text, so any builder of sites that takes extensions of
-Markdown does it.
+It numbers figures and tables, gives each an anchor, converts maths to MathML, puts
+tables into frames that scroll sideways and take the keyboard's focus, and explains each
+glossary word once per section.
 """
 
 from __future__ import annotations
@@ -24,10 +21,13 @@ from systems.model.sizes import SIZES
 from tools.hooks.maths import convert_maths
 from tools.render.editions import EXPLAINED
 
-# Tables of the tables extension have no class. A caption is a paragraph with the class,
-# above one table or above tabs that show it of several GPUs. The title of a fold is the
-# caption of the table or tabs that stand first in it; in one that holds nothing but
-# tables, what they are may be said in between, or in a caption, which has no number.
+# What decides the captions of tables, in order of the page:
+# - `caption`: a paragraph of this class, above a table or above tabs with tables;
+# - `fold`: a fold's title, the caption of a table or tabs that begin the fold;
+# - `every`: the title of a fold of tables ("abstract"), which may have a paragraph or
+# an unnumbered caption before its first table;
+# - `body`: a table of Markdown's tables extension, which gives it no class;
+# - `end`: text that ends the reach of a caption.
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
     r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
@@ -46,8 +46,8 @@ FIGURE = re.compile(
     re.DOTALL,
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
-# A word with its explanation; what must not hold one, because it does something itself
-# or is only glanced at; and what is read apart from the text around it.
+# A word with its explanation; elements that must not hold tooltips, because they are
+# links or buttons or are only glanced at; and elements read apart from the text around.
 TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
 TOOLTIP_OR_PART = re.compile(
     rf"{TOOLTIP.pattern}"
@@ -56,23 +56,22 @@ TOOLTIP_OR_PART = re.compile(
     r"|<(?P<aside>details|figure|table)\b(?P<inside>.*?</(?P=aside)>)",
     re.DOTALL,
 )
-# Up to the first full stop outside of markup.
+# Text up to the first full stop that is not inside an element.
 SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
-# What tools/render/markdown.py writes into a cell of a line that stands open only when
-# asked.
+# The mark of tools/render/markdown.py on a cell of a row that is hidden at first.
 REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
-# A listing of commands, and an option among them.
+# A listing of shell commands, and an option of a command.
 COMMANDS = re.compile(
     r'(<div class="language-console[^"]*"[^>]*><pre>(?:<span></span>)?<code>)'
     r"((?!<span class=\"line\">).*?)</code>",
     re.DOTALL,
 )
 OPTION = re.compile(r"(?<=[>\s])--?[a-z][\w-]*(?![^<]*>)")
-# A number as tables print it, with what it may be about, its spread and its unit; and
-# what stands where there is none.
+# A number as tables print it, with a sign, a spread, a unit and a remark in
+# parentheses; and the texts that stand for a missing number.
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 NUMBER = re.compile(
     rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±|/) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
@@ -82,96 +81,96 @@ NO_NUMBER = re.compile(
     r"[-–—]?|none|not .*|out of memory|unsupported|failed|no such .*", re.IGNORECASE
 )
 MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
-# The whole part of a number of four digits or more.
+# The integer part of a number with four digits or more.
 THOUSANDS = re.compile(r"(?<![\w.,#])\d{4,}(?![\w,])")
-# Text, between tags and what is no prose.
+# Tags, elements without prose, and the text between them.
 TEXT = re.compile(
     r"<(pre|code|math|svg|script|style|textarea)\b.*?</\1>|<[^>]*>|(?P<text>[^<]+)",
     re.DOTALL,
 )
 PICTURE = re.compile(r"<svg class=.*?</svg>", re.DOTALL)
-INDENTED = re.compile(r"^ +", re.MULTILINE)
-# Between a number and its unit no line ends.
+INDENT = re.compile(r"^ +", re.MULTILINE)
+# The space between a number and its unit, which must not end a line.
 UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[KMGT]i?B|[nµm]?s|min|[KMGTP]?FLOPs?|[kMG]?W|[kMG]?Hz|[mb]illion)"
     r"(?!\w))"
 )
 SPREAD = re.compile(r" (± [\d.]+|\([a-z]+\))")
-# So many columns stand closer together.
+# From this number of columns on, columns stand closer together.
 DENSE = 7
-# What a word of this length asks of a column: that it may be broken.
+# A column with a longer text may break its lines.
 LONG = 22
-# In code, a line may end behind these.
+# Code and links, and the characters in them after which a line may end.
 NAMES = re.compile(r"(<code>|<a [^>]*>)([^<]*)")
 BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 
-def finished(page_html: str) -> str:
-    """Convert the maths of one page, frame its tables, number its figures, and thin out
+def finish_page(page_html: str) -> str:
+    """Convert the maths of a page, frame its tables, number its figures, and thin out
     its tooltips.
     """
-    text = convert_maths(few_tooltips(COMMANDS.sub(in_lines, page_html)))
+    text = convert_maths(thin_tooltips(COMMANDS.sub(split_commands, page_html)))
     text = number_figures(frame_tables(text))
-    return in_text(text, lambda said: UNIT.sub("\N{NO-BREAK SPACE}", said))
+    return map_text(text, lambda part: UNIT.sub("\N{NO-BREAK SPACE}", part))
 
 
-def in_text(page_html: str, changed: Callable[[str], str]) -> str:
-    """What is read, changed; tags, code and maths as they are."""
+def map_text(page_html: str, change: Callable[[str], str]) -> str:
+    """Apply a function to the prose of a page, but not to tags, code and maths."""
     return TEXT.sub(
-        lambda part: changed(part[0]) if part["text"] else part[0], page_html
+        lambda part: change(part[0]) if part["text"] else part[0], page_html
     )
 
 
-def in_lines(match: re.Match[str]) -> str:
-    """Commands, each in a line of its own that a narrow page may continue below, with
-    its options whole.
+def split_commands(match: re.Match[str]) -> str:
+    """Put each command of a listing into a line element, which a narrow page wraps
+    without breaking options.
     """
     lines = match[2].removesuffix("\n").split("\n")
     if any(line.count("<span") != line.count("</span") for line in lines):
         return match[0]
-    named = (OPTION.sub(r'<span class="option">\g<0></span>', line) for line in lines)
-    told = "".join(f'<span class="line">{line}</span>\n' for line in named)
-    return f"{match[1]}{told}</code>"
+    marked = (OPTION.sub(r'<span class="option">\g<0></span>', line) for line in lines)
+    text = "".join(f'<span class="line">{line}</span>\n' for line in marked)
+    return f"{match[1]}{text}</code>"
 
 
-class Finish(Postprocessor):
+class PageFinisher(Postprocessor):
     def run(self, text: str) -> str:
-        return finished(text)
+        return finish_page(text)
 
 
-class Aside(Preprocessor):
-    """Keeps pictures aside, as Markdown does with HTML outside of tabs: inside, each
-    of its rules would search through all of them.
+class PictureStash(Preprocessor):
+    """Replaces pictures inside of tabs by placeholders, as Markdown does with HTML
+    outside of tabs. Otherwise every rule of Markdown would search all pictures.
     """
 
     def run(self, lines: list[str]) -> list[str]:
-        def keep(picture: re.Match[str]) -> str:
-            return self.md.htmlStash.store(INDENTED.sub("", picture[0]))
+        def store(picture: re.Match[str]) -> str:
+            return self.md.htmlStash.store(INDENT.sub("", picture[0]))
 
-        return PICTURE.sub(keep, "\n".join(lines)).split("\n")
+        return PICTURE.sub(store, "\n".join(lines)).split("\n")
 
 
-class Finished(Extension):
+class FinishExtension(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
-        # After fragments are included and code is kept, before HTML is looked for.
-        md.preprocessors.register(Aside(md), "aside", 24)
-        # After all others, which put HTML back that they had kept aside.
-        md.postprocessors.register(Finish(md), "finish", -100)
+        # After snippets are included and code is stashed, before HTML is searched.
+        md.preprocessors.register(PictureStash(md), "pictures", 24)
+        # After all others, which replace placeholders by HTML.
+        md.postprocessors.register(PageFinisher(md), "finish", -100)
 
 
-def makeExtension(**options: object) -> Finished:
-    return Finished(**options)
+def makeExtension(**options: object) -> FinishExtension:
+    return FinishExtension(**options)
 
 
-def few_tooltips(page_html: str) -> str:
-    """Explain a word where it first stands in a section. What a fold, a figure or a
-    table explains, a reader of the text around it has not seen.
+def thin_tooltips(page_html: str) -> str:
+    """Explain each word only where it first stands in a section. Folds, figures and
+    tables count apart, because a reader of the text may skip them.
     """
     seen: set[str] = set()
 
-    def kept(match: re.Match[str]) -> str:
+    def thin(match: re.Match[str]) -> str:
         if match["aside"]:
-            return f"<{match['aside']}{few_tooltips(match['inside'])}"
+            return f"<{match['aside']}{thin_tooltips(match['inside'])}"
         if match["title"] is None:
             if match["tag"] == "h2":
                 seen.clear()
@@ -181,87 +180,90 @@ def few_tooltips(page_html: str) -> str:
         seen.add(match["title"])
         return match[0]
 
-    return TOOLTIP_OR_PART.sub(kept, page_html)
+    return TOOLTIP_OR_PART.sub(thin, page_html)
 
 
 def number_figures(page_html: str) -> str:
-    """Each caption begins with the number of its figure, which links to it."""
+    """Begin each figure's caption with its number, which links to the figure."""
     numbers = count(1)
 
-    def numbered(match: re.Match[str]) -> str:
-        found, number = ADDRESS.search(match["attributes"]), next(numbers)
-        address = found[1] if found else f"figure-{number}"
-        opened = "" if found else f' id="{address}"'
+    def add_number(match: re.Match[str]) -> str:
+        given, number = ADDRESS.search(match["attributes"]), next(numbers)
+        address = given[1] if given else f"figure-{number}"
+        new_id = "" if given else f' id="{address}"'
         name = f"Figure\N{NO-BREAK SPACE}{number}."
         link = f'<a class="number" href="#{address}">{name}</a>'
-        shown = f"<figure{opened}{match['attributes']}>{match['pictures']}"
-        return f"{shown}{match['caption']}{link} "
+        figure = f"<figure{new_id}{match['attributes']}>{match['pictures']}"
+        return f"{figure}{match['caption']}{link} "
 
-    return FIGURE.sub(numbered, page_html)
+    return FIGURE.sub(add_number, page_html)
 
 
-# What Markdown writes into each cell of a column that is aligned left.
+# The style that Markdown gives each cell of a column aligned left.
 LEFT = "text-align: left;"
 
 
 def frame_tables(page_html: str) -> str:
-    """Number the tables of a page, and put each into a region that is focusable, named
-    and scrolls.
+    """Number the tables of a page, and put each into a named region that scrolls and
+    takes the keyboard's focus.
 
-    The class on the table also keeps the theme from adding its own frame, which no
-    keyboard reaches.
+    The class on the table also keeps the theme from adding its own frame, which takes
+    no focus.
     """
     numbers = count(1)
-    alike: Counter[str] = Counter()
+    labels: Counter[str] = Counter()
     caption = ""
 
-    def framed(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         nonlocal caption
         if match["end"]:
             caption = ""
             return match[0]
         if match["body"] is not None:
-            return framed_table(match["body"], caption, alike)
+            return frame_table(match["body"], caption, labels)
         number = next(numbers)
-        said = match["caption"] or match["title"] or match["all"]
+        title = match["caption"] or match["title"] or match["all"]
         name = f"Table\N{NO-BREAK SPACE}{number}."
-        caption = f"{name} {text_of(said)}"
+        caption = f"{name} {plain_text(title)}"
         if match["caption"] is None:
-            opened = (match["fold"] or match["every"]).removesuffix("<summary>")
+            start = (match["fold"] or match["every"]).removesuffix("<summary>")
             rest = match["folded"] or f"{match['said']}{match['inner'] or ''}"
-            return f'{opened}<summary id="table-{number}">{name} {said}{rest}'
+            return f'{start}<summary id="table-{number}">{name} {title}{rest}'
         link = f'<a class="number" href="#table-{number}">{name}</a>'
-        return f'<p class="caption" id="table-{number}">{link} {stressed(said)}</p>'
+        text = bold_first_sentence(title)
+        return f'<p class="caption" id="table-{number}">{link} {text}</p>'
 
-    return CAPTION_OR_TABLE.sub(framed, page_html)
+    return CAPTION_OR_TABLE.sub(replace, page_html)
 
 
-def stressed(caption: str) -> str:
-    """As those of figures: bold is the first sentence, and the rest how to read it."""
+def bold_first_sentence(caption: str) -> str:
+    """Make the first sentence of a caption bold, as in captions of figures."""
     sentence = SENTENCE.match(caption)
     if sentence is None or "<strong>" in caption:
         return caption
     return f"<strong>{sentence[0]}</strong>{caption[sentence.end() :]}"
 
 
-def text_of(cell: str) -> str:
+def plain_text(cell: str) -> str:
+    """Return the text of some HTML without its tags."""
     return " ".join(html.unescape(TAG.sub("", cell)).split())
 
 
-def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
-    """One table; those without a caption are numbered where they have the same heads.
-    What columns hold decides how they stand: numbers right, short words on one line,
-    long ones on several.
+def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
+    """Return a table in its frame. Its columns are aligned by what they hold: numbers
+    right, short texts on one line, long texts on several.
+
+    `labels` counts the names of tables without a caption, to tell equal ones apart.
     """
     rows = [CELL.findall(row) for row in ROW.findall(body)]
-    heads, *lines = [[text_of(cell) for *_, cell in row] for row in rows]
+    heads, *lines = [[plain_text(cell) for *_, cell in row] for row in rows]
     kinds = [column_class(list(column)) for column in zip(*lines, strict=False)]
-    # Shapes stand on one line where there is room for them.
+    # Keep shapes on one line if the table has room for it.
     one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
-    # The columns that Markdown aligns left name the line; if it aligns none, the first.
+    # Columns that Markdown aligns left name the row; if there is none, the first does.
     keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
 
-    groups = starts_of_groups(heads)
+    groups = find_group_starts(heads)
 
     def row(match: re.Match[str]) -> str:
         columns = count()
@@ -270,9 +272,9 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
         return f"<tr{mark}>{cells}</tr>"
 
     def cell(match: re.Match[str], at: int) -> str:
-        tag, _, said = match.groups()
+        tag, _, content = match.groups()
         kind = kinds[at] if at < len(kinds) else ""
-        text = text_of(said)
+        text = plain_text(content)
         names = [kind] if kind else []
         names += ["key"] if tag == "th" and at < keys else []
         names += ["line"] if tag == "td" and at == 0 and one_line else []
@@ -280,28 +282,26 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
         names += ["words"] if kind == "r" and tag == "td" and len(text) > LONG else []
         marks = f' class="{" ".join(names)}"' if names else ""
         if tag == "th":
-            # What names nothing is no head. Words in a box take several lines, and
-            # their column is no wider for it.
-            return (
-                f"<th{marks}><span>{said}</span></th>" if text else f"<td{marks}></td>"
-            )
-        if rank := sort_key_of(heads[at], text):
-            marks += f' data-sort="{rank}"'
-        if (size := size_of(heads[at], text)) in EXPLAINED:
-            named = f'<abbr title="{EXPLAINED[size]}">{size}</abbr>'
-            said = said.replace(size, named, 1)
-        said = in_text(said, lambda told: MINUS.sub("\N{MINUS SIGN}", told))
+            # An empty cell is no header. The span lets a long header wrap, so that it
+            # does not widen its column.
+            head = f"<th{marks}><span>{content}</span></th>"
+            return head if text else f"<td{marks}></td>"
+        if key := cell_sort_key(heads[at], text):
+            marks += f' data-sort="{key}"'
+        if (size := find_size(heads[at], text)) in EXPLAINED:
+            tooltip = f'<abbr title="{EXPLAINED[size]}">{size}</abbr>'
+            content = content.replace(size, tooltip, 1)
+        content = map_text(content, lambda part: MINUS.sub("\N{MINUS SIGN}", part))
         if kind == "r":
-            said = in_text(said, in_thousands)
-            said = SPREAD.sub(r" <small>\1</small>", said)
-        return f"<td{marks}>{breakable(said) if kind == 't' else said}</td>"
+            content = map_text(content, group_thousands)
+            content = SPREAD.sub(r" <small>\1</small>", content)
+        return f"<td{marks}>{allow_breaks(content) if kind == 't' else content}</td>"
 
-    more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
-    named = ", ".join(filter(None, heads[:4]))
     if not (label := caption):
-        label = f"Table: {named}{more}"
-        alike[label] += 1
-        label += f" ({alike[label]})" if alike[label] > 1 else ""
+        more = f" and {len(heads) - 4} more columns" if len(heads) > 4 else ""
+        label = f"Table: {', '.join(filter(None, heads[:4]))}{more}"
+        labels[label] += 1
+        label += f" ({labels[label]})" if labels[label] > 1 else ""
     region = f'role="region" tabindex="0" aria-label="{html.escape(label)}"'
     look = "data dense" if len(heads) >= DENSE else "data"
     return (
@@ -311,56 +311,55 @@ def framed_table(body: str, caption: str, alike: Counter[str]) -> str:
     )
 
 
-# Opens what the table above does not show, without a script.
+# A checkbox that shows the hidden rows of the table above, without a script.
 ALL = '<p class="all"><label><input type="checkbox"> All {} rows</label></p>'
 
 
-def in_thousands(text: str) -> str:
-    return THOUSANDS.sub(lambda found: f"{int(found[0]):,}", text)
+def group_thousands(text: str) -> str:
+    return THOUSANDS.sub(lambda number: f"{int(number[0]):,}", text)
 
 
-# The sizes of the model, from the smallest on: their names sort otherwise.
-ORDER = {size: place for place, size in enumerate(SIZES, start=1)}
+# The rank of each model size, by which its name is sorted.
+ORDER = {size: rank for rank, size in enumerate(SIZES, start=1)}
 
-# Shapes of attention: among them the length is what one looks for.
+# The head of a column of attention shapes, which is sorted by the tokens.
 SHAPES = "tokens · d · mask · heads"
 TOKENS = re.compile(r"([\d,]+)(k?)")
 
-# A size may be followed by what else names a step.
-SIZE = re.compile(r"[^,\s]+")
+# The first word of a cell, before a comma and other parts of a step's name.
+FIRST_WORD = re.compile(r"[^,\s]+")
 
 
-def size_of(head: str, text: str) -> str:
-    """The size that a cell names, or nothing."""
-    found = SIZE.match(text) if head in ("size", "model", "step") else None
-    return found[0] if found and found[0] in ORDER else ""
+def find_size(head: str, text: str) -> str:
+    """Return the model size that a cell names, or ""."""
+    word = FIRST_WORD.match(text) if head in ("size", "model", "step") else None
+    return word[0] if word and word[0] in ORDER else ""
 
 
-def sort_key_of(head: str, text: str) -> int | None:
-    """Where a cell stands in order, if its letters don't say it."""
-    if size := size_of(head, text):
+def cell_sort_key(head: str, text: str) -> int | None:
+    """Return the number by which a cell is sorted; None if its text does."""
+    if size := find_size(head, text):
         return ORDER[size]
-    tokens = TOKENS.match(text) if head == SHAPES else None
-    return (
-        int(tokens[1].replace(",", "")) * (1024 if tokens[2] else 1) if tokens else None
-    )
+    if head == SHAPES and (tokens := TOKENS.match(text)):
+        return int(tokens[1].replace(",", "")) * (1024 if tokens[2] else 1)
+    return None
 
 
-def starts_of_groups(heads: list[str]) -> set[int]:
-    """Columns that begin one of several groups: two or more beside one another are
-    about one thing, which their heads name before a comma.
+def find_group_starts(heads: list[str]) -> set[int]:
+    """Return the first columns of groups, if there are several. A group is two or more
+    adjacent columns whose heads agree before a comma.
     """
-    about = [head.partition(", ")[0] if ", " in head else None for head in heads]
-    runs = [(name, len(list(run))) for name, run in groupby(about)]
+    topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
+    runs = [(name, len(list(run))) for name, run in groupby(topics)]
     starts = accumulate((length for _, length in runs), initial=0)
-    found = zip(starts, runs, strict=False)
-    groups = {at for at, (name, length) in found if name and length > 1}
+    pairs = zip(starts, runs, strict=False)
+    groups = {start for start, (name, length) in pairs if name and length > 1}
     return groups if len(groups) > 1 else set()
 
 
 def column_class(texts: list[str]) -> str:
-    """The class of a column: `r` for numbers, where a few cells may say why they have
-    none; `t` for text of several lines.
+    """Return the class of a column: `r` if most cells hold numbers, `t` for texts that
+    may take several lines, or "".
     """
     numbers = [bool(NUMBER.fullmatch(text)) and text not in ORDER for text in texts]
     others = [t for t, number in zip(texts, numbers, strict=True) if not number]
@@ -370,6 +369,6 @@ def column_class(texts: list[str]) -> str:
     return "t" if max(map(len, texts), default=0) > LONG else ""
 
 
-def breakable(cell: str) -> str:
-    """A cell whose code and links may be broken where a name has a part."""
+def allow_breaks(cell: str) -> str:
+    """Let lines end inside of names in code and links, after a dot or an underscore."""
     return NAMES.sub(lambda name: name[1] + BREAKS.sub(r"\1<wbr>", name[2]), cell)

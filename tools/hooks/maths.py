@@ -1,4 +1,4 @@
-"""Maths of a page as MathML, so it needs no script and no font to show it; a formula
+"""Convert the maths of a page to MathML, which needs no script and no font. A formula
 that can't be converted fails the build.
 """
 
@@ -11,20 +11,20 @@ from xml.etree import ElementTree
 from latex2mathml.converter import convert
 
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
-# How many children MathML demands; latex2mathml turns `\frac{a` into a fraction with
-# one.
+# The number of children that MathML demands. latex2mathml turns `\frac{a` into a
+# fraction with one.
 CHILDREN = dict.fromkeys(("mfrac", "mroot", "msub", "msup", "munder", "mover"), 2) | {
     "msubsup": 3,
     "munderover": 3,
 }
 
-# The exact output of pymdownx.arithmatex with `generic: true`. In code samples the same
-# text is escaped.
+# The output of pymdownx.arithmatex with `generic: true`. Code samples hold this text
+# only in escaped form.
 INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 DISPLAY_MATHS = re.compile(
     r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
 )
-# Long formulas scroll sideways as tables do, and by keyboard too.
+# Long formulas scroll sideways, by keyboard too.
 DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
@@ -45,23 +45,23 @@ def convert_maths(page_html: str) -> str:
 
 
 def to_mathml(tex: str, display: str) -> str:
-    """One formula as MathML, with its source in `alttext`.
+    """Return a formula as MathML, with its source in `alttext`. Raise ValueError if it
+    can't be converted.
 
-    latex2mathml prints what it does not know instead of raising, so its output is
-    parsed and looked through.
+    latex2mathml copies unknown commands instead of raising an error, so its output is
+    parsed and checked.
     """
     tex = " ".join(tex.split())
     braces = Counter(BRACE.findall(tex))
     if braces["{"] != braces["}"]:
         raise ValueError(f"unbalanced braces in the formula `{tex}`")
-    # It knows split but not aligned, which is what a formula of several lines is called
-    # inside maths.
+    # latex2mathml knows `split` but not `aligned`, its name inside a formula.
     source = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{split}", tex)
     try:
         root = ElementTree.fromstring(convert(source, display=display))
     except Exception as error:
-        # The library has no common base class for its errors, and a stray & makes its
-        # output no XML.
+        # The library's errors have no common base class, and with a stray & its output
+        # is not XML.
         raise ValueError(
             f"can't convert the formula `{tex}` ({type(error).__name__})"
         ) from error
@@ -74,37 +74,38 @@ def to_mathml(tex: str, display: str) -> str:
             raise ValueError(f"the formula `{tex}` is incomplete ({size})")
     if sum(1 for _ in root.iter(f"{MATHML}mtable")) < source.count(r"\begin"):
         raise ValueError(f"unknown environment in the formula `{tex}`")
-    space(root)
+    set_spacing(root)
     root.set("alttext", tex)
     ElementTree.register_namespace("", MATHML.strip("{}"))
     return ElementTree.tostring(root, encoding="unicode")
 
 
-# Operators by their names in our formulas, which are numbers or functions.
+# Names in our formulas that \operatorname marks as operators but that are quantities.
 NAMED = ("lse", "rowsum")
 
 
-def space(root: ElementTree.Element) -> None:
-    """Set the room around names and signs: infinity and a name like lse have none, a
-    maximum or a logarithm has some before what it is taken of, and a minus in front of
-    a number is its sign. To latex2mathml some of these are operators.
+def set_spacing(root: ElementTree.Element) -> None:
+    """Correct the space around operators: none around infinity and names like lse, some
+    between max or log and its argument, and none after a minus that is a sign.
     """
     for parent in root.iter():
         before = None
         for part, after in zip_longest(parent, parent[1:]):
             text = part.text or ""
             if text in ("max", "log"):
-                opens = after is None or next(after.itertext(), "") == "("
+                tight = after is None or next(after.itertext(), "") == "("
                 part.tag = f"{MATHML}mo"
-                part.attrib |= {"lspace": "0", "rspace": "0" if opens else "0.17em"}
+                part.attrib |= {"lspace": "0", "rspace": "0" if tight else "0.17em"}
             elif part.tag == f"{MATHML}mo" and text == "−":
-                if before is None or opening(before):
+                if before is None or is_prefix(before):
                     part.set("form", "prefix")
             elif part.tag == f"{MATHML}mo" and (text == "∞" or text in NAMED):
                 part.tag = f"{MATHML}mi"
             before = part
 
 
-def opening(part: ElementTree.Element) -> bool:
-    """What no minus can take something from."""
+def is_prefix(part: ElementTree.Element) -> bool:
+    """Return whether a minus after this element is a sign, as after a parenthesis or
+    another operator.
+    """
     return part.tag == f"{MATHML}mo" and part.text not in (")", "]", "}", "⊤")

@@ -1,9 +1,9 @@
-"""Hook of the site build: give notebooks the look of the other pages.
+"""A hook of the site build that makes notebooks look like the other pages.
 
-mkdocs-jupyter's page brings the styles of JupyterLab, which know no dark scheme here,
-and scripts, one of which asks a CDN for Mermaid. Only its cells are kept. Maths becomes
-MathML, links to Markdown files lead to pages, code with the tag "folded" is folded, and
-a figure is the one that `tools.render.standalone.Shown` drew for pages.
+A page of mkdocs-jupyter has JupyterLab's styles, which lack a dark scheme, and scripts,
+one of which loads Mermaid from a CDN. The hook keeps only its cells. It converts maths
+to MathML and links to Markdown files to links to pages, folds code tagged "folded", and
+inserts the figures that `tools.render.standalone.Shown` drew for pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from lxml import html
 from mkdocs.plugins import event_priority
 
-from tools.hooks.markup import finished
+from tools.hooks.markup import finish_page
 from tools.render.standalone import PAGE
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def is_notebook(page: Page) -> bool:
 
 @event_priority(100)
 def on_page_markdown(markdown: str, /, page: Page, **_: object) -> str:
-    """Read what the head of a Markdown page says from the notebook's metadata, before
-    the macros see its source.
+    """Read the page's metadata from the notebook, and hide its source from the macros
+    plugin.
     """
     if not is_notebook(page):
         return markdown
@@ -54,16 +54,18 @@ def on_page_content(content: str, /, page: Page, **_: object) -> str:
     if not is_notebook(page):
         return content
     path = Path(page.file.abs_src_path or "")
-    text = "\n".join(cells(content, json.loads(path.read_text(encoding="utf-8"))))
+    text = "\n".join(
+        convert_cells(content, json.loads(path.read_text(encoding="utf-8")))
+    )
     text = text.replace("<p><strong>In short.", '<p class="in-short"><strong>In short.')
     text = text.replace('class="anchor-link"', HEADERLINK)
     link = f'<p class="provenance"><a href="{path.name}" download>'
     text = text.replace("</h1>", f"</h1>{link}Download this notebook</a></p>", 1)
-    return finished(MATHS.sub(arithmatex, LINK.sub(r"\1.html", text)))
+    return finish_page(MATHS.sub(mark_formula, LINK.sub(r"\1.html", text)))
 
 
-def cells(content: str, notebook: dict) -> Iterator[str]:
-    """Yield the HTML of each text, listing and output."""
+def convert_cells(content: str, notebook: dict) -> Iterator[str]:
+    """Yield the HTML of each text, code cell and output."""
     outputs = [o for cell in notebook["cells"] for o in cell.get("outputs", ())]
     figures = (o["data"][PAGE] for o in outputs if PAGE in o.get("data", ()))
     for part in html.fromstring(content).xpath(f"//div[{SELECTOR}]"):
@@ -89,7 +91,7 @@ def inner_html(part: html.HtmlElement) -> str:
     return escape(part.text or "") + "".join(map(str, children))
 
 
-def arithmatex(match: re.Match[str]) -> str:
+def mark_formula(match: re.Match[str]) -> str:
     """Mark a formula as pymdownx.arithmatex does, so that it becomes MathML."""
     if match["display"]:
         return rf'<div class="arithmatex">\[{match["display"]}\]</div>'

@@ -1,8 +1,7 @@
-"""Hook of the site build: what only this builder of sites leaves undone, and no page
-needs to be read.
+"""A hook of the site build that shrinks the site and improves its search.
 
-The search shows a page's description first and reads no figures and numbers, and the
-largest records are packed.
+Search results begin with a page's description, and the search index skips figures and
+tables of numbers. Records lose their blanks, and the largest are compressed.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 SEARCH = "material/search"
-# What the theme brings for search in other languages than English, and for debugging
-# its own scripts: a fifth of the site.
+# The theme's files for search in languages other than English and for debugging, which
+# are a fifth of the site.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
-# Records, and the links to them. A browser shows a JSON file of up to so many bytes; a
-# larger one, full of the names of kernels, is a twentieth of that when it is packed.
+# Larger records are unreadable in a browser, and compression makes them 20 times
+# smaller.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
-# What a reader doesn't search for, and the search would read tag by tag: figures, where
-# a table comes from, names of tabs, listings, tables of numbers.
-UNSOUGHT = re.compile(
+# Parts that nobody searches for: figures, provenance, names of tabs, code listings,
+# tables of numbers.
+UNSEARCHED = re.compile(
     r"<svg\b.*?</svg>"
     r'|<p class="(?:provenance|stale|below|all)">.*?</p>'
     r'|<div class="tabbed-labels".*?</div>'
@@ -40,8 +39,8 @@ UNSOUGHT = re.compile(
     r'|<table class="data(?: dense)?">(?:(?!</table>).)*<td class="r\b.*?</table>',
     re.DOTALL,
 )
-# What pages hold while the search reads them without that, by address.
-WHOLE: dict[str, str] = {}
+# The full content of a page, by address, while the search reads it without those parts.
+FULL_CONTENT: dict[str, str] = {}
 
 
 def on_files(files: Files, /, **_: object) -> Files:
@@ -51,45 +50,47 @@ def on_files(files: Files, /, **_: object) -> Files:
 
 
 @event_priority(100)
-def with_what_is_sought(
+def hide_unsearched(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    WHOLE[page.url] = page.content or ""
-    page.content = UNSOUGHT.sub("", WHOLE[page.url])
+    FULL_CONTENT[page.url] = page.content or ""
+    page.content = UNSEARCHED.sub("", FULL_CONTENT[page.url])
     return context
 
 
 @event_priority(-100)
-def described(context: dict, /, page: Page, config: MkDocsConfig, **_: object) -> dict:
-    """Let the description be what the search shows of a page. Tags are of the page, and
-    not of each of its sections.
+def index_description(
+    context: dict, /, page: Page, config: MkDocsConfig, **_: object
+) -> dict:
+    """Restore the page's content, begin its search entry with its description, and keep
+    its tags in that entry only, not in those of its sections.
     """
-    page.content = WHOLE.pop(page.url)
+    page.content = FULL_CONTENT.pop(page.url)
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
-    # The search has just added this page, its title first.
+    # The search plugin has just added this page, the entry with its title first.
     own = [one for one in entries if one["location"].split("#")[0] == page.url]
     for entry in own[:1]:
-        said = escape(page.meta.get("description", ""), quote=False)
-        entry["text"] = f"<p>{said}</p>{entry['text']}"
+        description = escape(page.meta.get("description", ""), quote=False)
+        entry["text"] = f"<p>{description}</p>{entry['text']}"
     for entry in own[1:]:
         entry.pop("tags", None)
     return context
 
 
-on_page_context = CombinedEvent(with_what_is_sought, described)
+on_page_context = CombinedEvent(hide_unsearched, index_description)
 
 
 def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
-    return with_packed_links(output, config)
+    return link_compressed(output, config)
 
 
-# After the offline plugin, which writes it.
+# After the offline plugin, which writes search_index.js.
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """The index of the search is there twice: a server is asked for the JSON, and pages
-    that are read as files load the script. Records say the same without their blanks;
-    broken ones stay as they are.
+    """Delete the script of the search index, which only pages opened as files need;
+    strip blanks from records, and compress large ones. Invalid records stay as they
+    are.
     """
     site = Path(config.site_dir)
     if config.site_url:
@@ -99,23 +100,25 @@ def on_post_build(*, config: MkDocsConfig) -> None:
             content = json.loads(path.read_bytes())
             text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
             path.write_bytes(text.encode())
-        if packed(path.relative_to(site), config):
+        if is_compressed(path.relative_to(site), config):
             path.with_name(path.name + ".xz").write_bytes(
                 compress(path.read_bytes(), preset=1)
             )
             path.unlink()
 
 
-def with_packed_links(page_html: str, config: MkDocsConfig) -> str:
-    def link(found: re.Match[str]) -> str:
-        is_packed = packed(Path(found["record"]), config)
-        return f'{found[0][:-1]}.xz"' if is_packed else found[0]
+def link_compressed(page_html: str, config: MkDocsConfig) -> str:
+    """Point links to large records to their compressed files."""
 
-    return LINKS.sub(link, page_html)
+    def change(link: re.Match[str]) -> str:
+        compressed = is_compressed(Path(link["record"]), config)
+        return f'{link[0][:-1]}.xz"' if compressed else link[0]
+
+    return LINKS.sub(change, page_html)
 
 
-def packed(record: Path, config: MkDocsConfig) -> bool:
-    """Whether a record is too large to be read in a browser anyway."""
+def is_compressed(record: Path, config: MkDocsConfig) -> bool:
+    """Return whether a record is so large that the site holds it compressed."""
     with suppress(OSError):
         return (Path(config.docs_dir) / record).stat().st_size > READABLE_BYTES
     return False

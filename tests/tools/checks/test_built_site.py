@@ -119,7 +119,7 @@ FAULTS = [
     (
         '<div class="tabbed-labels"><label>H200</label><label>A100</label>'
         "<label>H200</label></div>",
-        "tabs that ran together, for no text stands between them: H200, A100, H200",
+        "two sets of tabs became one, without text between them: H200, A100, H200",
     ),
     ("<p>see [the <code>x</code>][nope]</p>", "undefined reference link: "),
     ("<p>x[^1]</p>", "undefined footnote: "),

@@ -2,7 +2,7 @@
 
 from griffe import temporary_visited_module
 
-from tools.hooks.api import fields_of
+from tools.hooks.api import field_lines
 
 SOURCE = """
 class Tile(NamedTuple):
@@ -31,8 +31,8 @@ class Recorder:
 
 def test_fields_are_shown_as_they_are_written() -> None:
     with temporary_visited_module(SOURCE) as module:
-        assert fields_of(module["Tile"]) == (
+        assert field_lines(module["Tile"]) == (
             "rows: int\n# A power of two.\ncolumns: int = option(\n"
             '    16, "columns"\n)\nahead: bool = False\n'
         )
-        assert fields_of(module["Recorder"]) == ""
+        assert field_lines(module["Recorder"]) == ""

@@ -26,7 +26,7 @@ def test_inline_and_display_maths_become_mathml() -> None:
         r'<p>At <span class="arithmatex">\(a &lt; b\)</span> and</p>'
         '<div class="arithmatex">\\[\n\\sum_i x_i\n\\]</div><p><code>\\(x\\)</code></p>'
     )
-    built = hooks.finished(page)
+    built = hooks.finish_page(page)
     math = '<math xmlns="http://www.w3.org/1998/Math/MathML"'
     assert f'<span class="arithmatex">{math} display="inline"' in built
     assert f'aria-label="Formula">{math} display="block"' in built
@@ -82,7 +82,7 @@ def test_the_formulas_of_a_transformer_convert(tex: str) -> None:
 def test_a_formula_that_does_not_convert_fails(tex: str) -> None:
     escaped = tex.replace("&", "&amp;")
     with pytest.raises(ValueError) as error:
-        hooks.finished(rf'<span class="arithmatex">\({escaped}\)</span>')
+        hooks.finish_page(rf'<span class="arithmatex">\({escaped}\)</span>')
     assert f"`{tex}`" in str(error.value)
 
 
@@ -232,7 +232,7 @@ def test_a_column_stands_as_what_it_holds_asks(cells: list[str], kind: str) -> N
 def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
     cells = ["3072 <em>-1024.5</em>", "<code>-1024 ms</code>", "10,240", "0.0001", "7"]
     rows = "".join(f"<tr><td>{cell}</td><td>x</td></tr>" for cell in ["1", *cells])
-    built = hooks.finished(
+    built = hooks.finish_page(
         f"<table><tr><th>n</th><th></th></tr>{rows}</table>"
         '<p title="5 ms">Took 5 ms of 2048 tokens, 7 % more, 3 steps.</p>'
     )
@@ -271,21 +271,22 @@ def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -
         f"<tr>{''.join(f'<{tag}>{text}</{tag}>' for text in texts)}</tr>"
         for tag, texts in (("th", heads), ("td", cells))
     )
-    framed = hooks.finished(f"<table>{page}</table>")
+    framed = hooks.finish_page(f"<table>{page}</table>")
     assert '<td class="t line" data-sort="4096">4k · d 64' in framed
     assert (
-        hooks.sort_key_of(hooks.SHAPES, "2,000 · d 128 · causal · 8 × 16 heads") == 2000
+        hooks.cell_sort_key(hooks.SHAPES, "2,000 · d 128 · causal · 8 × 16 heads")
+        == 2000
     )
     ruled = re.findall(r'<t[hd] class="[^"]*\bgroup">(?:<span>)?([^<]+)<', framed)
     assert ruled == ["ours, ms", "SDPA, ms", "1", "4"]
-    assert hooks.starts_of_groups(["size", "forward, ms", "forward, kept", "both"]) == (
-        set()
-    )
+    assert hooks.find_group_starts(
+        ["size", "forward, ms", "forward, kept", "both"]
+    ) == (set())
 
 
 def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():
     word = '<abbr title="A queue.">stream</abbr>'
-    built = hooks.few_tooltips(
+    built = hooks.thin_tooltips(
         f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"
         f'<h2>B</h2><p class="provenance">{word}</p><details><p>{word}</p></details>'
         f"<p>{word}</p>"

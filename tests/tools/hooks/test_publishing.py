@@ -66,12 +66,12 @@ def test_the_search_reads_no_figures_listings_and_numbers() -> None:
     )
     content = sought + "".join(unsought)
     page: Any = SimpleNamespace(url="a.html", content=content, meta={})
-    publishing.with_what_is_sought({}, page=page, config=cast(Any, None))
+    publishing.hide_unsearched({}, page=page, config=cast(Any, None))
     assert page.content == sought
     # The page itself is whole again.
     index = SimpleNamespace(search_index=SimpleNamespace(entries=[]))
     config: Any = SimpleNamespace(plugins={publishing.SEARCH: index})
-    publishing.described({}, page=page, config=config)
+    publishing.index_description({}, page=page, config=config)
     assert page.content == content
 
 
@@ -83,5 +83,5 @@ def test_links_to_a_record_that_is_too_large_to_be_read_lead_to_it_packed(tmp_pa
     records = [f"{to}results/a-gpu/{name}.json" for name in ("small", "large", "none")
                for to in ("", "../")]  # fmt: skip
     page = " ".join(f'<a href="{record}">' for record in records)
-    linked = publishing.with_packed_links(page, SimpleNamespace(docs_dir=tmp_path))
+    linked = publishing.link_compressed(page, SimpleNamespace(docs_dir=tmp_path))
     assert linked == page.replace("large.json", "large.json.xz")
