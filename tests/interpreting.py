@@ -1,6 +1,5 @@
 """Triton's interpreter without what it repeats."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,8 @@ def without_repeating() -> None:
 
 def patch_the_language_once_a_launch(interpreter: Any) -> None:
     """Patch Triton's language once a launch instead of at each call of a helper."""
-    patch: Callable[[Any], Any] | None = getattr(interpreter, "_patch_lang", None)
-    scope: Any = getattr(interpreter, "_LangPatchScope", None)
+    patch = getattr(interpreter, "_patch_lang", None)
+    scope = getattr(interpreter, "_LangPatchScope", None)
     if patch is None or scope is None or hasattr(patch, "whole"):
         return
     tl = interpreter.tl
@@ -35,13 +34,13 @@ def patch_the_language_once_a_launch(interpreter: Any) -> None:
             return scope()
         return patch(function)
 
-    once.whole = patch  # pyright: ignore[reportFunctionMemberAccess]
+    once.whole = patch
     interpreter._patch_lang = once
 
 
 def look_up_each_dtype_once(interpreter: Any) -> None:
     """Cache NumPy's dtype of each Triton dtype."""
-    whole: Callable[[Any], Any] | None = getattr(interpreter, "_get_np_dtype", None)
+    whole = getattr(interpreter, "_get_np_dtype", None)
     if whole is None or hasattr(whole, "whole"):
         return
     known: dict[str, Any] = {}
@@ -52,7 +51,7 @@ def look_up_each_dtype_once(interpreter: Any) -> None:
             known[name] = whole(dtype)
         return known[name]
 
-    once.whole = whole  # pyright: ignore[reportFunctionMemberAccess]
+    once.whole = whole
     interpreter._get_np_dtype = once
 
 

@@ -13,30 +13,29 @@ import pytest
 
 from systems import ROOT
 
-COMMANDS = {
-    "python -m systems.check_setup": "torch is not installed here: "
-    "run `make .venv/all`",
-    "python -m systems.experiments.warmup": "torch is not installed here: run `make",
-    "python tools/regen_tables.py --only model_sizes": "typer is not installed",
-    "python tools/regen_tables.py --verify model_sizes": "typer is not installed",
-    "python tools/regen_tables.py --list": "typer is not installed",
-    "python tools/tune_flash.py": "torch is not installed here: ",
-    "python tools/compile_ahead.py": "torch is not installed here: ",
-    "python tools/compile_steps.py": "torch is not installed here: ",
-    "python tools/run_notebooks.py": "nbformat is not installed here: ",
-    "python tools/submission.py": "msgspec is not installed here: ",
-    "python -m systems.formulas.fit": "typer is not installed here: ",
+PACKAGES = {
+    "torch": "-m systems.check_setup|-m systems.experiments.warmup|tools/tune_flash.py|"
+    "tools/compile_ahead.py|tools/compile_steps.py",
+    "typer": "tools/regen_tables.py --only model_sizes|tools/regen_tables.py --list|"
+    "tools/regen_tables.py --verify model_sizes|-m systems.formulas.fit",
+    "nbformat": "tools/run_notebooks.py",
+    "msgspec": "tools/submission.py",
 }
+COMMANDS = {line: name for name in PACKAGES for line in PACKAGES[name].split("|")}
+
+
+def python(*line: str, **options) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "text": True} | options
+    return subprocess.run([sys.executable, *line], cwd=ROOT, **options)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_without_its_packages_is_one_line(command):
     # -S hides every package that was installed.
-    line = [sys.executable, "-S", *command.split()[1:]]
-    done = subprocess.run(line, cwd=ROOT, env={}, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert COMMANDS[command] in done.stderr
+    done = python("-S", *command.split(), env={})
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    said = f"error: {COMMANDS[command]} is not installed here: run `make .venv/all`"
+    assert done.stderr.startswith(said)
 
 
 # Each prints this line of its own help, and computes nothing.
@@ -53,8 +52,7 @@ HELPS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("command", HELPS)
 def test_help_has_an_example_on_a_line_of_its_own(command):
-    line = [sys.executable, *command.split(), "--help"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    done = python(*command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Usage: ") and "--help" in done.stdout
     lines = [x.strip() for x in done.stdout.splitlines()]
@@ -63,16 +61,15 @@ def test_help_has_an_example_on_a_line_of_its_own(command):
 
 def test_help_without_docstrings_is_its_options():
     """As PYTHONOPTIMIZE=2 in the environment leaves it."""
-    line = [sys.executable, "-OO", "-m", "systems.formulas.fit", "--help"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    done = python("-OO", "-m", "systems.formulas.fit", "--help")
     assert (done.returncode, done.stderr) == (0, "") and "--help" in done.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 def test_output_that_fills_the_disk_is_one_line():
-    line = [sys.executable, "-m", "systems.experiments.model_sizes"]
+    pipes = {"capture_output": False, "stderr": subprocess.PIPE}
     with open("/dev/full", "w") as full:
-        done = subprocess.run(line, cwd=ROOT, stdout=full, stderr=-1, text=True)
+        done = python("-m", "systems.experiments.model_sizes", stdout=full, **pipes)
     assert done.returncode == 2
     assert done.stderr == "error: can't write: No space left on device\n"
 
@@ -88,11 +85,7 @@ NOTHING = {
 @pytest.mark.slow
 @pytest.mark.parametrize("command", NOTHING)
 def test_what_compiles_nothing_is_one_line(command):
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    line = [sys.executable, *command.split()]
-    done = subprocess.run(
-        line, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    done = python(*command.split(), env=os.environ | {"TRITON_INTERPRET": "1"})
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
     assert done.stderr.startswith(NOTHING[command])
 

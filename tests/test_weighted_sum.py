@@ -58,14 +58,12 @@ def test_strides_and_an_expanded_gradient(device):
 
 
 def test_repeats_are_bit_equal(device):
-    x, w = (
-        torch.randn(5 * ROWS_TILE + 3, 200, device=device),
-        torch.randn(200, device=device, requires_grad=True),
-    )
-    gradients = [
+    x = torch.randn(5 * ROWS_TILE + 3, 200, device=device)
+    w = torch.randn(200, device=device, requires_grad=True)
+    first, *others = (
         torch.autograd.grad(weighted_sum(x, w).cos().sum(), w)[0] for _ in range(3)
-    ]
-    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+    )
+    assert all(torch.equal(gradient, first) for gradient in others)
 
 
 def test_a_second_derivative_is_refused(device):
@@ -83,22 +81,22 @@ def test_a_batch_of_gradients_is_refused_in_words(way, device):
 
 
 def test_bad_input_is_refused():
-    x = torch.zeros(3, 4)
-    with pytest.raises(TypeError, match="w must be float32, .* got torch.float16"):
-        weighted_sum(x, torch.zeros(4).half())
-    with pytest.raises(
-        ValueError, match=r"w must have the shape of a row of x, \(4,\), got \(5,\)"
-    ):
-        weighted_sum(x, torch.zeros(5))
-    with pytest.raises(ValueError, match=r"x must not be empty, got shape \(0, 4\)"):
-        weighted_sum(torch.zeros(0, 4), torch.zeros(4))
-    with pytest.raises(ValueError, match="w must be on the device of x, cpu, got meta"):
-        weighted_sum(x, torch.zeros(4, device="meta"))
+    x, w = torch.zeros(3, 4), torch.zeros(4)
     rows = 2**35
-    with pytest.raises(ValueError, match=f"at most 34359738352 rows, got {rows}"):
-        weighted_sum(x[:1, :1].expand(rows, 1), torch.zeros(1))
-    with pytest.raises(ValueError, match="x must be on a CUDA device"):
-        weighted_sum(x.to("meta"), torch.zeros(4, device="meta"))
+    for error, said, given in (
+        (TypeError, "w must be float32, .* got torch.float16", (x, w.half())),
+        (ValueError, r"shape of a row of x, \(4,\), got \(5,\)", (x, torch.zeros(5))),
+        (ValueError, r"x must not be empty, got shape \(0, 4\)", (x[:0], w)),
+        (ValueError, "on the device of x, cpu, got meta", (x, w.to("meta"))),
+        (
+            ValueError,
+            f"at most 34359738352 rows, got {rows}",
+            (x[:1, :1].expand(rows, 1), torch.zeros(1)),
+        ),
+        (ValueError, "x must be on a CUDA device", (x.to("meta"), w.to("meta"))),
+    ):
+        with pytest.raises(error, match=said):
+            weighted_sum(*given)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -41,50 +42,56 @@ from systems.records.outcome import measure_row, out_of_memory_reason
 from systems.records.record import Row
 from systems.running import command, groups, precompile
 from systems.running.command import options_of
+from tests.attention.checks import make_inputs
 from tests.factories import RESULTS
 from tests.needed import compiles_cpp
 from tools.render.load import is_fresh, primary_gpu
 
 
-def run_line(
-    capsys, monkeypatch, config_class, run, *options: str
-) -> tuple[int, str, str]:
-    """Run a command line here: exit code, standard output, standard error."""
+def run_line(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
+    """Run an experiment's command line: exit code, standard output, standard error."""
     monkeypatch.setattr(sys, "argv", ["experiment", *options])
-    monkeypatch.setattr(
-        sys.modules["__main__"],
-        "__doc__",
-        "What it does.\n\nAn example.",
-        raising=False,
-    )
+    said = "What it does.\n\nAn example."
+    monkeypatch.setattr(sys.modules["__main__"], "__doc__", said, raising=False)
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        command.main(config_class, run)
-    return ended.value.code, *capsys.readouterr()  # pyright: ignore[reportReturnType]
+        command.main(of.Config, of.run)
+    return ended.value.code, *capsys.readouterr()
 
 
-def test_every_stem_is_named_as_its_module():
-    assert all(
-        entry.module == f"systems.experiments.{stem}" for stem, entry in STEMS.items()
-    )
-    assert sorted(STEMS) == sorted(
-        path.stem
-        for path in (ROOT / "systems" / "experiments").glob("*.py")
-        if path.stem != "__init__"
-    )
+def stem_that(run) -> SimpleNamespace:
+    """`end_to_end` with this function to measure a row."""
+    return SimpleNamespace(Config=end_to_end.Config, run=run)
+
+
+def refused_by_the_compiler(error: Callable[[], Exception]):
+    """Measure a row whose compiler raises this error."""
+
+    def backend(graph, inputs):
+        raise error()
+
+    def run(config):
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+        return {}
+
+    return measure_row(end_to_end.Config(), run)
+
+
+def test_every_module_is_a_stem():
+    modules = (ROOT / "systems" / "experiments").glob("[!_]*.py")
+    assert sorted(STEMS) == sorted(path.stem for path in modules)
 
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_stem_has_what_the_tools_ask_of_it(stem):
-    module = import_module(STEMS[stem].module)
+    entry = STEMS[stem]
+    assert entry.module == f"systems.experiments.{stem}"
+    module = import_module(entry.module)
     assert is_dataclass(module.Config) and module.Config.__dataclass_params__.frozen
     assert callable(module.run) and module.PROTOCOL and module.__doc__
-    for name in STEMS[stem].full + STEMS[stem].quick:
-        assert name in ("cuda", "cpu", "meta")
-    for name in STEMS[stem].rehearsed:
-        assert any(
-            precompile.implementation_or_execution(c) == name for c in module.configs()
-        )
+    assert {*entry.full, *entry.quick} <= {"cuda", "cpu", "meta"}
+    names = map(precompile.implementation_or_execution, module.configs())
+    assert {*entry.rehearsed} <= {*names}
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -129,44 +136,30 @@ def test_the_leaderboard_measures_ours_as_its_test_does():
     ceiling, *implementations = flash_leaderboard.configs()
     assert ceiling.implementation == "ceiling"
     (asked,) = groups.groups_of(flash_leaderboard, implementations)
-    assert asdict(asked[0]) == {
-        "implementation": "ours",
-        "warmup_ms": 1000,
-        "rep_ms": 10_000,
-        "heads": 16,
-        "n": 16384,
-        "d": 64,
-    }
+    expected = flash_leaderboard.Config("ours", 1000, 10_000, heads=16, n=16384, d=64)
+    assert asked[0] == expected
 
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_configuration_comes_back_from_its_options(stem, capsys, monkeypatch):
     module = import_module(STEMS[stem].module)
-    for config in {
-        *module.configs()[::7],
-        *module.configs()[-3:],
-        *module.configs(quick=True),
-    }:
+    ends = *module.configs()[::7], *module.configs()[-3:], *module.configs(quick=True)
+    for config in {*ends}:
         seen = []
-        monkeypatch.setattr(
-            module, "run", lambda c, seen=seen: seen.append(c) or {"count": 1}
-        )
-        code, out, _ = run_line(
-            capsys,
-            monkeypatch,
-            module.Config,
-            module.run,
-            *options_of(config),
-            "--json",
-        )
+
+        def run(config, seen=seen):
+            seen.append(config)
+            return {"count": 1}
+
+        monkeypatch.setattr(module, "run", run)
+        options = *options_of(config), "--json"
+        code, out, _ = run_line(capsys, monkeypatch, module, *options)
         assert code == 0 and seen == [config] and type(seen[0]) is type(config)
         assert Row(**json.loads(out)).config == asdict(config)
 
 
 def test_help_names_every_option_with_its_choices(capsys, monkeypatch):
-    code, out, _ = run_line(
-        capsys, monkeypatch, end_to_end.Config, end_to_end.run, "--help"
-    )
+    code, out, _ = run_line(capsys, monkeypatch, end_to_end, "--help")
     assert code == 0 and "What it does." in out and "An example." in out
     for name in asdict(end_to_end.Config()):
         assert f"--{name}" in out
@@ -188,52 +181,34 @@ BAD = {
 
 @pytest.mark.parametrize("options", BAD, ids=" ".join)
 def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
-    def run(config):
-        raise AssertionError("it must not run")
-
-    code, out, err = run_line(capsys, monkeypatch, end_to_end.Config, run, *options)
+    of = stem_that(lambda config: pytest.fail("it must not run"))
+    code, out, err = run_line(capsys, monkeypatch, of, *options)
     assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
 
 
-def test_out_of_memory_is_a_row(capsys, monkeypatch):
-    def run(config):
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 2.50 GiB. See the manual."
-        )
+FULL = "CUDA out of memory. Tried to allocate 2.50 GiB"
 
-    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
-    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run)
-    assert code == 0 and out.splitlines()[-1] == f"out of memory: {reason}"
-    code, out, _ = run_line(capsys, monkeypatch, end_to_end.Config, run, "--json")
+
+def fill_the_gpu(config=None):
+    raise torch.OutOfMemoryError(f"{FULL}. See the manual.")
+
+
+def test_out_of_memory_is_a_row(capsys, monkeypatch):
+    of = stem_that(fill_the_gpu)
+    code, out, _ = run_line(capsys, monkeypatch, of)
+    assert code == 0 and out.splitlines()[-1] == f"out of memory: {FULL}"
+    code, out, _ = run_line(capsys, monkeypatch, of, "--json")
     row = Row(**json.loads(out))
-    assert code == 0 and (row.status, row.reason, row.metrics) == (
-        "out_of_memory",
-        reason,
-        {},
-    )
+    assert (code, row.status) == (0, "out_of_memory")
+    assert (row.reason, row.metrics) == (FULL, {})
 
 
 def test_out_of_memory_inside_the_compiler_is_a_row_too():
     """The compiler wraps what its backend raises."""
-
-    def wrapping(error):
-        def backend(graph, inputs):
-            raise error
-
-        def run(config):
-            torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
-            return {}
-
-        return run
-
-    reason = "CUDA out of memory. Tried to allocate 2.50 GiB"
-    row = measure_row(
-        end_to_end.Config(),
-        wrapping(torch.OutOfMemoryError(f"{reason}. See the manual.")),
-    )
-    assert (row.status, row.reason) == ("out_of_memory", reason)
+    row = refused_by_the_compiler(fill_the_gpu)
+    assert (row.status, row.reason) == ("out_of_memory", FULL)
     with pytest.raises(RuntimeError, match="no such kernel"):
-        measure_row(end_to_end.Config(), wrapping(ValueError("no such kernel")))
+        refused_by_the_compiler(lambda: ValueError("no such kernel"))
 
 
 def test_the_ablation_refuses_a_cpu_without_the_interpreter(on_cpu, monkeypatch):
@@ -253,23 +228,12 @@ def test_the_ablation_refuses_a_cpu_without_the_interpreter(on_cpu, monkeypatch)
 def test_a_row_that_the_cpus_compiler_refuses_is_unsupported(error, said, monkeypatch):
     from torch._inductor import exc
 
-    refusal = {
-        "InvalidCxxCompiler": exc.InvalidCxxCompiler,
-        "CppCompileError": lambda: exc.CppCompileError(["g++", "a.cpp"], "no such"),
-    }[error]
-
-    def backend(graph, inputs):
-        raise refusal()
-
-    def run(config):
-        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
-        return {}
-
-    row = measure_row(end_to_end.Config(), run)
+    given = (["g++", "a.cpp"], "no such") if error == "CppCompileError" else ()
+    row = refused_by_the_compiler(lambda: getattr(exc, error)(*given))
     assert row.status == "unsupported" and (row.reason or "").startswith(said)
     monkeypatch.setattr(sys, "prefix", "/home/my clone")
-    reason = measure_row(end_to_end.Config(), run).reason or ""
-    assert ("path with a space" in reason) == (error == "CppCompileError")
+    row = refused_by_the_compiler(lambda: getattr(exc, error)(*given))
+    assert ("path with a space" in (row.reason or "")) == bool(given)
 
 
 def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
@@ -280,11 +244,9 @@ def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
 
 
 def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, on_cpu):
-    code, _, err = run_line(capsys, monkeypatch, method.Config, method.run)
-    assert (
-        code == 2
-        and err == "error: CUDA events exist on a GPU only, and torch sees none here\n"
-    )
+    code, _, err = run_line(capsys, monkeypatch, method)
+    said = "error: CUDA events exist on a GPU only, and torch sees none here\n"
+    assert (code, err) == (2, said)
 
 
 @pytest.fixture
@@ -294,9 +256,8 @@ def tiny(monkeypatch, on_cpu):
     calls, attend = [], model_module.scaled_dot_product_attention
 
     def spy(Q, K, V, mask=None):
-        calls.append(
-            (torch.is_grad_enabled(), (Q @ K.transpose(-1, -2)).dtype, Q.shape)
-        )
+        dtype = (Q @ K.transpose(-1, -2)).dtype
+        calls.append((torch.is_grad_enabled(), dtype, Q.shape))
         return attend(Q, K, V, mask)
 
     monkeypatch.setattr(model_module, "scaled_dot_product_attention", spy)
@@ -316,11 +277,8 @@ PHASES = {
     "precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
 )
 def test_a_mode_measures_the_phases_that_it_names(tiny, mode, precision, rounding):
-    metrics = end_to_end.run(
-        end_to_end.Config(
-            "small", 6, mode, precision, batch=3, vocab=50, warmup=2, steps=4
-        )
-    )
+    counts = {"batch": 3, "vocab": 50, "warmup": 2, "steps": 4}
+    metrics = end_to_end.run(end_to_end.Config("small", 6, mode, precision, **counts))
     assert list(metrics) == PHASES[mode]
     assert all(len(samples) == 4 and min(samples) > 0 for samples in metrics.values())
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -330,19 +288,21 @@ def test_a_mode_measures_the_phases_that_it_names(tiny, mode, precision, roundin
 
 def test_warmup_lists_the_first_steps_and_the_setup(tiny):
     metrics = warmup.run(warmup.Config(warmup=1, steps=3, context=6, batch=2))
-    assert list(metrics) == ["setup_ms", "forward_ms", "loss_ms", "backward_ms"]
-    assert [len(samples) for samples in metrics.values()] == [1, 3, 3, 3] and len(
-        tiny
-    ) == 4
+    lengths = {name: len(samples) for name, samples in metrics.items()}
+    expected = {"setup_ms": 1, "forward_ms": 3, "loss_ms": 3, "backward_ms": 3}
+    assert lengths == expected and len(tiny) == 4
+
+
+def lengths_of(metrics: dict[str, Any]) -> dict[str, int]:
+    return {name: len(x) for name, x in metrics.items() if name.endswith("_ms")}
 
 
 @pytest.fixture
 def quick_compiler(monkeypatch, on_cpu):
-    """On the CPU, graphs are captured and differentiated but run as they are; `small`
-    is tiny, its attention no spy.
+    """Capture and differentiate graphs on the CPU, but run them as they are.
 
-    The model is loaded again without the checks of shapes at run time that `make test`
-    adds: no compiler follows them.
+    The model is loaded without the checks of shapes that tests add: no compiler follows
+    them.
     """
     spec = spec_from_file_location("systems.model.transformer", model_module.__file__)
     assert spec is not None and spec.loader is not None
@@ -363,23 +323,14 @@ def quick_compiler(monkeypatch, on_cpu):
 def test_attention_times_both_passes_and_lists_what_is_kept(
     quick_compiler, causal, execution
 ):
-    config = attention.Config(
-        8, 24, causal, "fp32", execution, batch=2, warmup=2, passes=3
-    )
+    counts = {"batch": 2, "warmup": 2, "passes": 3}
+    config = attention.Config(8, 24, causal, "fp32", execution, **counts)
     metrics = measure_row(config, attention.run).metrics
-    lengths = {
-        name: len(value) for name, value in metrics.items() if name.endswith("_ms")
-    }
-    assert lengths == {
-        "warmup_forward_ms": 2,
-        "warmup_backward_ms": 2,
-        "forward_ms": 3,
-        "backward_ms": 3,
-    }
-    assert (metrics["graphs"], metrics["recompiles"]) == (
-        int(execution == "compiled"),
-        0,
-    )
+    passes = "forward_ms", "backward_ms"
+    expected = {f"warmup_{name}": 2 for name in passes} | dict.fromkeys(passes, 3)
+    assert lengths_of(metrics) == expected
+    graphs = int(execution == "compiled")
+    assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
     # Two score matrices of 2 x 24 x 24 numbers stay, and eagerly a mask; a CPU has no
     # memory in use to report.
     kept = [tensor for tensor in metrics["saved"] if tensor["adds_bytes"] >= 24 * 24]
@@ -390,13 +341,10 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
 
 def test_attention_masks_where_it_says_so():
     q, k, v = torch.randn(3, 2, 1, 5, 4)
-    plain, masked = (
-        attention.attention_of(causal)(q, k, v) for causal in (False, True)
-    )
+    plain, masked = (attention.attention_of(on)(q, k, v) for on in (False, True))
     # The last query sees every key in both, the first sees one under the mask.
-    assert torch.equal(plain[..., -1, :], masked[..., -1, :]) and torch.allclose(
-        masked[..., 0, :], v[..., 0, :]
-    )
+    assert torch.equal(plain[..., -1, :], masked[..., -1, :])
+    assert torch.allclose(masked[..., 0, :], v[..., 0, :])
 
 
 SHORT: dict[str, Any] = {"context": 6, "batch": 2, "vocab": 50}
@@ -416,10 +364,7 @@ def test_compile_times_every_phase_and_counts_graphs(
         "small", "fp32", execution, optimizer, **SHORT, warmup=4, steps=5, rounds=2
     )
     metrics = measure_row(config, compile_experiment.run).metrics
-    lengths = {
-        name: len(value) for name, value in metrics.items() if name.endswith("_ms")
-    }
-    assert lengths == {
+    assert lengths_of(metrics) == {
         **{f"warmup_{name}": 4 for name in PHASES["step"]},
         **dict.fromkeys(PHASES["step"], 5),
         "forward_gpu_ms": 1,
@@ -497,30 +442,23 @@ def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an
     config = compile_experiment.Config("small", "fp32", "compiled", True, **SHORT)
     broken_optimizer = True
     row = measure_row(config, compile_experiment.run)
-    assert (
-        row.status == "unsupported"
-        and row.reason is not None
-        and "no such kernel" in row.reason
-    )
+    assert row.status == "unsupported" and "no such kernel" in (row.reason or "")
     broken_optimizer = False
     with pytest.raises(RuntimeError, match="no such kernel"):
         measure_row(replace(config, optimizer=False), compile_experiment.run)
 
 
-NO_TIME_TO_COMPILE = [
-    (attention, attention.Config(execution="compiled", warmup=0)),
-    (compile_experiment, compile_experiment.Config(execution="compiled", warmup=0)),
-    (
-        compile_experiment,
-        compile_experiment.Config(execution="compiled", optimizer=True, warmup=2),
-    ),
-]
-
-
-@pytest.mark.parametrize("module, config", NO_TIME_TO_COMPILE)
-def test_too_few_warm_up_steps_to_compile_in_are_refused(module, config):
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (attention, {"warmup": 0}),
+        (compile_experiment, {"warmup": 0}),
+        (compile_experiment, {"warmup": 2, "optimizer": True}),
+    ],
+)
+def test_too_few_warm_up_steps_to_compile_in_are_refused(module, options):
     with pytest.raises(ValueError, match="--warmup must be [13] or more"):
-        measure_row(config, module.run)
+        measure_row(module.Config(execution="compiled", **options), module.run)
 
 
 def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
@@ -547,26 +485,20 @@ def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch)
     """A CPU has PyTorch's flash and math kernels alone."""
     config = flash_accuracy.Config(name, dtype, d=16, n=40)
     row = measure_row(config, flash_accuracy.run)
+    reason = row.reason or ""
     if name in ("sdpa_cudnn", "sdpa_efficient") and timing.default_device() == "cpu":
-        assert row.status == "unsupported" and name.removeprefix("sdpa_") in (
-            row.reason or ""
-        )
+        assert row.status == "unsupported" and name.removeprefix("sdpa_") in reason
         return
     if name == "hopper":
-        assert row.status == "unsupported" and (row.reason or "").startswith("hopper: ")
+        assert row.status == "unsupported" and reason.startswith("hopper: ")
         return
     names = {"o", "dq", "dk", "dv"} | (set() if name.startswith("sdpa") else {"lse"})
     repeated = {"calls", "differing_calls"} if name == "triton" else set()
-    assert set(row.metrics) == repeated | {
-        f"{result}_{kind}_error" for result in names for kind in ("relative", "largest")
-    }
+    errors = product(names, ("relative", "largest"))
+    assert set(row.metrics) == repeated | {f"{of}_{kind}_error" for of, kind in errors}
     assert row.metrics.get("differing_calls", 0) == 0
-    least, most = {"fp32": (1e-9, 1e-6), "fp16": (1e-9, 2e-3), "bf16": (1e-9, 2e-2)}[
-        dtype
-    ]
-    assert all(
-        least < row.metrics[f"{result}_relative_error"] < most for result in names
-    )
+    most = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 2e-2}[dtype]
+    assert all(1e-9 < row.metrics[f"{of}_relative_error"] < most for of in names)
 
 
 def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
@@ -620,13 +552,17 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
         metrics.setdefault("both_rounds_ms", []).append(1.0)
         turns.append(alone[-1])
 
+    def only(name):
+        alone.append(name)
+        return real(name)
+
+    def call_ms(*given):
+        calls.append(alone[-1])
+        return timed(*given)
+
     monkeypatch.setattr(gpu_time, "add_round", add_round)
-    monkeypatch.setattr(
-        flash_peers, "only", lambda name: alone.append(name) or real(name)
-    )
-    monkeypatch.setattr(
-        flash_peers, "call_ms", lambda *given: calls.append(alone[-1]) or timed(*given)
-    )
+    monkeypatch.setattr(flash_peers, "only", only)
+    monkeypatch.setattr(flash_peers, "call_ms", call_ms)
     configs = [
         flash_peers.Config(name, 1, 3, n, 16, True, "fp32")
         for name in ("plain", "sdpa_efficient", "sdpa_flash")
@@ -638,14 +574,11 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
     assert turns == ["plain", "sdpa_flash"] * gpu_time.ROUNDS
     assert plain.metrics["both_rounds_ms"] == [1.0] * gpu_time.ROUNDS
     assert flash.metrics["ran"] == "flash_attention"
-    assert all(
-        0 < plain.metrics[f"{name}_relative_error"] < 1e-6
-        for name in ("o", "dq", "dk", "dv")
-    )
+    names = [f"{of}_relative_error" for of in ("o", "dq", "dk", "dv")]
+    assert all(0 < plain.metrics[name] < 1e-6 for name in names)
     # If it is short enough, calls time the host.
-    assert calls == ["plain", "sdpa_flash"] * (
-        flash_peers.ROUNDS_OF_CALLS if n <= flash_peers.SHORT else 0
-    )
+    rounds = flash_peers.ROUNDS_OF_CALLS if n <= flash_peers.SHORT else 0
+    assert calls == ["plain", "sdpa_flash"] * rounds
     times = plain.metrics.get("call_ms", [])
     assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
     # What the shape has in common was made once, and once more for the other inputs.
@@ -672,47 +605,32 @@ def test_flash_peers_checks_grouped_heads_stored_inside_tokens(on_cpu, monkeypat
 def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
     """In pieces that don't divide the length."""
     monkeypatch.setattr(flash_peers, "EXACT_ROWS", 7)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, do = (
-        torch.randn(1, heads, 30, 8, generator=generator, dtype=torch.float64)
-        for heads in (2 * group, 2, 2, 2 * group)
-    )
+    heads = {"lead": (1, 2 * group), "lead_k": (1, 2)}
+    q, k, v, do = make_inputs(30, 30, 8, torch.float64, **heads)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     shared = (x.repeat_interleave(group, 1) for x in leaves[1:])
     o, _ = attention_reference(leaves[0], *shared, causal)
     expected = (o, *torch.autograd.grad(o, leaves, do))
-    for ours, theirs in zip(
-        flash_peers.exact(q, k, v, do, causal=causal), expected, strict=True
-    ):
+    found = flash_peers.exact(q, k, v, do, causal=causal)
+    for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_cpu, monkeypatch):
     seen = []
-    monkeypatch.setattr(flash_leaderboard, "attention", lambda *_, **__: Watched.apply)
-    monkeypatch.setattr(Watched, "seen", seen)
+
+    def attend(q, k, v):
+        o = q + k + v
+        o.register_hook(lambda do: seen.append((tuple(do.shape), do.stride())))
+        return o
+
+    monkeypatch.setattr(flash_leaderboard, "attention", lambda *_, **__: attend)
     config = flash_leaderboard.Config("plain", heads=2, n=8, d=4)
     metrics = measure_row(config, flash_leaderboard.run).metrics
-    assert list(metrics) == ["both_ms", "ran", "kernels"] and set(seen) == {
-        ((1, 2, 8, 4), (0, 0, 0, 0))
-    }
+    assert list(metrics) == ["both_ms", "ran", "kernels"]
+    assert set(seen) == {((1, 2, 8, 4), (0, 0, 0, 0))}
     top = measure_row(flash_leaderboard.Config("ceiling"), flash_leaderboard.run)
     assert top.metrics == {"multiprocessors": 1}
-
-
-class Watched(torch.autograd.Function):
-    """Notes the shape and the strides of the gradient that it is given."""
-
-    seen: list = []
-
-    @staticmethod
-    def forward(ctx, q, k, v):
-        return q + k + v
-
-    @staticmethod
-    def backward(ctx, do):  # pyright: ignore[reportIncompatibleMethodOverride]
-        Watched.seen.append((tuple(do.shape), do.stride()))
-        return do, do, do
 
 
 @pytest.mark.parametrize("name, ran", [("eager", "eager"), ("sdpa", "flash_attention")])
@@ -722,11 +640,9 @@ def test_a_step_names_the_attention_that_ran(tiny, name, ran):
     assert {len(metrics[phase]) for phase in PHASES["step"]} == {4}
     assert list(metrics) == [*PHASES["step"], "ran"]
     assert metrics["ran"] == ran
-    # Autocast, and the slot: SDPA does not pass through the function that the fixture
-    # watches.
-    assert bool(tiny) == (name == "eager") and all(
-        dtype == torch.bfloat16 for _, dtype, _ in tiny
-    )
+    # SDPA does not pass through the function that the fixture watches.
+    assert bool(tiny) == (name == "eager")
+    assert all(dtype == torch.bfloat16 for _, dtype, _ in tiny)
 
 
 @pytest.mark.parametrize("step", flash_ablation.STEPS)
@@ -750,20 +666,17 @@ def test_the_script_prints_a_table():
     experiment = "-m", "systems.experiments.end_to_end", *TINY.split()
     line = [sys.executable, *experiment, "--mode", "forward_backward"]
     environment = {**os.environ, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        line, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    pipes = {"capture_output": True, "text": True}
+    done = subprocess.run(line, cwd=ROOT, env=environment, **pipes)
     assert done.returncode == 0, done.stderr
     out = done.stdout
-    assert out.startswith(
-        "size small, context 8, mode forward_backward, precision fp32, batch 1, "
-    )
+    begins = "size small, context 8, mode forward_backward, precision fp32, batch 1, "
+    assert out.startswith(begins)
     cells = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
     names = [name.strip() for name, *_ in cells]
     assert names == ["forward", "loss", "backward", "total"]
     means = {name.strip(): float(mean) for name, mean, *_ in cells}
-    assert means["total"] == pytest.approx(
-        means["forward"] + means["loss"] + means["backward"], abs=0.002
-    )
+    parts = means["forward"] + means["loss"] + means["backward"]
+    assert means["total"] == pytest.approx(parts, abs=0.002)
     # Of one step only its time is shown.
     assert {len(cell) for cell in cells} == {2}

@@ -108,10 +108,9 @@ def test_visible_gpus_are_those_that_are_named_or_all(driver, monkeypatch):
 
 def test_the_newest_cuda_that_the_driver_runs(driver):
     assert newest_cuda() == (13, 1)
-    driver.refused = {"nvmlSystemGetCudaDriverVersion"}
-    assert newest_cuda() is None
-    driver.refused = {"nvmlInit"}
-    assert newest_cuda() is None
+    for refused in ("nvmlSystemGetCudaDriverVersion", "nvmlInit"):
+        driver.refused = {refused}
+        assert newest_cuda() is None
 
 
 @pytest.mark.parametrize("refused", LESS)
@@ -128,28 +127,17 @@ def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(driver, refused):
     assert find_gpu() is None
 
 
-@pytest.mark.parametrize(
-    ("visible", "found"),
-    [
-        (UUID, True),
-        (f"{UUID},GPU-1", True),
-        # CUDA takes a UUID that is cut short, where it is still one GPU's.
-        ("0", True),
-        (" 0 ", True),
-        ("1", False),
-        ("MIG-another", False),
-        ("GPU-another", False),
-        ("", False),
-        ("-1", False),
-        ("nonsense", False),
-        ("²", False),
-    ],
+FOUND = {UUID: True, f"{UUID},GPU-1": True, "0": True, " 0 ": True}
+FOUND |= dict.fromkeys(
+    ("1", "MIG-another", "GPU-another", "", "-1", "word", "²"), False
 )
-def test_the_visible_device_is_found_parts_by_mig_too(
-    driver, monkeypatch, visible, found
-):
+
+
+@pytest.mark.parametrize("visible", FOUND)
+def test_the_visible_device_is_found_parts_by_mig_too(driver, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert (find_gpu() is not None) == (sm_clock_mhz() is not None) == found
+    assert (find_gpu() is not None) == FOUND[visible]
+    assert sm_clock_mhz() == (1980 if FOUND[visible] else None)
 
 
 def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatch):
@@ -220,11 +208,8 @@ def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys)
 def test_whatever_a_driver_calls_a_gpu_can_be_written(driver, tmp_path, name, shown):
     driver.nvmlDeviceGetName = driver.nvmlSystemGetDriverVersion = lambda *_: name
     gpu = find_gpu()
-    assert (
-        gpu is not None
-        and gpu.name == shown
-        and gpu.driver == (shown if name else None)
-    )
+    assert gpu is not None and gpu.name == shown
+    assert gpu.driver == (shown if name else None)
     record = make_record("warmup", make_row({}, a_ms=[1.0]), device=gpu)
     store.write(record, tmp_path / "r.json")
     assert store.read(tmp_path / "r.json").device == gpu
@@ -248,9 +233,8 @@ def test_the_conditions_of_a_record_say_what_is_known(left_out):
     known = {name: value for name, (value, _) in KNOWN.items() if name != left_out}
     gpu = Device("NVIDIA Stub", "nvidia-stub", **known)  # pyright: ignore
     git = Git("0123456789abcdef", dirty=False)
-    line = conditions(
-        [make_record("warmup", make_row({}, a_ms=[1.0]), device=gpu, git=git)]
-    )
+    rows = make_row({}, a_ms=[1.0])
+    line = conditions([make_record("warmup", rows, device=gpu, git=git)])
     shown = [text for name, (_, text) in KNOWN.items() if name != left_out]
     assert line.startswith(f"`warmup`: {', '.join(['NVIDIA Stub', *shown])} · ")
     assert "None" not in line.partition(" · ")[0]
