@@ -32,19 +32,18 @@ def step_over(function, sizes):
     return step
 
 
+def measure(step, warmup: int, repeats: int) -> dict:
+    options = {"device": "cpu", "between": lambda: None}
+    return compiling.measure(step, warmup=warmup, repeats=repeats, **options)
+
+
 def test_warm_up_steps_are_samples_apart():
     with compiling.fresh("cpu"):
         step = step_over(compiling.compiled(torch.sin), [4] * 5)
-        metrics = compiling.measure(
-            step, warmup=2, repeats=3, device="cpu", between=lambda: None
-        )
+        metrics = measure(step, 2, 3)
     lengths = {name: len(metrics[name]) for name in metrics if name.endswith("_ms")}
-    assert lengths == {
-        "warmup_forward_ms": 2,
-        "warmup_backward_ms": 2,
-        "forward_ms": 3,
-        "backward_ms": 3,
-    }
+    expected = {"warmup_forward_ms": 2, "warmup_backward_ms": 2}
+    assert lengths == expected | {"forward_ms": 3, "backward_ms": 3}
     assert (metrics["graphs"], metrics["recompiles"]) == (1, 0)
     # The first call compiles, and no later one.
     assert metrics["warmup_forward_ms"][0] > 5 * min(metrics["forward_ms"])
@@ -52,16 +51,10 @@ def test_warm_up_steps_are_samples_apart():
 
 def test_a_recompile_while_warming_up_is_counted_and_one_while_measuring_is_an_error():
     with compiling.fresh("cpu"):
-        step = step_over(compiling.compiled(torch.sin), [4, 5, 5])
-        metrics = compiling.measure(
-            step, warmup=2, repeats=1, device="cpu", between=lambda: None
-        )
+        metrics = measure(step_over(compiling.compiled(torch.sin), [4, 5, 5]), 2, 1)
         assert (metrics["graphs"], metrics["recompiles"]) == (2, 0)
-        step = step_over(compiling.compiled(torch.cos), [4, 5])
         with pytest.raises(RuntimeError, match="recompile"):
-            compiling.measure(
-                step, warmup=1, repeats=1, device="cpu", between=lambda: None
-            )
+            measure(step_over(compiling.compiled(torch.cos), [4, 5]), 1, 1)
 
 
 def test_a_break_in_the_graph_is_an_error():

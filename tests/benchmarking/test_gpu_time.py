@@ -59,14 +59,12 @@ def test_rounds_add_up_and_warm_up_first(monkeypatch):
     monkeypatch.setattr(gpu_time, "measure", measure)
     metrics: dict[str, Any] = {"ran": "ours"}
     for _ in range(2):
-        gpu_time.add_round(
-            metrics, lambda phase: calls.append("step"), "cuda", passes=3
-        )
-    assert metrics == {
-        "ran": "ours",
+        gpu_time.add_round(metrics, lambda _: calls.append("step"), "cuda", passes=3)
+    rounds = {
         "both_gpu_ms": [3.0, 1.0, 2.0, 5.0, 4.0, 9.0],
         "both_rounds_ms": [2.0, 5.0],
     }
+    assert metrics == {"ran": "ours"} | rounds
     asked = {"passes": 3, "between": None, "cold": True, "counted": False}
     assert calls == ["step", asked] * 2
 
@@ -77,11 +75,12 @@ def do_bench(monkeypatch):
     import triton.testing
 
     calls, times = [], [1.0]
-    monkeypatch.setattr(
-        triton.testing,
-        "do_bench",
-        lambda work, **options: calls.append(options) or times,
-    )
+
+    def answer(work, **options):
+        calls.append(options)
+        return times
+
+    monkeypatch.setattr(triton.testing, "do_bench", answer)
     return calls, times
 
 
@@ -130,11 +129,8 @@ def test_passes_are_told_apart(ones):
     """Backward passes share one graph, and gradients don't accumulate."""
     times, calls = pass_times_ms(Product.apply, *ones), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
-    both = ["forward", "backward"] * calls
-    assert Product.done == ["forward"] * calls + both + [
-        "forward",
-        *["backward"] * calls,
-    ]
+    alone, both = ["forward"] * calls, ["forward", "backward"] * calls
+    assert Product.done == [*alone, *both, "forward", *["backward"] * calls]
     assert ones[0].grad is None
 
 

@@ -1,6 +1,7 @@
 """Each peer computes attention, and the one that is named runs."""
 
 import sys
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -30,12 +31,9 @@ def test_each_computes_attention(name, causal, device):
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     expected, _ = attention_reference(*exact, causal)
     bound = 2e-2 if q.dtype == torch.bfloat16 else 1e-5
-    for ours, theirs in zip(
-        (o, *gradients),
-        (expected, *torch.autograd.grad(expected, exact, do.double())),
-        strict=True,
-    ):
-        assert (ours.double() - theirs).norm() < bound * theirs.norm()
+    theirs = expected, *torch.autograd.grad(expected, exact, do.double())
+    for a, b in zip((o, *gradients), theirs, strict=True):
+        assert (a.double() - b).norm() < bound * b.norm()
 
 
 def test_an_unknown_name_is_refused():
@@ -56,14 +54,14 @@ def test_any_other_error_stays_itself():
         raise RuntimeError("shapes differ")
 
 
-@pytest.mark.parametrize(
-    "name, inside",
-    [("ours_high", "high"), ("ours", "highest"), ("sdpa_efficient", "highest")],
-)
-def test_products_are_as_precise_as_the_name_says(name, inside, precision):
+INSIDE = {"ours_high": "high", "ours": "highest", "sdpa_efficient": "highest"}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_products_are_as_precise_as_the_name_says(name, precision):
     precision("medium")
     with pytest.raises(KeyError), only(name):
-        assert torch.get_float32_matmul_precision() == inside
+        assert torch.get_float32_matmul_precision() == INSIDE[name]
         raise KeyError
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -219,11 +217,8 @@ def test_one_compilation_serves_every_length_and_a_graph_serves_twice(monkeypatc
         for n in (16, 24, 40):
             q, k, v, do = random_inputs((1, 1, n, 8), torch.float32, "cpu")
             o = run(q, k, v)
-            first, second = (
-                torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
-                for _ in range(2)
-            )
-            assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+            grad = partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
+            assert all(map(torch.equal, grad(), grad()))
             torch.testing.assert_close(o, peers.plain(q, k, v, True))
         assert compiling.graphs() == before + 1
     finally:

@@ -9,8 +9,11 @@ from systems.benchmarking import timing
 from systems.model.train_step import precision_context
 
 
-def test_phases_are_kept_by_name_in_order():
+def test_phases_are_kept_by_name_in_order_and_an_exception_leaves_no_sample():
     clock = timing.Clock("cpu")
+    with pytest.raises(KeyError, match="gone"), clock.phase("b"):
+        raise KeyError("gone")
+    assert clock.samples_ms == {}
     for name in ("b", "a", "b"):
         with clock.phase(name):
             pass
@@ -33,23 +36,15 @@ def test_a_sample_is_the_time_inside_the_phase_in_ms():
 
 def test_the_clock_waits_for_the_device_before_and_after(monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        timing, "synchronize", lambda device: calls.append(f"wait for {device}")
-    )
+
+    def wait(device):
+        calls.append(f"wait for {device}")
+
+    monkeypatch.setattr(timing, "synchronize", wait)
     monkeypatch.setattr(timing, "now", lambda: calls.append("now") or 0.0)
     with timing.Clock("cuda").phase("work"):
         calls.append("work")
     assert calls == ["wait for cuda", "now", "work", "wait for cuda", "now"]
-
-
-def test_an_exception_leaves_no_sample():
-    clock = timing.Clock("cpu")
-    with pytest.raises(KeyError, match="gone"), clock.phase("work"):
-        raise KeyError("gone")
-    assert clock.samples_ms == {}
-    with clock.phase("work"):
-        pass
-    assert len(clock.samples_ms["work_ms"]) == 1
 
 
 @pytest.mark.alone
@@ -70,33 +65,24 @@ def test_measure_counts_the_repeats_and_neither_warm_ups_nor_what_is_between():
 
     samples = timing.measure(step, warmup=2, repeats=3, device="cpu", between=between)
     assert calls == ["between", "step"] * 5
-    assert list(samples) == ["one_ms", "two_ms"] and all(
-        len(values) == 3 for values in samples.values()
-    )
+    lengths = {name: len(values) for name, values in samples.items()}
+    assert lengths == {"one_ms": 3, "two_ms": 3}
     assert 1 <= min(samples["one_ms"]) and sorted(samples["one_ms"])[1] < 30
 
 
-@pytest.fixture
-def restored_precision():
-    yield
-    torch.set_float32_matmul_precision("highest")
-
-
 @pytest.mark.parametrize(
-    "precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
+    "name, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
 )
-def test_a_precision_sets_tf32_and_autocast(restored_precision, precision, rounding):
+def test_a_precision_sets_tf32_and_autocast(precision, name, rounding):
     for before in ("highest", "high"):
-        torch.set_float32_matmul_precision(before)
-        context = precision_context(precision, "cpu")
+        precision(before)
+        context = precision_context(name, "cpu")
         assert torch.get_float32_matmul_precision() == rounding
     for _ in range(2):
         # One context wraps every step of a measurement.
         with context:
-            product = torch.ones(2, 2) @ torch.ones(2, 2)
-        assert product.dtype == (
-            torch.bfloat16 if precision == "bf16" else torch.float32
-        )
+            found = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        assert found == (torch.bfloat16 if name == "bf16" else torch.float32)
 
 
 @pytest.mark.gpu
@@ -130,9 +116,8 @@ def test_peak_memory_is_that_of_the_measured_steps():
         calls.append("step")
         with phase("allocate"):
             # The first of the warm-ups holds four times as much.
-            torch.empty(
-                4 * size if len(calls) == 1 else size, dtype=torch.uint8, device="cuda"
-            )
+            count = 4 * size if len(calls) == 1 else size
+            torch.empty(count, dtype=torch.uint8, device="cuda")
 
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()

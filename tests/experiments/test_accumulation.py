@@ -45,9 +45,8 @@ def exact_sums(config: accumulation.Config) -> list[Fraction]:
     excess = int(digits).bit_length() - (fraction_bits + 1)
     quotient, rest = divmod(digits.numerator, digits.denominator << excess)
     quotient += 2 * rest > (digits.denominator << excess)
-    term = units(
-        float(Fraction(quotient << excess) * Fraction(2) ** lowest), config.accumulator
-    )
+    rounded = float(Fraction(quotient << excess) * Fraction(2) ** lowest)
+    term = units(rounded, config.accumulator)
     total, sums = 0, []
     for _ in range(config.steps):
         total = add(total, term, BITS[config.accumulator][0])
@@ -61,14 +60,9 @@ def test_every_sum_is_exact_and_stalls_where_predicted(config):
     found = [Fraction(s) for s in accumulation.running_sums(config, "cpu").tolist()]
     assert found == expected
     step, total = find_stall(FORMATS[config.accumulator], expected[0])
-    changes = [
-        i + 1 for i in range(config.steps) if i == 0 or expected[i] != expected[i - 1]
-    ]
-    assert (
-        accumulation.last_change(torch.tensor([float(s) for s in expected]))
-        == changes[-1]
-        == min(step, config.steps)
-    )
+    last = max(i + 1 for i, x in enumerate(expected) if not i or x != expected[i - 1])
+    sums = torch.tensor([float(s) for s in expected])
+    assert accumulation.last_change(sums) == last == min(step, config.steps)
     if step <= config.steps:
         assert expected[-1] == total
 
@@ -85,11 +79,8 @@ def test_the_record_of_the_h200_agrees_in_every_bit():
     measured = committed("accumulation")
     for config in accumulation.configs():
         row = measured.row(asdict(config))
-        assert (
-            row is not None
-            and row.metrics["device"] == "cuda"
-            and row.metrics["differing_steps"] == 0
-        )
+        assert row is not None and row.metrics["device"] == "cuda"
+        assert row.metrics["differing_steps"] == 0
         assert Fraction(row.metrics["device_result"]) == exact_sums(config)[-1]
 
 
@@ -99,26 +90,20 @@ def test_the_known_results():
         builder.name_of(Line(asdict(c))): accumulation.running_sums(c, "cpu")[-1].item()
         for c in accumulation.configs()
     }
-    assert (
-        f"{found['fp32_in_fp32']:.6f}" == "10.000134"
-        and found["fp16_in_fp16"] == 9.953125
-    )
+    assert f"{found['fp32_in_fp32']:.6f}" == "10.000134"
+    assert found["fp16_in_fp16"] == 9.953125
     assert found["fp16_in_fp32"] == found["fp16_cast_to_fp32"] == 10.00213623046875
-    assert (
-        found["bf16_in_bf16"],
-        found["fp16_small_steps"],
-        found["bf16_small_steps"],
-    ) == (4.0, 4.0, 0.5)
+    assert found["bf16_in_bf16"] == found["fp16_small_steps"] == 4.0
+    assert found["bf16_small_steps"] == 0.5
 
 
 def test_a_difference_between_devices_is_counted(monkeypatch):
-    sums = {
-        "cpu": torch.tensor([1.0, 2.0, 3.0]),
-        "other": torch.tensor([1.0, 2.5, 3.0]),
-    }
-    monkeypatch.setattr(
-        accumulation, "running_sums", lambda config, device: sums[device]
-    )
+    sums = {"cpu": [1.0, 2.0, 3.0], "other": [1.0, 2.5, 3.0]}
+
+    def running_sums(config, device):
+        return torch.tensor(sums[device])
+
+    monkeypatch.setattr(accumulation, "running_sums", running_sums)
     monkeypatch.setattr(timing, "default_device", lambda: "other")
     row = accumulation.run(accumulation.Config(steps=3))
     assert row["differing_steps"] == 1 and row["last_change"] == 3

@@ -56,19 +56,14 @@ def cells_of(config: Config, device: str, monkeypatch) -> dict:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize(
-    "part, expected",
-    [("toy", TOY), ("transformer", TRANSFORMER)],
-    ids=["toy", "transformer"],
-)
+@pytest.mark.parametrize("part", ["toy", "transformer"])
 @EVERYWHERE
-def test_each_cell(part, expected, dtype, device, monkeypatch):
+def test_each_cell(part, dtype, device, monkeypatch):
     found = cells_of(Config(part, dtype), device, monkeypatch)
+    expected = {"toy": TOY, "transformer": TRANSFORMER}[part]
     for name, text in expected.items():
-        wanted = (
-            dtype if text == LOW or (device == "cpu" and name in CPU_LEAVES) else text
-        )
-        assert found[name] == wanted, name
+        low = text == LOW or (device == "cpu" and name in CPU_LEAVES)
+        assert found[name] == (dtype if low else text), name
     assert found.keys() - expected.keys() <= {"forward_operations", "forward_casts"}
 
 
@@ -83,25 +78,18 @@ LISTS = {
 
 def test_each_operation_is_on_the_list_that_the_page_says(monkeypatch):
     found = cells_of(Config("operations", "bf16"), "record", monkeypatch)
-    wanted = {
-        "lower": ["bf16"] * 3,
-        "wide": ["fp32"] * 3,
-        "promote": ["bf16", "fp32", "fp32"],
-    }
+    wanted = {"lower": ["bf16"] * 3, "wide": ["fp32"] * 3}
+    wanted["promote"] = ["bf16", "fp32", "fp32"]
     for kind, names in LISTS.items():
         for name in names.split():
             assert found[name][:3] == wanted[kind], name
 
 
 def test_autocast_adds_casts_and_nothing_else(on_cpu):
-    plain, cast = (
-        autocast.run(Config("transformer", dtype)) for dtype in ("fp32", "bf16")
-    )
-    assert plain["forward_casts"] == 0 < cast["forward_casts"]
-    assert (
-        cast["forward_operations"] - cast["forward_casts"]
-        == plain["forward_operations"]
-    )
+    plain, cast = (autocast.run(Config("transformer", t)) for t in ("fp32", "bf16"))
+    assert plain["forward_casts"] == 0
+    others = cast["forward_operations"] - cast["forward_casts"]
+    assert others == plain["forward_operations"]
     # Seven matrices a layer and the head, each weight once and most inputs once.
     assert cast["forward_casts"] >= 12 * 7 + 1
 
@@ -121,10 +109,8 @@ class Odd(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.wide, self.narrow = (
-            nn.Linear(4, 4, bias=False),
-            nn.Linear(4, 4, bias=False).half(),
-        )
+        self.wide = nn.Linear(4, 4, bias=False)
+        self.narrow = nn.Linear(4, 4, bias=False).half()
 
     def forward(self, x):
         return self.narrow(self.wide(x).half())
@@ -138,18 +124,11 @@ def test_the_trace_tells_modules_gradients_and_states_apart():
         trace.count_forward()
         loss(logits.float(), torch.tensor([0, 1, 2])).backward()
         optimizer.step()
-    assert trace.outputs == {
-        "wide": "fp32",
-        "narrow": "fp16",
-        "": "fp16",
-        "loss": "fp32",
-    }
-    assert trace.parameters == {"wide": "fp32", "narrow": "fp16"}
-    assert trace.gradients == {"wide.weight": "fp32", "narrow.weight": "fp16"}
-    assert (
-        trace.output_gradients["wide"] == "fp32"
-        and trace.output_gradients["narrow"] == "fp16"
-    )
+    own = {"wide": "fp32", "narrow": "fp16"}
+    assert trace.outputs == own | {"": "fp16", "loss": "fp32"}
+    assert trace.parameters == own
+    assert trace.gradients == {f"{name}.weight": own[name] for name in own}
+    assert {name: trace.output_gradients[name] for name in own} == own
     assert trace.join_dtypes(trace.gradients) == "fp16, fp32"
     assert trace.forward_casts == 1 and trace.result_dtype("", "_to_copy") == "fp16"
     # One state of each kind is kept by name, of the last parameter.
@@ -165,7 +144,5 @@ def test_views_are_no_operations():
         x.T.reshape(2, 8)[None].transpose(0, 1)
         trace.count_forward()
     # The ones, and the copy that reshaping a transposed matrix needs.
-    assert [name for _, name, _ in trace.operations] == [
-        "ones",
-        "clone",
-    ] and trace.forward_operations == 2
+    assert [name for _, name, _ in trace.operations] == ["ones", "clone"]
+    assert trace.forward_operations == 2

@@ -19,9 +19,8 @@ from systems.profiling.trace import Kernel, Span, TraceError
 from systems.records.outcome import measure_row
 from systems.running import command
 
-CONFIG = Config(
-    "small", 6, "step", "fp32", "torch", batch=2, vocab=50, warmup=1, passes=2
-)
+COUNTS = {"batch": 2, "vocab": 50, "warmup": 1, "passes": 2}
+CONFIG = Config("small", 6, "step", "fp32", "torch", **COUNTS)
 
 
 @pytest.fixture
@@ -46,16 +45,11 @@ def cpu(monkeypatch, tmp_path):
 
 def test_marked_attention_gives_the_same_bits():
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 3, 7, 4))
-    outputs = [
-        attention(q, k, v)
-        for attention in (
-            transformer.eager_attention,
-            annotated_attention.causal_attention,
-        )
-    ]
+    implementations = transformer.eager_attention, annotated_attention.causal_attention
+    outputs = [attention(q, k, v) for attention in implementations]
     assert torch.equal(*outputs)
     ours, theirs = (torch.autograd.grad(o.square().sum(), (q, k, v)) for o in outputs)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert all(map(torch.equal, ours, theirs))
 
 
 def test_a_copy_of_a_marked_model_computes_with_its_own_weights():
@@ -78,11 +72,8 @@ def test_a_step_is_looked_at(cpu, mode):
     for name in names:
         # `end_to_end` times it without a profiler.
         assert f"{name}_ms" not in metrics and len(metrics[f"profiled_{name}_ms"]) == 2
-    assert (
-        metrics["profiler"] == "torch"
-        and metrics["passes"] == 2
-        and len(metrics["thousand_marks_ms"]) == 5
-    )
+    assert (metrics["profiler"], metrics["passes"]) == ("torch", 2)
+    assert len(metrics["thousand_marks_ms"]) == 5
     rows = metrics["kernels"]
     calls = {(row["phase"], row["name"]): row["calls"] for row in rows}
     # Two layers. Each has four projections and three matrices of the feed-forward part,
@@ -90,36 +81,29 @@ def test_a_step_is_looked_at(cpu, mode):
     assert calls["forward", "aten::bmm"] == 2 * 7 + 1
     for part in ("scores", "output"):
         assert calls[f"forward/attention {part}", "aten::bmm"] == 2
-    softmax = {
-        row["name"]: row["category"]
-        for row in rows
-        if row["phase"] == "forward/attention softmax"
-    }
+    part = "forward/attention softmax"
+    softmax = {row["name"]: row["category"] for row in rows if row["phase"] == part}
     parts = ("max", "sub", "exp", "sum", "div")
     assert softmax == {f"aten::{part}": "softmax" for part in parts}
     if mode == "step":
         assert calls["backward", "aten::bmm"] == 2 * (2 * (7 + 2) + 1)
-        assert {row["category"] for row in rows if row["phase"] == "optimizer"} <= {
-            "optimizer"
-        }
+        kinds = {row["category"] for row in rows if row["phase"] == "optimizer"}
+        assert kinds <= {"optimizer"}
 
 
 def test_what_the_rows_say_adds_up(cpu):
     metrics = kernel_profile.run(CONFIG)
+    rows = metrics["kernels"]
     busy = [name for name in metrics if name.endswith("_gpu_busy_ms")]
     total = sum(sum(metrics[name]) for name in busy) / CONFIG.passes
-    assert sum(row["total_ms"] for row in metrics["kernels"]) == pytest.approx(
-        total, rel=1e-3
-    )
-    assert all(row["phase"] for row in metrics["kernels"])
+    assert sum(row["total_ms"] for row in rows) == pytest.approx(total, rel=1e-3)
+    assert all(row["phase"] for row in rows)
     # What operations launched is what their names say, here exactly.
-    named = ("aten::mm", "aten::bmm")
-    products = sum(
-        row["total_ms"] for row in metrics["kernels"] if row["name"] in named
-    )
-    assert sum(metrics["matmul_ops_ms"]) / CONFIG.passes == pytest.approx(
-        products, rel=1e-3
-    )
+    named = [
+        row["total_ms"] for row in rows if row["name"] in ("aten::mm", "aten::bmm")
+    ]
+    launched = sum(metrics["matmul_ops_ms"]) / CONFIG.passes
+    assert launched == pytest.approx(sum(named), rel=1e-3)
     json.dumps(metrics, allow_nan=False)
 
 
@@ -127,9 +111,8 @@ def test_traces_are_kept_where_asked(cpu):
     kernel_profile.run(CONFIG)
     assert not (cpu / "traces").exists()
     kernel_profile.run(replace(CONFIG, keep_traces=True, mode="forward"))
-    with gzip.open(
-        cpu / "traces" / "kernel_profile-small-6-forward-fp32.json.gz", "rt"
-    ) as file:
+    path = cpu / "traces" / "kernel_profile-small-6-forward-fp32.json.gz"
+    with gzip.open(path, "rt") as file:
         assert json.load(file)["traceEvents"]
 
 
@@ -147,35 +130,27 @@ LAYERS = [span("layer", 61, 70), span("layer", 71, 80)]
 
 def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
     forward, backward = span("forward", 60, 90), span("backward", 91, 100)
+    gemm = "ampere_sgemm_128x64_tn"
     kernels = [
-        kernel("ampere_sgemm_128x64_tn", 0, 10, FIRST, forward),
-        kernel("ampere_sgemm_128x64_tn", 15, 20, FIRST, forward),
-        kernel("ampere_sgemm_128x64_tn", 100, 120, SECOND, forward),
-        kernel("ampere_sgemm_128x64_tn", 130, 140, SECOND, backward),
+        kernel(gemm, 0, 10, FIRST, forward),
+        kernel(gemm, 15, 20, FIRST, forward),
+        kernel(gemm, 100, 120, SECOND, forward),
+        kernel(gemm, 130, 140, SECOND, backward),
         kernel("stray", 150, 151, SECOND),
     ]
     metrics = gpu_metrics(kernels, 2)
     assert metrics["forward_gpu_span_ms"] == pytest.approx([0.020, 0.020])
     assert metrics["forward_gpu_busy_ms"] == pytest.approx([0.015, 0.020])
-    assert (
-        metrics["backward_gpu_span_ms"] == pytest.approx([0, 0.010])
-        and "loss_gpu_span_ms" not in metrics
-    )
+    assert metrics["backward_gpu_span_ms"] == pytest.approx([0, 0.010])
+    assert "loss_gpu_span_ms" not in metrics
     top = metrics["kernels"][0]
     assert (top["phase"], top["calls"], top["category"]) == ("forward", 1.5, "matmul")
-    assert (top["total_ms"], top["median_ms"], top["max_ms"], top["start_ms"]) == (
-        0.0175,
-        0.01,
-        0.02,
-        0.0,
-    )
+    times = [top[f"{of}_ms"] for of in ("total", "median", "max", "start")]
+    assert times == [0.0175, 0.01, 0.02, 0.0]
     # What nobody marked is shown, not lost.
-    assert [row["total_ms"] for row in metrics["kernels"] if row["phase"] == ""] == [
-        0.0005
-    ]
-    with pytest.raises(
-        TraceError, match="the trace has 2 steps with kernels, not 3: profile again"
-    ):
+    rows = metrics["kernels"]
+    assert [row["total_ms"] for row in rows if row["phase"] == ""] == [0.0005]
+    with pytest.raises(TraceError, match="has 2 steps with kernels, not 3: profile ag"):
         gpu_metrics(kernels, 3)
 
 
@@ -191,13 +166,10 @@ def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
         kernel("c", 82, 83, SECOND, forward, second, span("attention softmax", 76, 77)),
     ]
     shown = layer_timeline(kernels, "forward")["timeline"]
-    assert [(k["name"], k["phase"], k["category"]) for k in shown] == [
-        ("b", "forward", "other"),
-        ("c", "forward/attention softmax", "softmax"),
-    ]
-    assert [(k["start_ms"], k["duration_ms"]) for k in shown] == [
-        (0, 0.005),
-        (0.007, 0.001),
+    fields = "name", "phase", "category", "start_ms", "duration_ms"
+    assert [tuple(k[field] for field in fields) for k in shown] == [
+        ("b", "forward", "other", 0, 0.005),
+        ("c", "forward/attention softmax", "softmax", 0.007, 0.001),
     ]
     assert layer_timeline(kernels, "step") == {}
 
@@ -208,9 +180,7 @@ def nsys_says(monkeypatch, tmp_path, row, kernels=()):
     def profile(work, report, cwd):
         asked.append((work, report, cwd))
         printed = (
-            "Capture range started in the application.\n"
-            + (json.dumps(row) if row else "")
-            + "\nGenerated:\n"
+            f"Capture range started.\n{json.dumps(row) if row else ''}\nGenerated:"
         )
         return printed, report.with_suffix(".sqlite")
 
@@ -221,60 +191,34 @@ def nsys_says(monkeypatch, tmp_path, row, kernels=()):
 
 def test_nsys_watches_a_process_of_the_same_configuration(cpu, monkeypatch):
     forward = span("forward", 60, 90)
-    kernels = [
-        kernel("gemm", 0, 10, FIRST, forward),
-        kernel("gemm", 100, 110, SECOND, forward),
-    ]
-    row = {
-        "config": {},
-        "status": "ok",
-        "metrics": {"forward_ms": [1.0, 2.0], "passes": 2},
-        "reason": None,
-    }
+    starts = (0, FIRST), (100, SECOND)
+    kernels = [kernel("gemm", at, at + 10, step, forward) for at, step in starts]
+    found = {"forward_ms": [1.0, 2.0], "passes": 2}
+    row = {"config": {}, "status": "ok", "metrics": found, "reason": None}
     asked, freed = nsys_says(monkeypatch, cpu, row, kernels), []
     monkeypatch.setattr(timing, "give_back", freed.append)
     metrics = kernel_profile.run(replace(CONFIG, mode="forward", profiler="nsys"))
     ((work, report, cwd),) = asked
-    assert (
-        work[1:3] == ["-m", "systems.experiments.kernel_profile"]
-        and work[-1] == "--json"
-    )
-    assert (
-        work[work.index("--profiler") + 1] == "capture"
-        and work[work.index("--passes") + 1] == "2"
-        and cwd == cpu
-    )
-    assert metrics["profiler"] == "nsys" and metrics["profiled_forward_ms"] == [
-        1.0,
-        2.0,
-    ]
-    assert (
-        metrics["report"]
-        == "traces/kernel_profile-small-6-forward-fp32.nsys-rep"
-        == str(report.relative_to(cpu))
-    )
+    assert work[1:3] == ["-m", "systems.experiments.kernel_profile"] and cwd == cpu
+    assert work[-1] == "--json" and work[work.index("--passes") + 1] == "2"
+    assert work[work.index("--profiler") + 1] == "capture"
+    assert metrics["profiler"] == "nsys"
+    assert metrics["profiled_forward_ms"] == [1.0, 2.0]
+    kept = "traces/kernel_profile-small-6-forward-fp32.nsys-rep"
+    assert metrics["report"] == str(report.relative_to(cpu)) == kept
     assert metrics["kernels"][0]["calls"] == 1 and freed == ["cpu"]
     assert "matmul_ops_ms" not in metrics
 
 
 def test_what_goes_wrong_in_that_process_is_told(cpu, monkeypatch):
     config = replace(CONFIG, mode="forward", profiler="nsys")
-    nsys_says(
-        monkeypatch,
-        cpu,
-        {
-            "config": {},
-            "status": "out_of_memory",
-            "metrics": {},
-            "reason": "CUDA out of memory",
-        },
-    )
+    reason = "CUDA out of memory"
+    row = {"config": {}, "status": "out_of_memory", "metrics": {}, "reason": reason}
+    nsys_says(monkeypatch, cpu, row)
     row = measure_row(config, kernel_profile.run)
-    assert (row.status, row.reason) == ("out_of_memory", "CUDA out of memory")
+    assert (row.status, row.reason) == ("out_of_memory", reason)
     nsys_says(monkeypatch, cpu, None)
-    with pytest.raises(
-        nsys.NsysError, match="printed no row: run it by itself with --profiler capture"
-    ):
+    with pytest.raises(nsys.NsysError, match="printed no row: run it by itself with"):
         kernel_profile.run(config)
 
 
@@ -285,17 +229,14 @@ def test_capture_marks_the_range_and_looks_at_nothing(cpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
     metrics = kernel_profile.run(replace(CONFIG, profiler="capture"))
     assert said == ["start", "wait", "stop"]
-    assert {
-        name: len(samples) for name, samples in metrics.items() if name.endswith("_ms")
-    } == {f"{name}_ms": 2 for name in phases.PHASES}
+    lengths = {name: len(x) for name, x in metrics.items() if name.endswith("_ms")}
+    assert lengths == {f"{name}_ms": 2 for name in phases.PHASES}
     assert "kernels" not in metrics
 
 
 def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.setattr(timing, "default_device", lambda: "cpu")
-    with pytest.raises(
-        ValueError, match="kernels run on a GPU, and torch sees none here"
-    ):
+    with pytest.raises(ValueError, match="kernels run on a GPU, and torch sees none"):
         kernel_profile.run(CONFIG)
 
 
@@ -307,9 +248,5 @@ def test_the_script_prints_its_kernels_as_a_table(capsys, monkeypatch):
     ]
     command._print_table(command.Row({"size": "small"}, "ok", {"kernels": rows}))
     out = capsys.readouterr().out
-    assert (
-        "kernels, 30 of 40" in out
-        and "kernel 29" in out
-        and "kernel 30" not in out
-        and "0.2500" in out
-    )
+    assert "kernels, 30 of 40" in out and "kernel 29" in out and "0.2500" in out
+    assert "kernel 30" not in out

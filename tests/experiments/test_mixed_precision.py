@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,30 +15,23 @@ from systems.model.sizes import SIZES, ModelSize
 from systems.records.outcome import measure_row
 
 
+def pairs(text: torch.Tensor) -> Counter[tuple[int, int]]:
+    """How often each token follows each."""
+    return Counter((a, b) for line in text.tolist() for a, b in pairwise(line))
+
+
 def test_no_model_can_beat_the_entropy_of_the_language():
     """Counts of half of the text predict the other half with ENTROPY nats."""
     text = synthetic_language.sample(vocab=32, sequences=600, length=120, seed=5)
-    counts: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for sequence in text[:300].tolist():
-        for a, b in zip(sequence, sequence[1:], strict=False):
-            counts[a][b] += 1
-    assert all(
-        len(successors) == synthetic_language.SUCCESSORS
-        for successors in counts.values()
-    )
-    losses = [
-        -math.log(counts[a][b] / sum(counts[a].values()))
-        for sequence in text[300:].tolist()
-        for a, b in zip(sequence, sequence[1:], strict=False)
-    ]
-    assert sum(losses) / len(losses) == pytest.approx(
-        synthetic_language.ENTROPY, rel=0.01
-    )
-    assert (
-        synthetic_language.ENTROPY
-        < math.log(synthetic_language.SUCCESSORS)
-        < math.log(32)
-    )
+    counts, of_first = pairs(text[:300]), Counter()
+    for (first, _), count in counts.items():
+        of_first[first] += count
+    assert len(counts) == 32 * synthetic_language.SUCCESSORS
+    later = pairs(text[300:])
+    nats = -sum(n * math.log(counts[p] / of_first[p[0]]) for p, n in later.items())
+    entropy = synthetic_language.ENTROPY
+    assert nats / later.total() == pytest.approx(entropy, rel=0.01)
+    assert entropy < math.log(synthetic_language.SUCCESSORS) < math.log(32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -54,21 +48,11 @@ def test_the_language_does_not_depend_on_defaults(dtype, device):
 
 
 def test_a_seed_changes_the_text_and_not_the_language():
-    one, same, other = (
-        synthetic_language.sample(64, 200, 40, seed) for seed in (1, 1, 2)
-    )
+    seeds = 1, 1, 2
+    one, same, other = (synthetic_language.sample(64, 200, 40, s) for s in seeds)
     assert torch.equal(one, same) and not torch.equal(one, other)
-
-    def pairs(text):
-        return {
-            (a, b)
-            for sequence in text.tolist()
-            for a, b in zip(sequence, sequence[1:], strict=False)
-        }
-
-    assert (
-        len(pairs(one) | pairs(other)) <= 64 * synthetic_language.SUCCESSORS < 64 * 64
-    )
+    most = 64 * synthetic_language.SUCCESSORS
+    assert len(pairs(one) | pairs(other)) <= most < 64 * 64
 
 
 @pytest.fixture
@@ -76,11 +60,12 @@ def tiny(monkeypatch, on_cpu):
     """Make `small` tiny and on the CPU; list the optimizers that are made."""
     monkeypatch.setitem(SIZES, "small", ModelSize(16, 32, 1, 2))
     made, optimizer = [], mixed_precision.AdamW
-    monkeypatch.setattr(
-        mixed_precision,
-        "AdamW",
-        lambda parameters: made.append(optimizer(parameters)) or made[-1],
-    )
+
+    def make(parameters):
+        made.append(optimizer(parameters))
+        return made[-1]
+
+    monkeypatch.setattr(mixed_precision, "AdamW", make)
     return made
 
 
@@ -115,10 +100,8 @@ def test_a_precision_is_what_it_is_called(tiny, precision, monkeypatch):
     for parameter in optimizer.param_groups[0]["params"]:
         state = optimizer.state[parameter]
         assert {parameter.dtype, state["m"].dtype, state["v"].dtype} == {held}
-    assert (
-        len(metrics["loss"]) == len(metrics["step_ms"]) == 40
-        and metrics["floor"] == synthetic_language.ENTROPY
-    )
+    assert len(metrics["loss"]) == len(metrics["step_ms"]) == 40
+    assert metrics["floor"] == synthetic_language.ENTROPY
     assert optimizer.param_groups[0]["lr"] == mixed_precision.LEARNING_RATE
 
 
@@ -129,33 +112,23 @@ def test_training_that_diverges_is_a_result(tiny):
 
 
 def test_fp32_learns_and_twins_begin_alike(tiny):
-    runs = {
-        precision: mixed_precision.run(config(precision, steps=60))
-        for precision in mixed_precision.PRECISIONS
-    }
-    first = [metrics["loss"][0] for metrics in runs.values()]
+    def losses(precision="fp32", **changes):
+        return mixed_precision.run(config(precision, steps=60, **changes))["loss"]
+
+    runs = {precision: losses(precision) for precision in mixed_precision.PRECISIONS}
+    first, fp32 = [loss[0] for loss in runs.values()], runs["fp32"]
     assert max(first) - min(first) < 0.05
-    assert sum(runs["fp32"]["loss"][-5:]) < sum(runs["fp32"]["loss"][:5]) - 0.5
-    assert mixed_precision.run(config("fp32", steps=60))["loss"] == runs["fp32"]["loss"]
-    assert (
-        mixed_precision.run(config("fp32", steps=60, seed=2))["loss"]
-        != runs["fp32"]["loss"]
-    )
+    assert sum(fp32[-5:]) < sum(fp32[:5]) - 0.5
+    assert losses() == fp32 != losses(seed=2)
 
 
 def test_in_pure_bf16_small_updates_of_large_weights_are_lost(tiny):
-    shares = {p: mixed_precision.run(config(p)) for p in mixed_precision.PRECISIONS}
-    assert [
-        len(shares["fp32"][f"unchanged_{name}"]) for name in mixed_precision.WATCHED
-    ] == [4, 4, 4]
+    runs = {p: mixed_precision.run(config(p)) for p in mixed_precision.PRECISIONS}
+    names = [f"unchanged_{name}" for name in mixed_precision.WATCHED]
+    assert [len(runs["fp32"][name]) for name in names] == [4, 4, 4]
     # A gain begins at 1, where an update of the learning rate is far below half the
     # spacing.
-    assert shares["bf16_pure"]["unchanged_gain"] == [1.0] * 4
-    assert (
-        max(shares["fp32"]["unchanged_gain"] + shares["bf16"]["unchanged_gain"]) < 0.2
-    )
-    assert (
-        min(shares["bf16_pure"]["unchanged_embedding"])
-        > 0.5
-        > max(shares["fp32"]["unchanged_embedding"])
-    )
+    gain = {p: found["unchanged_gain"] for p, found in runs.items()}
+    assert gain["bf16_pure"] == [1.0] * 4 and max(gain["fp32"] + gain["bf16"]) < 0.2
+    embedding = {p: found["unchanged_embedding"] for p, found in runs.items()}
+    assert min(embedding["bf16_pure"]) > 0.5 > max(embedding["fp32"])

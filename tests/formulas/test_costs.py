@@ -21,9 +21,8 @@ def test_formulas_equal_what_pytorch_counts(size):
     shape = {"vocab_size": VOCAB_SIZE, **asdict(SIZES[size])}
     for part, parameters in costs.parameters_by_part(**shape).items():
         assert counted[f"{part}_parameters"] == parameters
-    assert counted["forward_flops"] == sum(
-        costs.forward_flops(**shape, context=256, batch=2).values()
-    )
+    flops = costs.forward_flops(**shape, context=256, batch=2)
+    assert counted["forward_flops"] == sum(flops.values())
 
 
 def test_backward_costs_twice_the_forward():
@@ -34,18 +33,15 @@ def test_backward_costs_twice_the_forward():
         logits = model(ids)
     with FlopCounterMode(display=False) as backward:
         logits.sum().backward()
-    assert (
-        backward.get_total_flops()
-        == costs.BACKWARD_OVER_FORWARD * forward.get_total_flops()
-    )
+    assert costs.BACKWARD_OVER_FORWARD == 2
+    assert backward.get_total_flops() == 2 * forward.get_total_flops()
     assert costs.pass_flops(10, "forward", "loss", "backward", "optimizer") == 30
 
 
 def test_the_longest_slug_names_the_device():
-    assert (
-        costs.find_peak("nvidia-a100-sxm4-40gb") is costs.PEAKS["nvidia-a100-sxm4-40gb"]
-    )
-    assert costs.find_peak("nvidia-a100-sxm4-80gb") is costs.PEAKS["nvidia-a100-sxm4"]
+    a100 = "nvidia-a100-sxm4"
+    assert costs.find_peak(f"{a100}-40gb") is costs.PEAKS[f"{a100}-40gb"]
+    assert costs.find_peak(f"{a100}-80gb") is costs.PEAKS[a100]
     assert costs.find_peak("nvidia-h200-nvl") is costs.PEAKS["nvidia-h200-nvl"]
     assert costs.find_peak("cpu") is None
 
@@ -55,22 +51,15 @@ def test_the_longest_slug_names_the_device():
 def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
     dtype, causal
 ):
-    shape = {
-        "batch": 3,
-        "n": 160,
-        "d": 16,
-        "element_bytes": dtype.itemsize,
-        "causal": causal,
-    }
+    shape = {"batch": 3, "n": 160, "d": 16, "causal": causal}
+    shape["element_bytes"] = dtype.itemsize
     q, k, v, do = (torch.randn(3, 1, 160, 16, dtype=dtype) for _ in range(4))
     inputs = [x.requires_grad_() for x in (q, k, v)]
     saved = probes.SavedTensors(inputs)
     with saved.phase("forward"):
         o = attention.attention_of(causal)(q, k, v)
-    kept = (
-        sum(tensor["adds_bytes"] for tensor in saved.tensors)
-        + o.untyped_storage().nbytes()
-    )
+    kept = sum(tensor["adds_bytes"] for tensor in saved.tensors)
+    kept += o.untyped_storage().nbytes()
     assert kept == sum(costs.attention_saved_bytes(**shape).values())
     with Allocator() as memory:
         o = attention.attention_of(causal)(q, k, v)
@@ -78,9 +67,8 @@ def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
         o.backward(do)
     # An index, or a number that is a tensor for a moment, is not worth a line of the
     # formula.
-    assert memory.peak == pytest.approx(
-        sum(costs.attention_peak_bytes(**shape).values()), abs=64
-    )
+    expected = sum(costs.attention_peak_bytes(**shape).values())
+    assert memory.peak == pytest.approx(expected, abs=64)
 
 
 def test_attention_memory_by_hand():
@@ -88,45 +76,34 @@ def test_attention_memory_by_hand():
     # output 1/32; rows are 2^17.
     gib, rows = 2**30, 2**17
     shape = {"batch": 8, "n": 16384, "d": 64, "element_bytes": 4}
-    plain, masked = (
-        sum(costs.attention_saved_bytes(**shape, causal=causal).values())
-        for causal in (False, True)
-    )
-    assert (
-        plain == 2 * 8 * gib + gib // 32 + rows * 4 + rows * 8
-        and masked - plain == gib // 4
-    )
+    saved, peak = costs.attention_saved_bytes, costs.attention_peak_bytes
+    plain, masked = (sum(saved(**shape, causal=c).values()) for c in (False, True))
+    assert plain == 2 * 8 * gib + gib // 32 + rows * 4 + rows * 8
+    assert masked - plain == gib // 4
     # Six matrices, the output, five more of its size, sums and positions.
-    assert (
-        sum(costs.attention_peak_bytes(**shape, causal=False).values())
-        == 6 * 8 * gib + 6 * gib // 32 + rows * 12
-    )
+    expected = 6 * 8 * gib + 6 * gib // 32 + rows * 12
+    assert sum(peak(**shape, causal=False).values()) == expected
 
 
 def test_attention_flops_are_those_of_pytorchs_counter():
     """Its formula for fused attention: two products forward, five backward."""
-    q, k, v = (
-        torch.randn(2, 3, 40, 16, device="meta", requires_grad=True) for _ in range(3)
-    )
+    inputs = torch.randn(3, 2, 3, 40, 16, device="meta")
+    q, k, v = (x.requires_grad_() for x in inputs)
     shape = {"batch": 2, "heads": 3, "n": 40, "d": 16}
-    with FlopCounterMode(display=False) as forward:
-        o = torch.softmax(q @ k.mT, -1) @ v
-    assert forward.get_total_flops() == costs.attention_flops(
-        "forward", causal=False, **shape
-    )
-    assert o.shape == q.shape
+    with FlopCounterMode(display=False) as counted:
+        torch.softmax(q @ k.mT, -1) @ v
+    forward = counted.get_total_flops()
+    assert forward == costs.attention_flops("forward", causal=False, **shape)
     backward = sdpa_backward_flop_count(q.shape, q.shape, k.shape, v.shape)
     assert backward == costs.attention_flops("backward", causal=False, **shape)
     both = costs.attention_flops("both", causal=True, **shape)
-    assert 2 * both == forward.get_total_flops() + backward
+    assert 2 * both == forward + backward
     # In one pass ours does the same products; in two, scores and dP are computed in
     # both.
     products = {name: work.matmuls for name, work in costs.KERNELS.items()}
-    assert products["forward"] + products["one_pass"] == costs.ATTENTION_MATMULS["both"]
-    assert (
-        products["forward"] + products["dkdv"] + products["dq"]
-        == costs.ATTENTION_MATMULS["both"] + 2
-    )
+    both = costs.ATTENTION_MATMULS["both"]
+    assert products["forward"] + products["one_pass"] == both
+    assert products["forward"] + products["dkdv"] + products["dq"] == both + 2
 
 
 def test_parts_of_attention_by_hand():

@@ -28,12 +28,8 @@ XL = Pass("xl", 2048, "step", "bf16", "flash")
 
 
 def fit(*options: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "systems.formulas.fit", *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    line = [sys.executable, "-m", "systems.formulas.fit", *options]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("field", ["batch", "context"])
@@ -66,19 +62,13 @@ def test_every_remedy_needs_less(precision, given):
 SHAPE = ModelSize(32, 64, 4, 2)
 
 
-@pytest.mark.parametrize(
-    "p",
-    [
-        Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
-        for again in (
-            *({"checkpoint": run} for run in range(5)),
-            {"recompute_attention": True},
-        )
-    ],
-    ids=str,
-)
-def test_products_are_those_that_pytorch_counts(p):
+AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": True}]
+
+
+@pytest.mark.parametrize("again", AGAIN, ids=str)
+def test_products_are_those_that_pytorch_counts(again):
     """Of a step with plain attention, whatever is computed again."""
+    p = Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
     d_model, d_ff, layers, heads = astuple(p.shape)
     model = BasicsTransformerLM(p.vocab, p.context, d_model, layers, heads, d_ff)
     if p.checkpoint:
@@ -94,9 +84,8 @@ def test_products_are_those_that_pytorch_counts(p):
 def test_flash_computes_half_of_the_scores_and_those_again():
     """Of 512² pairs 512 · 513 / 2, in two products forward and in five backward."""
     p = Pass("small", 512, "step", "fp32")
-    parts = forward_flops(
-        **vars(SIZES["small"]), vocab_size=10_000, context=512, batch=4
-    )
+    shape = vars(SIZES["small"])
+    parts = forward_flops(**shape, vocab_size=10_000, context=512, batch=4)
     product = parts["attention"] // 2 * 513 // 1024
     others = sum(parts.values()) - parts["attention"]
     flash = replace(p, attention="flash")
@@ -119,22 +108,16 @@ def test_the_command_needs_no_torch():
 
 def test_the_command_prints_what_fits():
     printed = fit("--size", "xl", "--context", "4096", "--gpu", "a100-80").stdout
-    assert "does not fit" in printed and " 79.38 " in printed
-    assert "saved activations" in printed
-    assert "flash attention" in printed
-    assert "TFLOP a step" in printed
+    for said in (
+        *("does not fit", " 79.38 ", "saved activations"),
+        *("flash attention", "TFLOP a step"),
+    ):
+        assert said in printed
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("--size", "7"),
-        ("--batch", "0"),
-        ("--checkpoint", "some"),
-    ],
-)
+@pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint some"])
 def test_a_wrong_option_is_one_line(wrong):
-    ended = fit(*wrong)
+    ended = fit(*wrong.split())
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: ") and wrong[0] in ended.stderr
+    assert ended.stderr.startswith("error: ") and wrong.split()[0] in ended.stderr
     assert ended.stderr.count("\n") == 1

@@ -76,15 +76,14 @@ def test_formulas_and_passes_agree(
     row = recorded(monkeypatch, *fields, checkpoint)
     p = Pass(*fields, int(checkpoint), batch=2, vocab=1000, workspace_bytes=0)
     measured = {c["category"]: c for c in row["categories"]}
-    assert {
-        name: measured[name]["most_bytes"] for name in category_peaks(p)
-    } == category_peaks(p)
+    most = {name: measured[name]["most_bytes"] for name in category_peaks(p)}
+    assert most == category_peaks(p)
     predicted = peak(p)
     assert predicted.keys() == measured.keys()
     # A forward pass that keeps nothing is the one whose small tensors are not counted.
-    assert sum(predicted.values()) == pytest.approx(
-        row["peak_requested_bytes"], rel=0.01 if mode == "forward" else 0.001
-    )
+    near = 0.01 if mode == "forward" else 0.001
+    found = row["peak_requested_bytes"]
+    assert sum(predicted.values()) == pytest.approx(found, rel=near)
 
 
 def passes() -> list[Pass]:
@@ -96,21 +95,15 @@ def passes() -> list[Pass]:
         width = heads * draw.choice((32, 64))
         layers = draw.randint(2, 7)
         shape = ModelSize(width, draw.choice((2, 4)) * width, layers, heads)
-        plain = number % 3 == 0
-        drawn.append(
-            Pass(
-                shape,
-                draw.choice((128, 256)),
-                "step",
-                ("fp32", "bf16", "pure_bf16")[number % 3],
-                "eager" if plain else draw.choice(("eager", "flash")),
-                0 if plain else draw.randint(0, layers),
-                plain and draw.random() < 0.7,
-                batch=draw.choice((2, 4)),
-                vocab=draw.choice((300, 1000)),
-                workspace_bytes=0,
-            )
-        )
+        precision = ("fp32", "bf16", "pure_bf16")[number % 3]
+        context, plain = draw.choice((128, 256)), number % 3 == 0
+        attention = "eager" if plain else draw.choice(("eager", "flash"))
+        run = 0 if plain else draw.randint(0, layers)
+        again = plain and draw.random() < 0.7
+        sizes = {"batch": draw.choice((2, 4)), "vocab": draw.choice((300, 1000))}
+        sizes["workspace_bytes"] = 0
+        p = Pass(shape, context, "step", precision, attention, run, again, **sizes)
+        drawn.append(p)
     return drawn
 
 
@@ -133,16 +126,10 @@ def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
 
 def test_what_is_known_of_the_largest_model():
     """Peaks that follow from the assignment's own numbers."""
-    gib = {
-        mode: sum(peak(Pass("2.7B", 512, mode, "fp32")).values()) / 2**30
-        for mode in MODES
-    }
-    assert gib["forward"] == pytest.approx(13.2, abs=0.1)
-    assert gib["forward_graph"] == pytest.approx(39.6, abs=0.1)
-    assert gib["forward_two_graphs"] == pytest.approx(66.6, abs=0.1)
-    assert gib["step"] == pytest.approx(65.3, abs=0.1)
-    assert residual_bytes(Pass("2.7B", 512, "forward", "fp32")) == 20 * 2**20
-    assert (
-        memory_costs.weight_bytes(Pass("2.7B", 512, "forward", "fp32"))
-        == 4 * 3_406_809_600
-    )
+    expected = {"forward": 13.2, "forward_graph": 39.6, "forward_two_graphs": 66.6}
+    for mode, gib in (expected | {"step": 65.3}).items():
+        found = sum(peak(Pass("2.7B", 512, mode, "fp32")).values())
+        assert found / 2**30 == pytest.approx(gib, abs=0.1)
+    forward = Pass("2.7B", 512, "forward", "fp32")
+    assert residual_bytes(forward) == 20 * 2**20
+    assert memory_costs.weight_bytes(forward) == 4 * 3_406_809_600

@@ -18,20 +18,11 @@ counts = st.integers(1, 10**6)
 
 
 def pass_of(precision, attention, remedy, numbers) -> Pass:
-    shape = ModelSize(*(numbers[name] for name in NAMES[:4]))
-    return Pass(
-        shape,
-        numbers["context"],
-        "step",
-        precision,
-        attention,
-        numbers["checkpoint"] if remedy == "blocks" else 0,
-        remedy == "attention",
-        numbers["batch"],
-        numbers["vocab"],
-        optimizer_states=numbers["optimizer_states"],
-        workspace_bytes=numbers["workspace_bytes"],
-    )
+    fields = [numbers[name] for name in NAMES]
+    run = numbers["checkpoint"] if remedy == "blocks" else 0
+    given = ModelSize(*fields[:4]), fields[4], "step", precision, attention, run
+    more = {name: numbers[name] for name in ("optimizer_states", "workspace_bytes")}
+    return Pass(*given, remedy == "attention", *fields[5:], **more)
 
 
 @given(
@@ -50,10 +41,11 @@ def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
         for when, moment in in_symbols.items()
     }
     values = program.values(numbers)
-    assert {
+    found = {
         when: {category: values[place] for category, place in moment.items()}
         for when, moment in places.items()
-    } == peak_candidates(pass_of(precision, attention, remedy, numbers))
+    }
+    assert found == peak_candidates(pass_of(precision, attention, remedy, numbers))
 
 
 def test_an_instruction_stands_once():

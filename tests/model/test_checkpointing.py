@@ -40,11 +40,8 @@ def gradients(model) -> dict[str, torch.Tensor | None]:
 def assert_same(found: dict, expected: dict) -> None:
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        one = found[name]
-        if one is None or gradient is None:
-            assert one is gradient, name
-        else:
-            assert torch.equal(one, gradient), name
+        assert (found[name] is None) == (gradient is None), name
+        assert gradient is None or torch.equal(found[name], gradient), name
 
 
 def trained(strategy: str, precision: str, run: int = 1):
@@ -102,8 +99,7 @@ def test_a_copy_computes_with_its_own_weights(strategy, copied):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_checkpointing_changes_no_name_of_a_parameter(strategy):
-    expected, found = tiny_model().state_dict(), checkpointed(strategy).state_dict()
-    assert list(found) == list(expected)
+    assert [*checkpointed(strategy).state_dict()] == [*tiny_model().state_dict()]
 
 
 @pytest.mark.parametrize("run", [0, -1])
@@ -118,15 +114,13 @@ def test_a_model_inside_a_wrapper_is_not_passed_over():
         recompute(nn.DataParallel(tiny_model()), "runs", 1)  # pyright: ignore
 
 
+EMBEDDING, BLOCKS = "token_embeddings", [f"layers.{i}" for i in range(LAYERS)]
 FROZEN = {
-    "embedding": ["token_embeddings"],
-    "embedding and a block": ["token_embeddings", "layers.0"],
-    "all but the last block": [
-        "token_embeddings",
-        *(f"layers.{i}" for i in range(LAYERS - 1)),
-    ],
-    "a block in the middle": ["layers.4"],
-    "norms": [f"layers.{i}.ln{j}" for i in range(LAYERS) for j in (1, 2)],
+    "embedding": [EMBEDDING],
+    "embedding and a block": [EMBEDDING, BLOCKS[0]],
+    "all but the last block": [EMBEDDING, *BLOCKS[:-1]],
+    "a block in the middle": [BLOCKS[4]],
+    "norms": [f"{block}.ln{j}" for block in BLOCKS for j in (1, 2)],
 }
 
 
@@ -147,20 +141,19 @@ def test_where_all_is_frozen_nothing_wants_a_gradient():
     assert not model(torch.randint(50, (2, 16))).requires_grad
 
 
-@pytest.mark.parametrize(
-    "differentiate",
-    {
-        "grad": lambda loss, weights: torch.autograd.grad(loss, weights),
-        "inputs": lambda loss, weights: loss.backward(inputs=weights),
-        "create_graph": lambda loss, weights: loss.backward(create_graph=True),
-    }.values(),
-    ids=["grad", "inputs", "create_graph"],
-)
+WAYS = {
+    "grad": lambda loss, weights: torch.autograd.grad(loss, weights),
+    "inputs": lambda loss, weights: loss.backward(inputs=weights),
+    "create_graph": lambda loss, weights: loss.backward(create_graph=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
-def test_by_hand_refuses_what_it_cannot_differentiate(differentiate):
+def test_by_hand_refuses_what_it_cannot_differentiate(way):
     model = checkpointed("by_hand")
     loss = model(torch.randint(50, (2, 16))).square().mean()
     weights = list(model.parameters())
     with pytest.raises(ValueError, match=r"plain backward\(\)"):
-        differentiate(loss, weights)
+        WAYS[way](loss, weights)
     assert all(weight.grad is None for weight in model.layers.parameters())

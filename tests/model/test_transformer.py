@@ -3,7 +3,6 @@
 import copy
 import io
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -34,65 +33,52 @@ def tiny() -> BasicsTransformerLM:
 @pytest.mark.parametrize("size", SIZES)
 def test_parameter_counts_are_those_of_the_table(size):
     with torch.device("meta"):
-        assert (
-            sum(p.numel() for p in build_model(size, 128).parameters())
-            == PARAMETERS[size]
-        )
+        model = build_model(size, 128)
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[size]
 
 
 def test_state_dict_has_the_keys_of_the_course(tiny):
     keys = {"token_embeddings.weight", "ln_final.weight", "lm_head.weight"}
     for i in range(2):
         keys |= {f"layers.{i}.attn.{p}_proj.weight" for p in ("q", "k", "v", "output")}
-        keys |= {f"layers.{i}.ffn.w{j}.weight" for j in (1, 2, 3)} | {
-            f"layers.{i}.ln{j}.weight" for j in (1, 2)
-        }
+        keys |= {f"layers.{i}.ffn.w{j}.weight" for j in (1, 2, 3)}
+        keys |= {f"layers.{i}.ln{j}.weight" for j in (1, 2)}
     assert set(tiny.state_dict()) == keys
     assert tiny.state_dict()["layers.0.ffn.w2.weight"].shape == (24, 40)
 
 
-def plain_forward(
-    weights: dict[str, torch.Tensor], ids: torch.Tensor, heads: int, layers: int
-) -> torch.Tensor:
+def plain_forward(weights: dict, ids: torch.Tensor, heads: int, layers: int):
     """The same network by loops and complex numbers, sharing no code with the model."""
 
     def norm(x, weight):
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
 
     def rotate(x):
-        width = x.shape[-1]
-        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], width // 2, 2))
-        angle = torch.arange(x.shape[0])[:, None] * 10_000.0 ** (
-            -2 * torch.arange(width // 2) / width
-        )
-        return torch.view_as_real(
-            pairs * torch.polar(torch.ones_like(angle), angle)
-        ).flatten(-2)
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        powers = -2 * torch.arange(x.shape[-1] // 2) / x.shape[-1]
+        angle = torch.arange(x.shape[0])[:, None] * 10_000.0**powers
+        turned = pairs * torch.polar(torch.ones_like(angle), angle)
+        return torch.view_as_real(turned).flatten(-2)
+
+    def attend(q, k, v):
+        scores = rotate(q) @ rotate(k).T / math.sqrt(q.shape[-1])
+        scores += torch.full_like(scores, float("-inf")).triu(1)
+        return torch.softmax(scores, -1) @ v
 
     logits = []
     for sequence in ids:
         x = weights["token_embeddings.weight"][sequence]
         for i in range(layers):
-            w = {
-                key.removeprefix(f"layers.{i}."): value
-                for key, value in weights.items()
-            }
+            w = {key.removeprefix(f"layers.{i}."): x for key, x in weights.items()}
             h = norm(x, w["ln1.weight"])
-            q, k, v = (h @ w[f"attn.{p}_proj.weight"].T for p in "qkv")
-            width = q.shape[-1] // heads
-            outputs = []
-            for head in range(heads):
-                part = slice(head * width, (head + 1) * width)
-                scores = rotate(q[:, part]) @ rotate(k[:, part]).T / math.sqrt(width)
-                scores += torch.full_like(scores, float("-inf")).triu(1)
-                outputs.append(torch.softmax(scores, -1) @ v[:, part])
-            x = x + torch.cat(outputs, -1) @ w["attn.output_proj.weight"].T
-            h = norm(x, w["ln2.weight"])
-            x = (
-                x
-                + (silu(h @ w["ffn.w1.weight"].T) * (h @ w["ffn.w3.weight"].T))
-                @ w["ffn.w2.weight"].T
+            q, k, v = (
+                (h @ w[f"attn.{p}_proj.weight"].T).chunk(heads, -1) for p in "qkv"
             )
+            outputs = torch.cat([*map(attend, q, k, v)], -1)
+            x = x + outputs @ w["attn.output_proj.weight"].T
+            h = norm(x, w["ln2.weight"])
+            gate, up = h @ w["ffn.w1.weight"].T, h @ w["ffn.w3.weight"].T
+            x = x + (silu(gate) * up) @ w["ffn.w2.weight"].T
         logits.append(norm(x, weights["ln_final.weight"]) @ weights["lm_head.weight"].T)
     return torch.stack(logits)
 
@@ -121,10 +107,8 @@ def test_eager_attention_follows_a_swapped_function(tiny, monkeypatch):
 
 
 def test_unknown_attention_names_what_there_is():
-    with pytest.raises(
-        ValueError,
-        match="no attention implementation is named 'flash9'; there are: eager",
-    ):
+    said = "no attention implementation is named 'flash9'; there are: eager"
+    with pytest.raises(ValueError, match=said):
         load_attention("flash9")
 
 
@@ -132,9 +116,7 @@ def test_wrong_shapes_are_refused(tiny):
     with pytest.raises(ValueError, match="17 tokens exceeds the context of 16"):
         tiny(torch.zeros(1, 17, dtype=torch.int64))
     with pytest.raises(ValueError, match="split into 5 heads"):
-        BasicsTransformerLM(
-            50, 16, d_model=24, num_layers=1, num_heads=5, d_ff=40, rope_theta=1e4
-        )
+        BasicsTransformerLM(50, 16, d_model=24, num_layers=1, num_heads=5, d_ff=40)
 
 
 def test_initialisation_is_a_normal_cut_at_three_deviations():
@@ -150,40 +132,32 @@ def test_norm_computes_in_fp32_and_returns_the_input_dtype():
     norm = model_module.RMSNorm(8)
     x = torch.full((1, 8), 1000.0, dtype=torch.float16)
     # 1000² overflows fp16, whose largest number is 65504.
-    assert norm(x).dtype == torch.float16 and torch.allclose(
-        norm(x).float(), torch.ones(8), atol=1e-3
-    )
+    assert norm(x).dtype == torch.float16
+    assert torch.allclose(norm(x).float(), torch.ones(8), atol=1e-3)
 
 
 def tiny_model() -> BasicsTransformerLM:
     return BasicsTransformerLM(50, 1000, 24, 2, 3, 40)
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype):
+def built(dtype=torch.float32, device=None):
+    """A model under this default dtype and this default device."""
     torch.set_default_dtype(dtype)
+    torch.set_default_device(device)
     try:
-        yield
+        return tiny_model()
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
 
 
-def built_with_dtype(dtype):
-    with default_dtype(dtype):
-        return tiny_model()
-
-
-def built_on_meta() -> BasicsTransformerLM:
+def on_meta() -> BasicsTransformerLM:
     with torch.device("meta"):
         return tiny_model()
 
 
-def built_with_meta_as_default() -> BasicsTransformerLM:
-    torch.set_default_device("meta")
-    try:
-        return tiny_model()
-    finally:
-        torch.set_default_device(None)
+def allocated(model: BasicsTransformerLM) -> BasicsTransformerLM:
+    return model.to_empty(device="cpu")
 
 
 def saved_and_loaded(model, **options):
@@ -207,29 +181,21 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 # How a model comes about, and the dtype that it has then.
 ORIGINS = {
     "built": (tiny_model, FP32),
-    "built in bf16": (lambda: built_with_dtype(BF16), BF16),
-    "built in fp16": (lambda: built_with_dtype(FP16), FP16),
-    "built in fp64": (lambda: built_with_dtype(FP64), FP64),
-    "cast to bf16": (lambda: tiny_model().to(BF16), BF16),
-    "cast to bf16 and back": (lambda: tiny_model().to(BF16).to(FP32), FP32),
+    "built in bf16": (lambda: built(BF16), BF16),
+    "built in fp64": (lambda: built(FP64), FP64),
     "cast to fp64": (lambda: tiny_model().to(FP64), FP64),
-    "built in bf16, cast to fp32": (lambda: built_with_dtype(BF16).float(), FP32),
-    "meta": (lambda: built_on_meta().to_empty(device="cpu"), FP32),
-    "meta in bf16": (lambda: built_on_meta().to(BF16).to_empty(device="cpu"), BF16),
-    "meta as default": (
-        lambda: built_with_meta_as_default().to_empty(device="cpu"),
-        FP32,
-    ),
-    "moved to meta": (lambda: tiny_model().to("meta").to_empty(device="cpu"), FP32),
-    "weights given to meta": (lambda: with_weights(built_on_meta()), FP32),
-    "bf16 given to meta": (lambda: with_weights(built_on_meta(), BF16), BF16),
+    "cast to fp16 and back": (lambda: tiny_model().to(FP16).to(FP32), FP32),
+    "built in bf16, cast to fp32": (lambda: built(BF16).float(), FP32),
+    "meta in bf16": (lambda: allocated(on_meta().to(BF16)), BF16),
+    "meta as default": (lambda: allocated(built(device="meta")), FP32),
+    "moved to meta": (lambda: allocated(tiny_model().to("meta")), FP32),
+    "weights given to meta": (lambda: with_weights(on_meta()), FP32),
+    "bf16 given to meta": (lambda: with_weights(on_meta(), BF16), BF16),
     "bf16 given to fp32": (lambda: with_weights(tiny_model(), BF16), BF16),
     "copied, then cast": (lambda: copy.deepcopy(tiny_model()).to(BF16).float(), FP32),
     "saved, then cast": (lambda: saved_and_loaded(tiny_model()).to(BF16).float(), FP32),
     "saved, then loaded on meta": (
-        lambda: saved_and_loaded(tiny_model(), map_location="meta").to_empty(
-            device="cpu"
-        ),
+        lambda: allocated(saved_and_loaded(tiny_model(), map_location="meta")),
         FP32,
     ),
 }

@@ -21,10 +21,8 @@ NUMPY = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}
 def test_the_limits_are_those_of_torch(name):
     ours, theirs = FORMATS[name], torch.finfo(TORCH[name])
     assert 1 + ours.exponent_bits + ours.fraction_bits == theirs.bits
-    assert (float(ours.max_finite), float(ours.smallest_normal)) == (
-        theirs.max,
-        theirs.smallest_normal,
-    )
+    assert float(ours.max_finite) == theirs.max
+    assert float(ours.smallest_normal) == theirs.smallest_normal
     assert float(ours.spacing(Fraction(1))) == theirs.eps
 
 
@@ -32,12 +30,10 @@ def test_the_limits_are_those_of_torch(name):
 def test_the_spacing_is_that_of_numpy(name):
     for value in (1e-7, 6.2e-5, 0.01, 1.0, 1.5, 4.0, 1000.0, 65000.0):
         rounded = NUMPY[name](value)
-        assert float(FORMATS[name].spacing(Fraction(float(rounded)))) == np.spacing(
-            rounded
-        )
-    assert float(FORMATS[name].smallest_subnormal) == np.nextafter(
-        NUMPY[name](0), NUMPY[name](1)
-    )
+        found = FORMATS[name].spacing(Fraction(float(rounded)))
+        assert float(found) == np.spacing(rounded)
+    least = np.nextafter(NUMPY[name](0), NUMPY[name](1))
+    assert float(FORMATS[name].smallest_subnormal) == least
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
@@ -47,20 +43,17 @@ def test_rounding_is_that_of_torch_ties_included(name):
     values = [float(10**x) for x in spread]
     values += [1 + k / 2**p for p in (12, 9) for k in range(64)]
     for value in values:
-        assert (
-            float(FORMATS[name].round_to_nearest(Fraction(value)))
-            == torch.tensor(value, dtype=TORCH[name]).item()
-        )
+        found = FORMATS[name].round_to_nearest(Fraction(value))
+        assert float(found) == torch.tensor(value, dtype=TORCH[name]).item()
 
 
 def test_a_binade_begins_at_its_power_of_two():
-    for value, power in (
-        (1, 1),
-        (Fraction(2**24 - 1, 2**23), 1),
-        (2, 2),
-        (Fraction(1, 3), Fraction(1, 4)),
-        (7, 4),
-    ):
+    below_two, third, quarter = (
+        Fraction(2**24 - 1, 2**23),
+        Fraction(1, 3),
+        Fraction(1, 4),
+    )
+    for value, power in ((1, 1), (below_two, 1), (2, 2), (third, quarter), (7, 4)):
         assert binade(Fraction(value)) == power
 
 
@@ -68,9 +61,8 @@ def test_a_binade_begins_at_its_power_of_two():
 def test_a_stall_is_where_adding_one_by_one_stalls(name):
     """Terms of all sizes, some of which tie."""
     dtype = TORCH[name]
-    draws = torch.rand(
-        40, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    ).tolist()
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.rand(40, generator=generator, dtype=torch.float64).tolist()
     terms = [0.01, 0.001, 1.0, 3.0, 2**-7, 3 * 2**-9, 1 + 2**-7, 1.5, 1.25]
     terms += [10 ** (4 * u - 3) for u in draws]
     for term in terms:
@@ -78,7 +70,5 @@ def test_a_stall_is_where_adding_one_by_one_stalls(name):
         total, step = x.clone(), 1
         while (following := total + x) != total:
             total, step = following, step + 1
-        assert find_stall(FORMATS[name], Fraction(x.item())) == (
-            step,
-            Fraction(total.item()),
-        ), term
+        found = find_stall(FORMATS[name], Fraction(x.item()))
+        assert found == (step, Fraction(total.item())), term

@@ -91,10 +91,8 @@ def test_the_command_captures_the_range_and_exports_what_it_kept(fake, tmp_path)
 def test_a_missing_nsys_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not nsys.is_installed()
-    with pytest.raises(
-        NsysError,
-        match="no nsys on the PATH: install Nsight Systems .*or give --profiler torch",
-    ):
+    said = "no nsys on the PATH: install Nsight Systems .*or give --profiler torch"
+    with pytest.raises(NsysError, match=said):
         nsys.profile(WORK, tmp_path / "r.nsys-rep", tmp_path)
 
 
@@ -114,34 +112,24 @@ def test_a_version_that_can_not_do_it_is_refused(fake, tmp_path, version):
     assert fake.calls() == [["--version"]]
 
 
-def test_a_failure_is_named_with_its_last_words(fake, tmp_path):
-    report = tmp_path / "r.nsys-rep"
-    for plan, said in (
-        ({"version_code": 3}, "nsys --version failed"),
-        (
-            {"profile": "no rights to profile"},
-            "nsys profile failed (exit code 1): no rights to profile; repair that",
-        ),
-        (
-            {"export": "the report is damaged"},
-            "nsys export failed (exit code 1): the report is damaged",
-        ),
-        (
-            {"report": False},
-            "nsys profile wrote no r.nsys-rep: no CUDA work ran while it captured",
-        ),
-    ):
-        fake.plan(**plan)
-        with pytest.raises(NsysError) as error:
-            nsys.profile(WORK, report, tmp_path)
-        assert said in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(
-        NsysError, match=r"nsys profile failed \(exit code 1\): ValueError: of the work"
-    ):
-        fake.plan()
-        nsys.profile(
-            [sys.executable, "-c", "raise ValueError('of the work')"], report, tmp_path
-        )
+FAILURES = {
+    "nsys --version failed": {"version_code": 3},
+    "nsys profile failed (exit code 1): no rights; repair that": {
+        "profile": "no rights"
+    },
+    "nsys export failed (exit code 1): it is damaged": {"export": "it is damaged"},
+    "nsys profile wrote no r.nsys-rep: no CUDA work ran while it": {"report": False},
+    "nsys profile failed (exit code 1): ValueError: of the work": {},
+}
+
+
+@pytest.mark.parametrize("said", FAILURES)
+def test_a_failure_is_named_with_its_last_words(fake, tmp_path, said):
+    fake.plan(**FAILURES[said])
+    work = WORK if FAILURES[said] else [*WORK[:2], "raise ValueError('of the work')"]
+    with pytest.raises(NsysError) as error:
+        nsys.profile(work, tmp_path / "r.nsys-rep", tmp_path)
+    assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_an_earlier_report_is_not_taken_for_this_one(fake, tmp_path):

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+import re
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -97,23 +98,18 @@ def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
     assert found(kernels) == EXPECTED
     assert [k.op for k in kernels] == ["aten::mm", None, "aten::mm", "aten::mm", None]
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
-    assert span_ms(kernels) == pytest.approx(0.057) and sum(
-        k.ms for k in kernels
-    ) == pytest.approx(0.057)
+    assert span_ms(kernels) == pytest.approx(0.057)
+    assert sum(k.ms for k in kernels) == pytest.approx(0.057)
 
 
 def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
     trace = a_trace()
-    trace["traceEvents"] = [
-        e for e in trace["traceEvents"] if not e["name"].startswith("cu")
-    ]
-    kernels = torch_trace.read_trace(write(tmp_path / "t.json", trace), MARKS)
-    assert found(kernels) == EXPECTED
+    for missing, expected in (("cu", EXPECTED), ("aten", None)):
+        events = [e for e in trace["traceEvents"] if not e["name"].startswith(missing)]
+        trace["traceEvents"] = events
+        kernels = torch_trace.read_trace(write(tmp_path / "t.json", trace), MARKS)
+        assert expected is None or found(kernels) == expected
     # Without that too it belongs to no phase, and is not lost.
-    trace["traceEvents"] = [
-        e for e in trace["traceEvents"] if not e["name"].startswith("aten")
-    ]
-    kernels = torch_trace.read_trace(write(tmp_path / "t.json", trace), MARKS)
     assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
 
 
@@ -134,66 +130,62 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
     result, kernels = torch_trace.profile_kernels(work, "cpu", MARKS, keep=kept)
     assert result == pytest.approx(16 * math.exp(4))
     assert torch_trace.read_trace(kept, MARKS) == kernels
-    rows = kernel_rows(kernels)
-    assert {row.path for row in rows if row.name == "aten::mm"} == {
-        ("step", "forward"),
-        ("step", "backward"),
+    calls = {(row.name, row.path): row.calls for row in kernel_rows(kernels)}
+    forward, backward = ("step", "forward"), ("step", "backward")
+    assert {path for name, path in calls if name == "aten::mm"} == {forward, backward}
+    assert {k: n for k, n in calls.items() if k[0] == "aten::exp"} == {
+        ("aten::exp", forward): 1
     }
-    assert [(row.path, row.calls) for row in rows if row.name == "aten::exp"] == [
-        (("step", "forward"), 1)
-    ]
 
 
+def refusal(read, path) -> str:
+    """The one line that says why a trace is not read."""
+    with pytest.raises(TraceError) as error:
+        read(path, MARKS)
+    said = str(error.value)
+    assert "\n" not in said and len(said) < 500
+    return said
+
+
+OTHER = "has an event that is none of torch.profiler's"
 BROKEN_TORCH = {
     "{": "is no whole trace .*: profile again",
     json.dumps(a_trace())[:-40]: "is no whole trace .*: profile again",
     "[1, 2]": "has no traceEvents: give what",
     '{"traceEvents": {}}': "has no traceEvents: give what",
     '{"traceEvents": []}': "has no kernel of a GPU: profile with ProfilerActivity.CUDA",
-    '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}': "has an event that "
-    "is none of torch.profiler's",
-    '{"traceEvents": [7]}': "has an event that is none of torch.profiler's",
+    '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}': OTHER,
+    '{"traceEvents": [7]}': OTHER,
 }
 
 
 @pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
 def test_a_broken_torch_trace_is_one_clear_line(tmp_path, text):
-    with pytest.raises(TraceError, match=rf"t\.json {BROKEN_TORCH[text]}") as error:
-        torch_trace.read_trace(write(tmp_path / "t.json", text), MARKS)
-    assert "\n" not in str(error.value)
+    said = refusal(torch_trace.read_trace, write(tmp_path / "t.json", text))
+    assert re.search(rf"t\.json {BROKEN_TORCH[text]}", said)
 
 
 # What is wrong with one event of a trace that is right otherwise.
-WRONG_EVENTS = {
-    "a time as text": ("kernel", {"ts": "55"}),
-    "no time": ("kernel", {"ts": None}),
-    "NaN": ("kernel", {"ts": math.nan}),
-    "infinity": ("kernel", {"ts": math.inf}),
-    "a duration as text": ("kernel", {"dur": "10"}),
-    "an endless duration": ("kernel", {"dur": math.inf}),
-    "an end before the start": ("kernel", {"dur": -1}),
-    "no name": ("kernel", {"name": None}),
-    "a number as name": ("kernel", {"name": 7}),
-    "no arguments": ("kernel", {"args": None}),
-    "arguments of text": ("cuda_runtime", {"args": "correlation"}),
-    "a list as correlation": ("cuda_runtime", {"args": {"correlation": [1]}}),
-    "a list as operation": ("cpu_op", {"args": {"External id": [1]}}),
-    "a list as thread": ("cuda_runtime", {"tid": [1]}),
-    "a mark that ends before": ("user_annotation", {"dur": -5}),
-    "a mark at no time": ("user_annotation", {"ts": None}),
-}
+WRONG_EVENTS = [
+    *(("kernel", {"ts": at}) for at in ("55", None, math.nan, math.inf)),
+    *(("kernel", {"dur": took}) for took in ("10", math.inf, -1)),
+    *(("kernel", {"name": name}) for name in (None, 7)),
+    ("kernel", {"args": None}),
+    ("cuda_runtime", {"args": "correlation"}),
+    ("cuda_runtime", {"args": {"correlation": [1]}}),
+    ("cpu_op", {"args": {"External id": [1]}}),
+    ("cuda_runtime", {"tid": [1]}),
+    ("user_annotation", {"dur": -5}),
+    ("user_annotation", {"ts": None}),
+]
 
 
-@pytest.mark.parametrize("wrong", WRONG_EVENTS)
-def test_a_wrong_event_is_one_clear_line(tmp_path, wrong):
-    category, change = WRONG_EVENTS[wrong]
+@pytest.mark.parametrize(("category", "change"), WRONG_EVENTS, ids=str)
+def test_a_wrong_event_is_one_clear_line(tmp_path, category, change):
     content = a_trace()
-    event = next(e for e in content["traceEvents"] if e.get("cat") == category)
-    event |= change
-    said = r"t\.json has an event that is none of torch.profiler's .*: profile again$"
-    with pytest.raises(TraceError, match=said) as error:
-        torch_trace.read_trace(write(tmp_path / "t.json", content), MARKS)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    next(e for e in content["traceEvents"] if e.get("cat") == category).update(change)
+    said = refusal(torch_trace.read_trace, write(tmp_path / "t.json", content))
+    assert re.search(rf"t\.json {OTHER} .*: profile again$", said)
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\t", b"\n"])
@@ -201,12 +193,9 @@ def test_a_kernel_of_any_name_is_read(tmp_path, odd):
     text = json.dumps(a_trace()).encode().replace(b'"gemm"', b'"ge' + odd + b'mm"')
     (tmp_path / "t.json").write_bytes(text)
     kernels = torch_trace.read_trace(tmp_path / "t.json", MARKS)
-    name = f"ge{odd.decode(errors='replace')}mm"
-    renamed = {"gemm": name}
-    assert found(kernels) == {
-        (renamed.get(kernel, kernel), path): totals
-        for (kernel, path), totals in EXPECTED.items()
-    }
+    renamed = {"gemm": f"ge{odd.decode(errors='replace')}mm"}
+    expected = {(renamed.get(k, k), path): x for (k, path), x in EXPECTED.items()}
+    assert found(kernels) == expected
 
 
 def test_what_is_no_text_is_one_clear_line(tmp_path):
@@ -220,13 +209,11 @@ def test_what_is_no_text_is_one_clear_line(tmp_path):
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(TraceError, match="is no whole trace .*: profile") as error:
-            torch_trace.read_trace(tmp_path / name, MARKS)
-        assert "\n" not in str(error.value) and len(str(error.value)) < 500
-    with pytest.raises(TraceError, match="is no whole trace"):
-        torch_trace.read_trace(tmp_path, MARKS)
-    with pytest.raises(TraceError, match="does not exist: give a trace"):
-        torch_trace.read_trace(tmp_path / "none.json", MARKS)
+        said = refusal(torch_trace.read_trace, tmp_path / name)
+        assert re.search("is no whole trace .*: profile", said)
+    assert "is no whole trace" in refusal(torch_trace.read_trace, tmp_path)
+    none = tmp_path / "none.json"
+    assert "does not exist: give a trace" in refusal(torch_trace.read_trace, none)
 
 
 # Process 5 in the bits above the thread's 24, as Nsight Systems packs them.
@@ -302,55 +289,41 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nsys_kernels_belong_to_the_phase_that_launched_them(tmp_path, version):
-    kernels = nsys.read_export(
-        export(tmp_path / "r.sqlite", **VERSIONS[version]), MARKS
-    )
+    path = export(tmp_path / "r.sqlite", **VERSIONS[version])
+    kernels = nsys.read_export(path, MARKS)
     assert found(kernels) == EXPECTED
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
 
 
 def test_both_readers_give_the_same_rows(tmp_path):
-    ours = kernel_rows(
-        torch_trace.read_trace(write(tmp_path / "t.json", a_trace()), MARKS)
-    )
+    trace = write(tmp_path / "t.json", a_trace())
+    ours = kernel_rows(torch_trace.read_trace(trace, MARKS))
     assert kernel_rows(nsys.read_export(export(tmp_path / "r.sqlite"), MARKS)) == ours
     first = ours[0]
     assert (first.name, first.path, first.calls) == ("gemm", ("step", "backward"), 1)
-    assert (
-        first.total_ms,
-        first.median_ms,
-        first.min_ms,
-        first.max_ms,
-        first.start_ms,
-    ) == (0.03,) * 4 + (0.026,)
+    times = first.total_ms, first.median_ms, first.min_ms, first.max_ms, first.start_ms
+    assert times == (0.03,) * 4 + (0.026,)
+
+
+def execute(path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        for statement in statements:
+            db.execute(statement)
 
 
 def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
-    path = export(tmp_path / "r.sqlite")
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (26000, 26500, ?, 8, 1)",
-            (PID + MAIN,),
-        )
-        db.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (27000, 27500, ?, 9, 1)",
-            (PID + MAIN,),
-        )
-        db.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY "
-            "VALUES (70000, 71000, 8, ?, 2, 400)",
-            (PID,),
-        )
-        db.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (71000, 72000, 9, ?, 0)",
-            (PID,),
-        )
+    path, kind = export(tmp_path / "r.sqlite"), "INSERT INTO CUPTI_ACTIVITY_KIND_"
+    execute(
+        path,
+        f"{kind}RUNTIME VALUES (26000, 26500, {PID + MAIN}, 8, 1)",
+        f"{kind}RUNTIME VALUES (27000, 27500, {PID + MAIN}, 9, 1)",
+        f"{kind}MEMCPY VALUES (70000, 71000, 8, {PID}, 2, 400)",
+        f"{kind}MEMSET VALUES (71000, 72000, 9, {PID}, 0)",
+    )
     names = {k.name: k.path[-1] for k in nsys.read_export(path, MARKS)}
     assert names["Memcpy DtoH"] == names["Memset"] == "attention softmax"
-    bare = export(
-        tmp_path / "s.sqlite",
-        without=("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"),
-    )
+    tables = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+    bare = export(tmp_path / "s.sqlite", without=tables)
     assert found(nsys.read_export(bare, MARKS)) == EXPECTED
 
 
@@ -359,15 +332,12 @@ def test_a_graph_traced_as_a_whole_is_counted(tmp_path, kernels):
     """By default nsys records a CUDA graph as one entry, without its kernels."""
     without = () if kernels else ("CUPTI_ACTIVITY_KIND_KERNEL",)
     path = export(tmp_path / "r.sqlite", without=without)
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute(
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, "
-            "end INTEGER, correlationId INTEGER, globalPid INTEGER)"
-        )
-        db.execute(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (50, 5050, 1, ?)",
-            (PID,),
-        )
+    table = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+    execute(
+        path,
+        f"CREATE TABLE {table} (start, end, correlationId, globalPid)",
+        f"INSERT INTO {table} VALUES (50, 5050, 1, {PID})",
+    )
     (graph,) = (k for k in nsys.read_export(path, MARKS) if "CUDA graph" in k.name)
     assert graph.end - graph.start == 5000
     assert "--cuda-graph-trace=node" in graph.name
@@ -376,10 +346,8 @@ def test_a_graph_traced_as_a_whole_is_counted(tmp_path, kernels):
 def test_an_endless_view_is_no_table(tmp_path):
     path = export(tmp_path / "r.sqlite", without=("NVTX_EVENTS",))
     endless = "WITH RECURSIVE c(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM c)"
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute(f"CREATE VIEW NVTX_EVENTS AS {endless} SELECT x AS start FROM c")
-    with pytest.raises(TraceError, match="has no NVTX ranges"):
-        nsys.read_export(path, MARKS)
+    execute(path, f"CREATE VIEW NVTX_EVENTS AS {endless} SELECT x AS start FROM c")
+    assert "has no NVTX ranges" in refusal(nsys.read_export, path)
 
 
 AGAIN = "profile again with --trace cuda,nvtx"
@@ -399,60 +367,45 @@ def test_an_export_without_a_table_is_one_clear_line(tmp_path, table):
 
 def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
     whole = export(tmp_path / "r.sqlite").read_bytes()
-    for name, content in (
-        ("cut", whole[: len(whole) // 2]),
-        ("foreign", b"PK\x03\x04" * 300),
-    ):
-        path = tmp_path / f"{name}.sqlite"
+    contents = {
+        whole[: len(whole) // 2]: "is no whole SQLite export .*: export the report aga",
+        b"PK\x03\x04" * 300: "is no whole SQLite export .*: export the report again",
+        b"": "has no table StringIds",
+    }
+    path = tmp_path / "s.sqlite"
+    assert "does not exist: write it with `nsys" in refusal(nsys.read_export, path)
+    for content, said in contents.items():
         path.write_bytes(content)
-        with pytest.raises(
-            TraceError, match="is no whole SQLite export .*: export the report again"
-        ):
-            nsys.read_export(path, MARKS)
-    with pytest.raises(TraceError, match="does not exist: write it with `nsys export"):
-        nsys.read_export(tmp_path / "none.sqlite", MARKS)
-    (tmp_path / "empty.sqlite").write_bytes(b"")
-    with pytest.raises(TraceError, match="has no table StringIds"):
-        nsys.read_export(tmp_path / "empty.sqlite", MARKS)
+        assert re.search(said, refusal(nsys.read_export, path))
     # The tables are there, and nothing was traced.
-    path = export(tmp_path / "nothing.sqlite")
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
-    with pytest.raises(TraceError, match="has an empty table of GPU kernels"):
-        nsys.read_export(path, MARKS)
+    execute(tmp_path / "r.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    said = refusal(nsys.read_export, tmp_path / "r.sqlite")
+    assert "has an empty table of GPU kernels" in said
 
 
 # What is wrong with one table of an export that is right otherwise. SQLite keeps text
 # in a column of numbers.
 KERNEL, CALL = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
-WRONG_ROWS = {
-    "times as text": f"UPDATE {KERNEL} SET start = 'soon'",
-    "an end before the start": f"UPDATE {KERNEL} SET end = start - 1",
-    "an endless end": f"UPDATE {KERNEL} SET end = 9e999",
-    "bytes as times": f"UPDATE {KERNEL} SET start = x'00ff'",
-    "bytes as names": "UPDATE StringIds SET value = x'ff'",
-    "names that are no UTF-8": "UPDATE StringIds SET value = CAST(x'ff' AS TEXT)",
-    "a process as text": f"UPDATE {KERNEL} SET globalPid = 'mine'",
-    "a call at no time": f"UPDATE {CALL} SET start = NULL",
-    "a call at a text": f"UPDATE {CALL} SET start = 'soon'",
-    "a thread as text": f"UPDATE {CALL} SET globalTid = 'main'",
-    "a range from no time": "UPDATE NVTX_EVENTS SET start = NULL",
-    "a range from a text": "UPDATE NVTX_EVENTS SET start = 'soon'",
-    "a range that ends before": "UPDATE NVTX_EVENTS SET end = start - 1",
-    "no column of starts": f"ALTER TABLE {KERNEL} DROP COLUMN start",
-    "no column of times of calls": f"ALTER TABLE {CALL} DROP COLUMN start",
-}
+WRONG_ROWS = [
+    *(f"UPDATE {KERNEL} SET {x}" for x in ("start = 'soon'", "end = start - 1")),
+    *(f"UPDATE {KERNEL} SET {x}" for x in ("end = 9e999", "start = x'00ff'")),
+    f"UPDATE {KERNEL} SET globalPid = 'mine'",
+    "UPDATE StringIds SET value = x'ff'",
+    "UPDATE StringIds SET value = CAST(x'ff' AS TEXT)",
+    *(f"UPDATE {CALL} SET {x}" for x in ("start = NULL", "start = 'soon'")),
+    f"UPDATE {CALL} SET globalTid = 'main'",
+    *(f"UPDATE NVTX_EVENTS SET {x}" for x in ("start = NULL", "start = 'soon'")),
+    "UPDATE NVTX_EVENTS SET end = start - 1",
+    *(f"ALTER TABLE {table} DROP COLUMN start" for table in (KERNEL, CALL)),
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
 def test_a_wrong_row_of_an_export_is_one_clear_line(tmp_path, wrong):
     path = export(tmp_path / "r.sqlite")
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute(WRONG_ROWS[wrong])
+    execute(path, wrong)
     said = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"
-    with pytest.raises(TraceError, match=said) as error:
-        nsys.read_export(path, MARKS)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    assert re.search(said, refusal(nsys.read_export, path))
 
 
 def test_an_export_with_flipped_bytes_is_read_or_one_clear_line(tmp_path):

@@ -89,10 +89,7 @@ print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 def test_more_than_is_free_is_a_result_and_kills_no_process():
     """As `attention --n 10000000` did. A lower limit that is set stays."""
     assert (free_host_bytes() or 0) > GIB / 64
-    child = subprocess.run(
-        [sys.executable, "-c", LIMITED],
-        cwd=ROOT,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-    )
+    line, environment = [sys.executable, "-c", LIMITED], {"CUDA_VISIBLE_DEVICES": ""}
+    pipes = {"env": os.environ | environment, "capture_output": True}
+    child = subprocess.run(line, cwd=ROOT, **pipes)
     assert child.stdout == b"out_of_memory\nTrue\n", child.stderr.decode()

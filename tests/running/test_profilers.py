@@ -20,11 +20,11 @@ def ended(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: found.append("call"))
     monkeypatch.setattr(profilers, "PAUSE", 0)
-    monkeypatch.setattr(
-        torch_trace,
-        "run_profiled",
-        lambda work, device: found.append(os.environ[LEAVE]),
-    )
+
+    def run_profiled(work, device):
+        found.append(os.environ[LEAVE])
+
+    monkeypatch.setattr(torch_trace, "run_profiled", run_profiled)
     return found
 
 
@@ -54,9 +54,7 @@ def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
     order = []
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     monkeypatch.setattr(profilers, "let_go", lambda: order.append("let go"))
-    monkeypatch.setattr(
-        groups, "measure_group", lambda module, group: order.append(group) or []
-    )
+    monkeypatch.setattr(groups, "measure_group", lambda _, x: order.append(x) or [])
     record = make_record("nsys")
     for group in ("first", "second"):
         assert groups.measure_into(record, object(), [group], since=0.0) == []

@@ -77,20 +77,18 @@ def test_with_other_configurations_a_record_is_stale(file):
         source_hash=source_hash(STEMS["flash_peers"].module),
     )
     assert load.is_fresh(record)
-    # Timed again, with the same outcome.
-    file.write_text(file.read_text().replace("2026-01-01", "2026-01-02"))
-    tuned.configs.cache_clear()
-    assert load.is_fresh(record)
     found = tuned.read(file)
-    found["entries"][0]["d"] = 32
-    file.write_text(json.dumps(found))
-    tuned.configs.cache_clear()
-    assert not load.is_fresh(record)
-    # With other kernels: not in use.
-    found["entries"][0]["d"], found["source_hash"] = 64, "other"
-    file.write_text(json.dumps(found))
-    tuned.configs.cache_clear()
-    assert tuned.digest(A100.slug, "3.7.1") is None and not load.is_fresh(record)
+    # Timed again with the same outcome, with another one, and with other kernels, for
+    # which it is not in use.
+    for change, fresh in (
+        ({"measured_utc": "2026-01-02 00:00"}, True),
+        ({"entries": [found["entries"][0] | {"d": 32}]}, False),
+        ({"source_hash": "other"}, False),
+    ):
+        file.write_text(json.dumps(found | change))
+        tuned.configs.cache_clear()
+        assert load.is_fresh(record) == fresh
+    assert tuned.digest(A100.slug, "3.7.1") is None
     file.unlink()
     tuned.configs.cache_clear()
     assert not load.is_fresh(record)

@@ -44,30 +44,20 @@ def out_of_memory(config):
 
 
 DIFFERENCES = {
-    "time": (differs(work_ms=[60.0, 60.0, 60.0]), "work_ms (median 6, now median 60)"),
-    "count": (differs(count=9), "count (6, now 9)"),
-    "metric gone": (
-        lambda config: {"count": config.index},
-        "work_ms (median 6, now None)",
-    ),
-    "names": (
-        differs(count=["triton_a", "triton_b"]),
-        "count (6, now ['triton_a', 'triton_b'])",
-    ),
-    "table": (
-        lambda config: differs()(config) | {"count": [{"n": 1}]},
-        "count (6, now 1 entries)",
-    ),
-    "status": (out_of_memory, "work_ms (median 6, now None), count (6, now None)"),
+    "work_ms (median 6, now median 60)": differs(work_ms=[60.0, 60.0, 60.0]),
+    "count (6, now 9)": differs(count=9),
+    "work_ms (median 6, now None)": lambda config: {"count": config.index},
+    "count (6, now ['triton_a', 'triton_b'])": differs(count=["triton_a", "triton_b"]),
+    "count (6, now 1 entries)": differs(count=[{"n": 1}]),
+    "work_ms (median 6, now None), count (6, now None)": out_of_memory,
 }
 
 
-@pytest.mark.parametrize("difference", DIFFERENCES)
+@pytest.mark.parametrize("named", DIFFERENCES)
 def test_verify_refuses_a_record_whose_rows_differ(
-    run, monkeypatch, stale, record_file, difference
+    run, monkeypatch, stale, record_file, named
 ):
-    replaced, named = DIFFERENCES[difference]
-    monkeypatch.setattr(fake_stem, "run", replaced)
+    monkeypatch.setattr(fake_stem, "run", DIFFERENCES[named])
     where = "fake differs at {'index': 6, 'sleep': 3}"
     assert run(verify=True).error == f"{where} in {named}: measure it again"
     assert store.read(record_file) == stale
@@ -88,11 +78,12 @@ def test_rows_in_turns_are_measured_again_together(
     monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
     outcome = run(verify=True)
     assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
-    monkeypatch.setattr(
-        fake_stem,
-        "run",
-        lambda c: differs()(c) | {"count": 9 if c.index == 2 else c.index},
-    )
+
+    def other_count(config):
+        count = 9 if config.index == 2 else config.index
+        return differs(count=count)(config)
+
+    monkeypatch.setattr(fake_stem, "run", other_count)
     stale.source_hash = "older still"
     store.write(stale, record_file)
     assert "count (2, now 9)" in run(verify=True).error
@@ -140,42 +131,40 @@ def test_gpu_times_are_compared_where_a_row_has_them():
 
 
 def test_verify_needs_a_record_with_rows(run, record_file):
-    assert run(verify=True).error.startswith(
-        f"{record_file} does not exist: there is nothing to verify"
-    )
+    said = f"{record_file} does not exist: there is nothing to verify"
+    assert run(verify=True).error.startswith(said)
     run()
     record = store.read(record_file)
     for row in record.rows:
         row.status, row.metrics, row.reason = "unsupported", {}, "no kernel"
     store.write(record, record_file)
-    assert run(verify=True).error.startswith(
-        f"{record_file} has no row to measure again"
-    )
+    said = f"{record_file} has no row to measure again"
+    assert run(verify=True).error.startswith(said)
 
 
-@pytest.mark.parametrize("rows", [7, 5])
+GRIDS = {
+    "7": "lacks a row of today's grid, {'index': 7, 'sleep': 3}",
+    "5": "has a row that is not in today's grid, {'index': 6, 'sleep': 3}",
+}
+
+
+@pytest.mark.parametrize("rows", GRIDS)
 def test_a_record_of_another_grid_is_not_verified(
     run, monkeypatch, stale, record_file, rows
 ):
     """Rows that were never measured would count as measured by today's code."""
-    monkeypatch.setenv("FAKE_ROWS", str(rows))
-    said = {
-        7: "lacks a row of today's grid, {'index': 7, 'sleep': 3}",
-        5: "has a row that is not in today's grid, {'index': 6, 'sleep': 3}",
-    }
+    monkeypatch.setenv("FAKE_ROWS", rows)
     outcome = run(verify=True)
-    assert outcome.error == (
-        f"{record_file} {said[rows]}: measure it again by --only fake"
-    )
-    assert outcome.measured == [] and store.read(record_file) == stale
+    said = f"{record_file} {GRIDS[rows]}: measure it again by --only fake"
+    assert outcome.error == said and outcome.measured == []
+    assert store.read(record_file) == stale
 
 
 def test_an_edited_record_is_never_verified(run, stale, record_file):
     text = record_file.read_text()
     record_file.write_text(text.replace("[6.0, 6.0", "[1.0, 6.0"))
-    assert (
-        run(verify=True).error == f"{record_file} was edited by hand: measure it again"
-    )
+    said = f"{record_file} was edited by hand: measure it again"
+    assert run(verify=True).error == said
 
 
 MEMORY, TENSORS = "peak_reserved_bytes", [{"dtype": "float32", "bytes": 8}]

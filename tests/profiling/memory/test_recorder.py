@@ -32,14 +32,9 @@ def whole_step(device: str, precision: str) -> dict:
         token_ids, targets = torch.randint(1000, (2, 2, 128))
     optimizer = AdamW(model.parameters())
     with Recorder(model, optimizer) as recorder:
-        training_step(
-            model,
-            token_ids,
-            targets,
-            precision_context(precision, device),
-            optimizer,
-            recorder.phase,
-        )
+        context = precision_context(precision, device)
+        rest = targets, context, optimizer, recorder.phase
+        training_step(model, token_ids, *rest)
         # Whole pages that are free again, and given back: a history with expandable
         # segments has it unmapped.
         model.zero_grad()
@@ -49,57 +44,32 @@ def whole_step(device: str, precision: str) -> dict:
     # SnapshotError where the history's peak is not the allocator's, of bytes as asked
     # for.
     history = recorder.history()
-    total, layers, found = (
-        bytes_in_use(history),
-        bytes_by_category(history),
-        digest(history),
-    )
+    total, layers = bytes_in_use(history), bytes_by_category(history)
+    found, snapshot = digest(history), recorder.snapshot
     blocks = [replace(block, bytes=rounded(block.bytes)) for block in history.blocks]
+    tensors = *model.parameters(), *model.buffers()
+    sums = [sum(layer) for layer in zip(*layers.values(), strict=True)]
     return {
         "allocated": allocated,
         "allocated_by_history": max(bytes_in_use(replace(history, blocks=blocks))),
         "requested": recorder.peak_requested_bytes,
         "digest": found["peak_requested_bytes"],
-        "categories_at_peak": {
-            c["category"]: c["at_peak_bytes"] for c in found["categories"]
-        },
-        "categories_add_up": [
-            sum(layer) for layer in zip(*layers.values(), strict=True)
-        ]
-        == total,
-        "weights": sum(
-            tensor.untyped_storage().nbytes()
-            for tensor in (*model.parameters(), *model.buffers())
-        ),
+        "at_peak": {c["category"]: c["at_peak_bytes"] for c in found["categories"]},
+        "categories_add_up": sums == total,
+        "weights": sum(tensor.untyped_storage().nbytes() for tensor in tensors),
         "phases": [phase.name for phase in history.phases],
-        "actions": sorted(
-            {
-                entry["action"]
-                for trace in recorder.snapshot["device_traces"]
-                for entry in trace
-            }
-        ),
-        "expandable": [
-            segment.get("is_expandable", False)
-            for segment in recorder.snapshot["segments"]
-        ],
+        "actions": sorted({e["action"] for t in snapshot["device_traces"] for e in t}),
+        "expandable": [s.get("is_expandable", False) for s in snapshot["segments"]],
     }
 
 
 def explains(found: dict) -> None:
-    assert (
-        found["digest"]
-        == found["requested"]
-        == sum(found["categories_at_peak"].values())
-    )
-    assert found["categories_add_up"] and found["phases"] == [
-        "forward",
-        "loss",
-        "backward",
-        "optimizer",
-    ]
+    at_peak = found["at_peak"]
+    assert found["digest"] == found["requested"] == sum(at_peak.values())
+    assert found["categories_add_up"]
+    assert found["phases"] == ["forward", "loss", "backward", "optimizer"]
     # Parameters and the table of cosines and sines.
-    assert found["categories_at_peak"]["weights"] == found["weights"]
+    assert at_peak["weights"] == found["weights"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -117,21 +87,17 @@ def test_a_recorded_step_explains_every_byte(monkeypatch, precision):
 )
 def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
     """In a process of its own: the allocator reads its settings once."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in VARIABLES
-    }
-    environment["PYTORCH_ALLOC_CONF"] = settings
+    known = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    environment = known | {"PYTORCH_ALLOC_CONF": settings}
     command = [sys.executable, "-c", SCRIPT, precision]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+    pipes = {"capture_output": True, "text": True}
+    done = subprocess.run(command, cwd=ROOT, env=environment, **pipes)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     explains(found)
     if settings == "expandable_segments:True":
-        assert all(found["expandable"]) and {"segment_map", "segment_unmap"} <= set(
-            found["actions"]
-        )
+        assert all(found["expandable"])
+        assert {"segment_map", "segment_unmap"} <= set(found["actions"])
         # A rest of 512 bytes or more is split off, so every block is its request,
         # rounded up.
         assert found["allocated_by_history"] == found["allocated"]

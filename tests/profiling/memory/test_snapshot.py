@@ -24,13 +24,8 @@ from systems.profiling.memory.snapshot import (
 
 MIB = 2**20
 MODEL = [{"name": "forward", "filename": "/x/systems/model/transformer.py", "line": 46}]
-MARKED = [
-    {
-        "name": "drop_marker",
-        "filename": "/x/systems/profiling/memory/recorder.py",
-        "line": 1,
-    }
-]
+RECORDER = "/x/systems/profiling/memory/recorder.py"
+MARKED = [{"name": "drop_marker", "filename": RECORDER, "line": 1}]
 
 
 class Pool:
@@ -44,56 +39,43 @@ class Pool:
         self.trace: list[dict[str, Any]] = []
         self.next = 2**40
 
+    def note(self, action: str, address: int, size: int, frames: list) -> None:
+        entry = {"action": action, "addr": address, "size": size, "frames": frames}
+        self.trace.append(entry)
+
     def make(
         self, name: str, size: int, frames: list = MODEL, address: int | None = None
     ) -> int:
         self.next += size
         self.live[name] = (address or self.next, size)
-        self.trace.append(
-            {
-                "action": "alloc",
-                "addr": self.live[name][0],
-                "size": size,
-                "frames": frames,
-            }
-        )
+        self.note("alloc", *self.live[name], frames)
         return self.live[name][0]
 
     def free(self, name: str) -> None:
-        address, size = self.live.pop(name)
-        self.trace.append(
-            {"action": "free_requested", "addr": address, "size": size, "frames": []}
-        )
-        self.trace.append(
-            {"action": "free_completed", "addr": address, "size": size, "frames": []}
-        )
+        lost = self.live.pop(name)
+        self.note("free_requested", *lost, [])
+        self.note("free_completed", *lost, [])
 
     def mark(self) -> None:
         self.make("mark", 1, MARKED)
         self.free("mark")
 
     def snapshot(self) -> dict[str, Any]:
+        used = "active_allocated"
         segments = [
             {
                 "device": 0,
                 "address": address - 512,
                 "blocks": [
                     {"state": "inactive", "size": 512},
-                    {
-                        "state": "active_allocated",
-                        "size": size + 100,
-                        "requested_size": size,
-                    },
+                    {"state": used, "size": size + 100, "requested_size": size},
                 ],
             }
             for address, size in self.live.values()
         ]
         # Of another GPU: no concern of this one.
-        other = {
-            "device": 1,
-            "address": 1,
-            "blocks": [{"state": "active_allocated", "size": 9 * MIB}],
-        }
+        blocks = [{"state": used, "size": 9 * MIB}]
+        other = {"device": 1, "address": 1, "blocks": blocks}
         return {"segments": [*segments, other], "device_traces": [self.trace, []]}
 
 
@@ -162,38 +144,25 @@ def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
 
 def test_the_digest_by_hand(step):
     found = digest(step, timeline=True)
-    assert (
-        found["peak_requested_bytes"] == 278 * MIB and found["peak_phase"] == "backward"
-    )
-    categories = {
-        c["category"]: (c["at_peak_bytes"], c["most_bytes"])
-        for c in found["categories"]
-    }
-    assert list(categories) == list(CATEGORIES)
-    assert categories["weights"] == (40 * MIB, 40 * MIB) and categories[
-        "optimizer state"
-    ] == (80 * MIB, 80 * MIB)
-    assert categories["gradients"] == (40 * MIB, 40 * MIB) and categories[
-        "weight copies"
-    ] == (20 * MIB, 20 * MIB)
-    assert categories["saved activations"] == (30 * MIB, 30 * MIB)
-    assert categories["temporaries"] == (68 * MIB, 68 * MIB)
+    assert found["peak_requested_bytes"] == 278 * MIB
+    assert found["peak_phase"] == "backward"
+    at_peak = [(c["category"], c["at_peak_bytes"] / MIB) for c in found["categories"]]
+    assert at_peak == [*zip(CATEGORIES, (40, 80, 40, 20, 30, 68), strict=True)]
+    assert all(c["at_peak_bytes"] == c["most_bytes"] for c in found["categories"])
     assert [p["peak_bytes"] for p in found["phases"]] == [198 * MIB, 278 * MIB]
     # Of ten allocations the largest tenth is one, made in autograd's thread.
     assert found["allocations"] == 10 and found["tenth_least_bytes"] == 60 * MIB
-    assert [(g["bytes"], g["code"], g["phase"]) for g in found["tenth"]] == [
-        (60 * MIB, "", "backward")
-    ]
-    largest = found["largest_at_peak"][0]
+    (tenth,) = found["tenth"]
+    of_tenth = tenth["bytes"], tenth["code"], tenth["phase"]
+    assert of_tenth == (60 * MIB, "", "backward")
+    groups = found["largest_at_peak"]
+    largest = groups[0]
     assert (largest["bytes"], largest["count"], largest["owner"]) == (60 * MIB, 1, "")
-    kept = next(
-        g for g in found["largest_at_peak"] if g["category"] == "saved activations"
-    )
+    kept = next(g for g in groups if g["category"] == "saved activations")
     assert kept["code"] == "transformer.py:46 forward" and kept["phase"] == "forward"
     line = found["timeline"]
-    assert [
-        sum(line[name][i] for name in CATEGORIES) for i in range(len(line["event"]))
-    ] == [bytes_in_use(step)[event] for event in line["event"]]
+    sums = [sum(at) for at in zip(*(line[name] for name in CATEGORIES), strict=True)]
+    assert sums == [bytes_in_use(step)[event] for event in line["event"]]
     assert "timeline" not in digest(step)
 
 
@@ -215,11 +184,8 @@ def test_a_sampled_timeline_keeps_every_peak():
     total[12_345] = 99_999
     layers = {name: total for name in CATEGORIES}
     line = sample_timeline(layers, total, History([], [], len(total)))
-    assert (
-        99_999 in line["weights"]
-        and min(total) in line["weights"]
-        and len(line["event"]) <= TIMELINE_POINTS + 2
-    )
+    assert {99_999, min(total)} <= {*line["weights"]}
+    assert len(line["event"]) <= TIMELINE_POINTS + 2
     assert line["event"][0] == 0 and line["event"][-1] == len(total) - 1
 
 
