@@ -1,6 +1,4 @@
-"""How fast and how memory-hungry transformers are on a GPU: the model, the clock, the
-experiments.
-"""
+"""How fast and memory-hungry transformers are on a GPU."""
 
 import errno
 import os
@@ -15,8 +13,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# What not every machine can have, and what to do about it. Formulas, records and
-# rendering need none of these.
+# Modules that not every system can have, and what to do without them.
 REMEDIES = {
     "triton": "Triton is not installed here, and our kernels are written in it: on "
     "Linux `pip install triton`; macOS and Windows have none, and there "
@@ -27,9 +24,8 @@ REMEDIES = {
 
 
 def lacks(*modules: str) -> str:
-    """Of the first of these that is not here, what to do; nothing where all are."""
+    """Return how to install the first of these modules that is missing, or ""."""
     for module in modules:
-        # What keeps an import out may raise instead of finding nothing.
         with suppress(ModuleNotFoundError):
             if find_spec(module):
                 continue
@@ -39,7 +35,7 @@ def lacks(*modules: str) -> str:
 
 
 def need(*modules: str) -> None:
-    """End a command by one line where one of these is missing."""
+    """End a command with a line on standard error if one of these is missing."""
     if said := lacks(*modules):
         print(f"error: {said}", file=sys.stderr)
         raise SystemExit(2)
@@ -66,9 +62,7 @@ def torch_misfit() -> str:
 
 
 def printable(text: str) -> str:
-    """Write out what a terminal would obey or can't show: control characters, those
-    that turn the direction of writing, halves of surrogate pairs.
-    """
+    """Return a text with what a terminal would execute or can't show escaped."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
         for c in text
@@ -76,7 +70,7 @@ def printable(text: str) -> str:
 
 
 def plain_console() -> Any:
-    """Return a terminal that takes brackets and colons in a text as they are."""
+    """Return a rich console that prints brackets and colons unchanged."""
     from rich.console import Console
 
     return Console(markup=False, emoji=False)
@@ -95,10 +89,9 @@ def setup_table(found: Mapping[str, str]) -> Any:
 def run_as_command(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
-    """Call `main` with what the command line gives for its parameters, and exit with
-    the code that it returns; a wrong option is one line. --help shows `help`, the
-    docstring of a module, whose examples are lines of their own. Under PYTHONOPTIMIZE=2
-    there is none.
+    """Call `main` with the options of the command line and exit with its code; a wrong
+    option is one line. --help shows `help`, a module's docstring with its examples on
+    lines of their own (None under PYTHONOPTIMIZE=2).
     """
     import typer
 
@@ -116,9 +109,9 @@ def run_as_command(
             error.filename
         ):
             raise
-        # Python would complain once more when it flushes what is left.
+        # Otherwise Python reports the error again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # Who reads it, as `head`, has seen enough.
+        # A closed pipe, as after `head`, is no error.
         if code := 2 * (error.errno != errno.EPIPE):
             print(f"error: can't write: {error.strerror}", file=sys.stderr)
     except Exception as error:

@@ -163,7 +163,7 @@ def test_no_line_is_longer_than_a_code_block_of_the_site():
 MOST_LINES = {
     "systems/attention": 7_400,
     "systems/experiments": 3_840,
-    "systems": 19_460,
+    "systems": 19_250,
     "tools/render": 9_800,
     "tools": 13_050,
     "tests": 20_800,

@@ -1,8 +1,5 @@
-"""Costs of a model by formula (parameters, FLOPs, bytes) and the peak rates of GPUs,
-with sources.
-
-Arithmetic only, without torch, so that pages can be rendered anywhere. Tests compare
-the formulas with PyTorch's own counts (`numel()` and `torch.utils.flop_counter`).
+"""Costs of a model by formula (parameters, FLOPs, bytes) and the peak rates of GPUs.
+Tests compare the formulas with PyTorch's counts (`torch.utils.flop_counter`).
 """
 
 from collections.abc import Iterable
@@ -17,10 +14,8 @@ INT64_BYTES = 8
 def parameters_by_part(
     *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, **_: int
 ) -> dict[str, int]:
-    """Return the number of parameters of each part of the model.
-
-    Attention has four d x d projections, SwiGLU three d x d_ff matrices, each block two
-    norms of d, and a final norm has d. In all: 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
+    """Return the number of parameters of each part of the model. In all they are
+    2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
     """
     return {
         "embedding": vocab_size * d_model,
@@ -47,12 +42,10 @@ def forward_flops(
 ) -> dict[str, int]:
     """Return the FLOPs of the matmuls in one forward pass, by part.
 
-    A matmul of (m, k) by (k, n) takes 2·m·n·k FLOPs, half of them additions. So a
-    weight matrix costs 2 FLOPs per parameter and token. Attention computes Q Kᵀ and P
-    V, each 2·s²·d over all heads, per sequence and layer; this includes the masked
-    half, which eager attention computes too. Softmax, norms, activations and the
-    embedding look-up are left out: at most two percent of the FLOPs at contexts up to
-    16,384, though not of the time.
+    A matmul of (m, k) by (k, n) takes 2·m·n·k FLOPs, so a weight matrix costs 2 FLOPs
+    per parameter and token. Attention's Q Kᵀ and P V take 2·s²·d each per sequence and
+    layer, masked half included. The rest is at most two percent of the FLOPs at
+    contexts up to 16,384, though not of the time.
     """
     # --8<-- [start:products]
     tokens = batch * context
@@ -81,11 +74,7 @@ def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
     """Return the bytes that one head of eager attention saves for its backward pass, by
-    tensor, beyond q, k and v.
-
-    `exp` and the division share the exponentials. The matmul with v saves the
-    probabilities. Maxima are saved as positions, the mask as booleans. Each name ends
-    in the shape of its tensor.
+    tensor and shape, beyond q, k and v.
     """
     rows = batch * n
     return {
@@ -105,14 +94,11 @@ def attention_saved_bytes(
 def attention_peak_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """Return the bytes of all tensors at the peak of eager attention, by tensor. The
-    peak is in the backward pass of the division p = e / l, with e the exponentials of
-    the scores and l the sums of their rows.
+    """Return the bytes of all tensors at the peak of eager attention, by tensor.
 
-    With dp the gradient of p, the gradient of l is -dp · ((e / l) / l) summed over
-    rows. The probabilities have been freed by then, but six matrices are live: e, dp, e
-    / l, e / l², -dp, and the product of the last two. PyTorch computes de = dp / l
-    after freeing three of them.
+    The peak is in the backward pass of the division p = e / l of the exponentials by
+    their row sums. Its gradient of l sums -dp · ((e / l) / l) over rows. Six matrices
+    are live: e, and the five below.
     """
     rows = batch * n
     matrices = ("dp", "e / l", "e / l²", "-dp", "-dp · e / l²")
@@ -195,17 +181,13 @@ def attention_part_costs(
     """Return (FLOPs, bytes moved) of each part of eager attention in a forward pass,
     over all layers and heads.
 
-    With n scores: a matmul reads its operands and writes its result once. Softmax is
-    five kernels (maximum, subtraction, exponential, sum, division), which move 8 n
-    elements and take 5 n FLOPs. The mask's two kernels move 4 n. Vectors with one
-    number per row are left out.
+    A matmul reads its operands and writes its result once. With n scores, the five
+    kernels of softmax move 8 n elements and take 5 n FLOPs; the mask's two kernels move
+    4 n. Vectors with one number per row are left out.
     """
     layers = num_layers * batch
-    n, head_dim, inputs = (
-        layers * num_heads * context**2,
-        d_model // num_heads,
-        layers * context * d_model,
-    )
+    n, head_dim = layers * num_heads * context**2, d_model // num_heads
+    inputs = layers * context * d_model
     return {
         "attention scores": (2 * n * head_dim, element_bytes * (2 * inputs + n)),
         "attention mask": (n, element_bytes * 4 * n),

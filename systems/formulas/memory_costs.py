@@ -1,8 +1,5 @@
-"""Bytes that a pass keeps in memory, by formula, for every saved tensor. `memory_peak`
-finds the moment of peak memory.
-
-Arithmetic only, as in `costs`. Tests compare the formulas with what autograd saves and
-with measured peaks of many shapes.
+"""Bytes that a pass keeps in memory, by formula, for every saved tensor. Tests compare
+them with what autograd saves and with measured peaks of many shapes.
 
 Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width, h heads
 of width e, v vocabulary.
@@ -24,12 +21,10 @@ Bytes = dict[str, int]
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward, backward or training pass; fields are those of `Config` in
-    `peak_memory`.
+    """A forward, backward or training pass, as `Config` of `peak_memory`.
 
-    `size` is a name of Table 1 or a shape. A shape's numbers may be symbols
-    (`systems.formulas.symbols`), because formulas only do arithmetic with them; an `if`
-    depends only on strings and booleans.
+    `size` is a name of Table 1 or a shape, whose numbers may be symbols
+    (`systems.formulas.symbols`). So an `if` may depend only on strings and booleans.
     """
 
     size: str | ModelSize
@@ -75,9 +70,7 @@ class Pass:
 
 # --8<-- [start:saved]
 def attention_saved(p: Pass) -> Bytes:
-    """Return the bytes that the attention half of a block saves for the backward pass,
-    by tensor, including the norm before it.
-    """
+    """Return the bytes that a block's norm and attention save, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     low, wide, fp32 = p.low, p.wide, FP32_BYTES
     # Under autocast q, k and v each save their own cast of the norm's fp32 output.
@@ -122,8 +115,8 @@ def scores_saved(p: Pass) -> Bytes:
 
 
 def attention_in_backward(p: Pass) -> Bytes:
-    """Return the bytes of `attention_saved` during the attention half's backward pass:
-    recomputed tensors, and the inputs of the recomputation.
+    """Return `attention_saved` during the backward pass: with recomputation also the
+    recomputed tensors.
     """
     if not p.recompute_attention:
         return attention_saved(p)
@@ -173,9 +166,7 @@ def outside_blocks_saved(p: Pass) -> Bytes:
 
 def loss_saved(p: Pass) -> Bytes:
     """Return the bytes that the loss saves, without the logits, which the caller holds.
-
-    CUDA's autocast casts `nll_loss` but not `cross_entropy`, which computes log-softmax
-    in the dtype of the logits.
+    CUDA's autocast casts `nll_loss` but not the log-softmax.
     """
     entries = p.tokens * p.vocab
     return {
@@ -192,9 +183,7 @@ def logits_bytes(p: Pass) -> int:
 
 
 def residual_bytes(p: Pass) -> int:
-    """Return the bytes of one residual stream tensor (b, s, d). It is fp32 under
-    autocast too, because sums with fp32 are fp32.
-    """
+    """Return the bytes of one residual stream (b, s, d), which autocast keeps fp32."""
     return p.tokens * p.shape.d_model * p.wide
 
 
@@ -231,9 +220,8 @@ def count_segments(p: Pass) -> int:
 
 
 def graph_bytes(p: Pass) -> int:
-    """Return the bytes that one forward pass keeps with its graph, logits included.
-
-    A checkpointed segment keeps only its input, the output of the previous block.
+    """Return the bytes that one forward pass keeps with its graph, logits included. A
+    checkpointed run keeps only its input.
     """
     blocks = (
         count_segments(p) * residual_bytes(p)

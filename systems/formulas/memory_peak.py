@@ -1,8 +1,5 @@
 """Peak memory of a pass by formula: bytes by category at every moment that may be the
-peak.
-
-Arithmetic only, with the letters of `memory_costs`. Tests compare it with measured
-peaks of many shapes.
+peak, with the letters of `memory_costs`.
 """
 
 from dataclasses import dataclass
@@ -83,8 +80,8 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
     """Return the candidates of a forward pass without a graph: in the last block's
     attention, in its feed-forward half, and at the head.
 
-    Scores take 12 bytes per entry in fp32 (three fp32 matrices) and under autocast (two
-    bf16 and two fp32 matrices), and 6 bytes in pure bf16.
+    A score takes 12 bytes in fp32 (three matrices) and under autocast (two bf16 and two
+    fp32 matrices), and 6 bytes in pure bf16.
     """
     n, d, f, low, fp32 = p.tokens, p.shape.d_model, p.shape.d_ff, p.low, FP32_BYTES
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
@@ -108,11 +105,8 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_with_graph(p: Pass) -> Bytes:
-    """Return the bytes at the end of a forward pass with a graph. Everything is kept
-    except, under autocast, the final norm's fp32 output before its cast.
-
-    This is the peak only if the scores of one block are smaller than the other tensors
-    that the block keeps.
+    """Return the bytes at the end of a forward pass with a graph, which is the peak if
+    a block's scores are smaller than its other tensors.
     """
     work = residual_bytes(p) if p.autocast else 0
     return {
@@ -128,11 +122,8 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     amounts, so the peak is at an end of the model or of a recomputed segment.
     """
     n, d, f, layers = p.tokens, p.shape.d_model, p.shape.d_ff, p.shape.num_layers
-    graph, loss, copies = (
-        graph_bytes(p),
-        sum(loss_saved(p).values()),
-        weight_copy_bytes(p),
-    )
+    graph, loss = graph_bytes(p), sum(loss_saved(p).values())
+    copies = weight_copy_bytes(p)
     head = p.vocab * d
     if p.checkpoint:
         # A segment's weight copies are freed after its forward pass.
@@ -204,8 +195,6 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
 def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
     """Return the candidates inside the last block's forward pass without a graph, while
     `inputs` block inputs are kept.
-
-    Autocast's copies live until autocast ends, although no graph needs them.
     """
     keeping_nothing = forward_without_graph(p)
     # A pass without a graph counts one of these inputs already.
@@ -219,8 +208,7 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 @dataclass(frozen=True)
 class BackwardBlock:
     """A block in the backward pass, counted from 1. With recomputation also how many
-    block inputs are kept up to it, and how many blocks of its checkpointed run come
-    before and after it.
+    block inputs are kept, and how many blocks of its run come before and after it.
     """
 
     block: int
@@ -252,8 +240,8 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     before = position.before if p.checkpoint else position.block - 1
     computed_again = before * saved_block if p.checkpoint else 0
     copies = before * block_matrix_entries(p) * copy
-    # The input of this segment or, without recomputation, of the first block: in fp32,
-    # as the norm saves it. In pure bf16 that is a copy of the segment's input.
+    # The input of this run or, without recomputation, of the first block, in fp32 as
+    # the norm saves it. In pure bf16 that is a copy of the run's input.
     stream = n * d * FP32_BYTES
     saved = (
         position.inputs * residual_bytes(p)
@@ -273,8 +261,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
         d * f,
         n * d * wide + 3 * n * f * low,
     )
-    # The backward passes of the next norm, the output projection and the matmul with v
-    # have already freed these.
+    # Earlier backward passes have freed these.
     freed = (
         "probabilities",
         "v",

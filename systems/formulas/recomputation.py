@@ -1,8 +1,5 @@
 """Recomputation strategies by formula: number of forward passes and peak memory of
 runs, half blocks and nested runs, with the letters of `memory_costs`.
-
-Arithmetic only. Tests compare the counts with what models compute, and the peaks with
-measured passes of small shapes.
 """
 
 import math
@@ -29,9 +26,7 @@ from systems.formulas.memory_peak import (
 
 # --8<-- [start:counts]
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
-    """Return how many block inputs are in memory while this block (counted from 1) is
-    recomputed.
-    """
+    """Return how many block inputs are kept while block 1, 2, ... is recomputed."""
     if strategy == "halving":
         # The model's input, and one for each second half around the block.
         return 1 + sum(second for second in enclosing_halves(layers, block))
@@ -44,8 +39,8 @@ def forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, the forward pass included."""
     if strategy == "halving":
         # A block is computed in the forward pass, for its own backward pass, and for
-        # each second half after it. PyTorch stops recomputing once all saved tensors
-        # exist, so it skips the second half of a run that it recomputes.
+        # each second half after it. PyTorch stops recomputing a run once all saved
+        # tensors exist, so it skips the run's own second half.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]
@@ -58,9 +53,7 @@ def forward_passes(strategy: str, layers: int) -> float:
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return, for each half around this block from the largest to the smallest, whether
-    that is the second half.
-    """
+    """Return for each half around this block, largest first, whether it is a second."""
     if layers == 1:
         return []
     middle = layers // 2
@@ -146,8 +139,7 @@ def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
         yield attention
         if strategy == "chain" and p.autocast:
             # Recomputing this block ran all previous blocks, whose weight copies
-            # autocast still caches. The temporaries are the block's activations, its
-            # output, and the bf16 operand of its residual sum.
+            # autocast caches. Temporaries: activations, output, a bf16 operand.
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}

@@ -1,9 +1,6 @@
-"""Symbolic integers: formulas called with them return expressions that another program
-can evaluate.
-
-The calculator's script receives the formulas of this package as data, so there is no
-second implementation. Formulas may add, subtract, multiply, square, floor-divide, and
-take `minimum` or `maximum` of two numbers. All are integers.
+"""Symbolic integers: formulas called with them return expressions, which the script of
+the calculator evaluates. Formulas may add, subtract, multiply, square, floor-divide,
+and take `minimum` or `maximum` of two integers.
 """
 
 import operator
@@ -67,8 +64,8 @@ NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def combine(name: str, left: Any, right: Any) -> Any:
-    """Return the expression of two operands, or one operand if the operation has no
-    effect. `TypeError` for an operand that is not an integer.
+    """Return the expression of two operands, simplified if one is neutral. `TypeError`
+    for an operand that is not an integer.
     """
     for value in (left, right):
         if not isinstance(value, (int, Expression)):
@@ -99,7 +96,7 @@ def _min_or_max(name: str, left: Any, right: Any) -> Any:
 
 
 class Program:
-    """Expressions as a list of instructions without duplicates: an integer, a name, or
+    """Expressions as instructions without duplicates: an integer, a name, or
     [operator, index, index] of earlier instructions.
     """
 

@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from systems.records.files import slug_of
 
-# Text of a record stands in pages and terminals, as it is: no markup, macros, links or
-# control characters. A name that a driver gives has none of these afterwards.
+# Pages and terminals show the text of a record as it is, so it may hold no markup,
+# macros, links or control characters.
 LIVE = r"<>\[\]{}\x00-\x1f\x7f-\x9f"
 Plain = Annotated[str, Meta(max_length=2000, pattern=rf"^[^{LIVE}]*\Z")]
 Name = Annotated[Plain, Meta(min_length=1)]
@@ -17,9 +17,7 @@ Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 
 class Device(Struct, forbid_unknown_fields=True):
-    """A device as a record names it. Fields that only a GPU has are None elsewhere, and
-    where its driver does not tell them.
-    """
+    """A device as a record names it; a field that its driver does not tell is None."""
 
     name: Name
     slug: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -44,14 +42,12 @@ CPU = Device("CPU", "cpu")
 
 
 def plain(name: str) -> str:
-    """The name of a GPU as a record can hold it, whatever its driver says."""
+    """Return a GPU's name without characters that a record can't hold."""
     return re.sub(rf"[{LIVE}\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES leaves visible: numbers of
-    all of them where it is not set.
-    """
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; if it is not set, all by number."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(i) for i in range(asked("nvmlDeviceGetCount") or 0)]
@@ -59,8 +55,8 @@ def visible_gpus() -> list[str]:
 
 
 def find_gpu(visible: str | None = None) -> Device | None:
-    """Return the first GPU (or part of one, by MIG) that CUDA_VISIBLE_DEVICES leaves
-    visible, or would if it were `visible`. None: no GPU, no driver, or no NVML.
+    """Return the first GPU or MIG slice in `visible`, by default in
+    CUDA_VISIBLE_DEVICES. None without a GPU, a driver or NVML.
     """
     handle = handle_of(visible)
     name = asked("nvmlDeviceGetName", handle)
@@ -81,56 +77,46 @@ def find_gpu(visible: str | None = None) -> Device | None:
 
 
 def uuid_of(visible: str) -> str | None:
-    """Return the UUID of the GPU that CUDA_VISIBLE_DEVICES would name so."""
+    """Return the UUID of a GPU that is named as in CUDA_VISIBLE_DEVICES."""
     return asked("nvmlDeviceGetUUID", handle_of(visible))
 
 
 def newest_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver supports, such as (12, 4); None if it
-    does not say.
-    """
+    """Return the newest CUDA that the driver supports, such as (12, 4), or None."""
     number = asked("nvmlSystemGetCudaDriverVersion")
     return divmod(number // 10, 100) if number else None
 
 
 def sm_clock_mhz() -> int | None:
-    """Return the clock of the GPU's multiprocessors now, where the driver tells."""
+    """Return the current clock of the GPU's SMs in MHz, None if unknown."""
     return asked("nvmlDeviceGetClockInfo", handle_of(), SM_CLOCK)
 
 
-# Where Linux, and Windows' own, have a driver of GPUs.
+# Device files of the driver, on Linux and in WSL.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def no_gpu() -> str:
-    """Say that no GPU was found; and that NVML does not start, where there is a driver:
+    """Say that no GPU was found and, where there is a driver, why NVML does not start:
     in some containers CUDA finds the GPU all the same.
     """
-    found = "needs a GPU and none was found"
-    if not any(map(os.path.exists, DRIVERS)):
-        return found
-    try:
-        import pynvml
-    except ImportError:
-        return f"{found}: NVML does not start (nvidia-ml-py is not installed)"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return f"{found}: NVML does not start ({error})"
+    found, (_, fault) = "needs a GPU and none was found", start_nvml()
+    if fault and any(map(os.path.exists, DRIVERS)):
+        return f"{found}: NVML does not start ({fault})"
     return found
 
 
-def nvml() -> Any:
-    """Return the NVML library, started; None where there is no driver or no library."""
+def start_nvml() -> tuple[Any, str]:
+    """Return the started NVML library and "", or None and why it does not start."""
     try:
         import pynvml
     except ImportError:
-        return None
+        return None, "nvidia-ml-py is not installed"
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    return pynvml
+    except pynvml.NVMLError as error:
+        return None, str(error)
+    return pynvml, ""
 
 
 # Stands for a GPU that is not there.
@@ -140,10 +126,10 @@ SM_CLOCK = 1
 
 
 def asked(question: str, *arguments: Any) -> Any:
-    """Return NVML's answer; None where there is none: boards with unified memory tell
-    no memory, virtual GPUs no power limit, MIG devices no clock.
+    """Return NVML's answer, or None: boards with unified memory tell no memory, virtual
+    GPUs no power limit, MIG devices no clock.
     """
-    library = nvml()
+    library, _ = start_nvml()
     if library is None or NO_HANDLE in arguments:
         return None
     try:

@@ -21,8 +21,8 @@ def slug_of(name: str) -> str:
 
 
 def open_plain(path: Path, flags: int) -> IO[bytes]:
-    """Open a regular file. OSError for anything else; it never waits, as opening a
-    FIFO would. What is written never goes through a link.
+    """Open a regular file; OSError for anything else. It neither waits for a FIFO nor
+    writes through a link.
     """
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     flags |= ALWAYS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
@@ -34,13 +34,12 @@ def open_plain(path: Path, flags: int) -> IO[bytes]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Put text at `path` in one step: a reader sees the old file or the new one, never
-    a part. Where the disk is full, or this is interrupted, what was there stays, alone.
+    """Put text at `path` in one step: a reader sees the old file or the new one, also
+    if the disk is full or this is interrupted.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        # Whatever lies there (a link, say) is not written through.
         temporary.unlink(missing_ok=True)
         with open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
             file.write(content.encode() if isinstance(content, str) else content)

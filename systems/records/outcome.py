@@ -30,9 +30,7 @@ LONGEST = 2000
 
 
 class Unsupported(Exception):
-    """An implementation can't run this configuration: a result, like running out of
-    memory.
-    """
+    """An implementation can't run this configuration; a result, not a failure."""
 
 
 class NotInstalled(Unsupported):
@@ -42,18 +40,17 @@ class NotInstalled(Unsupported):
         super().__init__(f"{NOT_INSTALLED}: {what}")
 
 
-# What an experiment's `run` returns: metrics, or a generator that ends each of its
-# turns with a `yield` and returns them. Rows measured in turns meet the same clocks,
-# temperatures and host, so that their ratios don't depend on when each ran.
+# What an experiment's `run` returns: metrics, or a generator that yields after each of
+# its turns and then returns them. Alternating rows see the same clocks and
+# temperatures, so that their ratios don't depend on when each ran.
 Metrics = dict[str, Any]
 Turns = Generator[None, None, Metrics]
 Run = Callable[[Any], Metrics | Turns]
 
 
 def measure_row(config: Any, run: Run) -> Row:
-    """Run one configuration, all its turns at once. Out of memory, `Unsupported` and a
-    C++ compiler that torch.compile can't use are results; anything else raises, and so
-    does a metric that is none (ValueError).
+    """Return the row of one configuration. Out of memory, `Unsupported` and a missing
+    C++ compiler are results; other errors raise. ValueError for an invalid metric.
     """
     *_, row = turns_of(config, run)
     assert row is not None
@@ -61,9 +58,7 @@ def measure_row(config: Any, run: Run) -> Row:
 
 
 def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
-    """Yield None after each turn of a configuration, then its row. A metric that a row
-    can't hold raises, as in `measure_row`.
-    """
+    """Yield None after each turn of a configuration, then its row, as `measure_row`."""
     metrics, status, reason = {}, "ok", None
     try:
         found = run(config)
@@ -71,7 +66,7 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except ModuleNotFoundError as error:
-        # Where there is no Triton our kernels say so themselves.
+        # Our kernels need Triton, which not every system has.
         if error.name != "triton":
             raise
         status, reason = "unsupported", f"{NOT_INSTALLED}: {error}"
@@ -95,14 +90,12 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def as_reason(text: str | None) -> str | None:
-    """Make one line of a text, cut so that a record can hold it."""
+    """Return a text as one line that a record can hold."""
     return text and printable(" ".join(text[:LONGEST].split()))
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:
-    """Return the message of an error, or of one that it wraps, if it says that memory
-    ran out; else None. Asks torch only where an experiment has imported it.
-    """
+    """Return the message of an error or its cause that says that memory ran out."""
     torch = sys.modules.get("torch")
     for cause in causes(error):
         text = str(cause)
@@ -112,15 +105,13 @@ def out_of_memory_reason(error: BaseException | None) -> str | None:
         if isinstance(cause, MemoryError):
             return "no memory left for Python"
         if isinstance(cause, RuntimeError) and any(w in text for w in NO_HOST_MEMORY):
-            # Without the place in PyTorch's source before it, and the C++ frames after.
+            # Cut the place in PyTorch's source and the C++ frames.
             return re.sub(r"^\[[^]]*\] ", "", text.splitlines()[0])
     return None
 
 
 def compiler_reason(error: BaseException) -> str | None:
-    """Return the reason if torch.compile found no C++ compiler for the CPU, or one that
-    fails on its code; else None.
-    """
+    """Return the reason if torch.compile found no C++ compiler or it failed."""
     inductor = sys.modules.get("torch._inductor.exc")
     if inductor is None:
         return None
@@ -134,9 +125,7 @@ def compiler_reason(error: BaseException) -> str | None:
 
 
 def paths_with_a_space() -> list[str]:
-    """Return what torch.compile would hand to the C++ compiler in pieces: its own
-    folder, the one for temporary files.
-    """
+    """Return the folders that torch.compile can't pass to the C++ compiler."""
     return [path for path in (sys.prefix, gettempdir()) if " " in path]
 
 

@@ -14,7 +14,7 @@ from systems.records.device import Device, Name, Plain
 PHASES = ("forward", "loss", "backward", "optimizer")
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
-# Four months: longer than any row took, shorter than a clock that was set anew.
+# At most four months, so that a clock that was set again is noticed.
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
 
@@ -24,30 +24,27 @@ class Git(Struct, forbid_unknown_fields=True):
 
 
 class Row(Struct, forbid_unknown_fields=True, dict=True):
-    """One configuration and what came of it. Times are lists of samples in ms, memory
-    is bytes.
+    """One configuration and its result: times as lists of samples in ms, memory in
+    bytes.
     """
 
-    # No field, so not in the file: of a profiled row, the row of `end_to_end` that
-    # timed the same cell.
+    # Not in the file: for a profiled row, the row of `end_to_end` of the same cell.
     clock = cast("Row | None", None)
 
     config: dict[str, Any]
     status: Literal["ok", "out_of_memory", "unsupported", "failed"]
     metrics: dict[str, Any] = {}
     reason: str | None = None
-    # Since the row before it ended, or the measuring began.
+    # Since the previous row ended or measuring began.
     seconds: Seconds | None = None
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):
-    """All rows of one stem on one device by one source and one set of versions (or as
-    reported by one source text).
-    """
+    """All rows of one stem on one device, by one source and one set of versions."""
 
-    # No field, so not in the file: whether reading found a digest of other content.
+    # Not in the file: whether the digest did not match the content.
     edited = False
-    # Nor is this: of a profile, the record of `end_to_end` that its rows are timed by.
+    # Not in the file: for a profile, the record of `end_to_end` with its wall times.
     clock = cast("Record | None", None)
 
     stem: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -58,19 +55,17 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
     grid: Literal["full", "quick"] = "full"
     protocol: dict[Plain, Plain] = {}
     software: dict[Plain, Plain] = {}
-    # Of what runs our attention kernels: which of them this GPU and this software get,
-    # and why not the others. Records from before have none.
+    # Which of our attention kernels this GPU and software get, and why not the others.
     kernels: dict[Plain, Plain] = {}
     started_utc: Plain | None = None
     command: Plain | None = None
     git: Git | None = None
     source_hash: Plain | None = None
-    # Hashes of later sources under which rows measured again agreed (see
-    # `tools/regen_tables.py --verify`).
+    # Hashes of later sources that `tools/regen_tables.py --verify` found to agree.
     verified_hashes: list[Plain] = []
-    # Of a reported record: where the figures stand.
+    # Where the numbers of a reported record were published.
     source: Name | None = None
-    # What a reader must know about the figures beside what the other fields say.
+    # What else a reader must know about the numbers.
     notes: list[Plain] = []
 
     @property
@@ -81,15 +76,15 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     @property
     def place(self) -> str:
-        """Its file in a folder of results: "nvidia-h200/warmup.json"."""
+        """Return its path in a folder of results: "nvidia-h200/warmup.json"."""
         return f"{self.device.slug}/{self.stem}.json"
 
     def row(self, config: dict[str, Any]) -> Row | None:
-        """The row of this configuration."""
+        """Return the row of this configuration, or None."""
         return next((row for row in self.rows if row.config == config), None)
 
     def find(self, **wanted: Any) -> Row | None:
-        """The first row whose configuration has these values."""
+        """Return the first row whose configuration has these values, or None."""
         return next(
             (row for row in self.rows if wanted.items() <= row.config.items()), None
         )

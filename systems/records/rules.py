@@ -1,8 +1,5 @@
-"""Rules of a record beside the types of its fields: of its rows, and of metrics by the
-unit in their name.
-
-A metric that breaks a rule is refused where it is measured (`systems.records.outcome`)
-and where it is read (`systems.records.store`).
+"""Rules of a record that types can't express: for its rows, and for metrics by the unit
+in their name. They are checked when a row is measured and when a record is read.
 """
 
 import math
@@ -12,8 +9,8 @@ from typing import Any
 
 from systems.records.record import PHASES, Record
 
-# What a page or a terminal would obey: control characters, macros, attributes, scripts.
-# Names of C++ hold brackets of all kinds, and those are text.
+# Text that a page or a terminal would execute: control characters, macros, attributes,
+# scripts. Brackets alone are allowed, because C++ names have them.
 LIVE = re.compile(
     r"[\x00-\x1f\x7f-\x9f]|\{[$@~:{%]|\{[^{}]*=|<script|<iframe|[\s/]on\w+\s*=|script:",
     re.IGNORECASE,
@@ -55,8 +52,8 @@ def faults_of(record: Record) -> Iterator[str]:
 
 
 def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:
-    """Yield the faults of metrics: numbers that aren't finite, times and bytes that
-    can't be. A reported metric may be text ("about 14").
+    """Yield the faults of metrics: numbers that aren't finite, impossible times and
+    bytes. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():
         yield from (f"{name}{fault}" for fault in [*_unfit(name), *_unfit(value)])
@@ -74,9 +71,7 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
 
 
 def _wrong_times(name: str, value: Any) -> Iterator[str]:
-    """Yield times that can't be. Samples are positive; a single time may be 0, as at
-    the start of a timeline.
-    """
+    """Yield impossible times. Samples are positive; a single time may be 0."""
     if not isinstance(value, list):
         if not _within(value, 0, LONGEST_MS):
             yield f"{name}: is {value!r:.60}, no time in ms"
@@ -90,7 +85,7 @@ def _wrong_times(name: str, value: Any) -> Iterator[str]:
 
 
 def _unlike_phases(metrics: dict[str, Any]) -> Iterator[str]:
-    """Yield phases of a step that have another number of samples than its loss."""
+    """Yield phases of a step that have not as many samples as its loss."""
     of = {p: metrics[f"{p}_ms"] for p in PHASES if f"{p}_ms" in metrics}
     counts = {p: len(samples) for p, samples in of.items() if isinstance(samples, list)}
     for phase, count in counts.items():
@@ -99,12 +94,12 @@ def _unlike_phases(metrics: dict[str, Any]) -> Iterator[str]:
 
 
 def _within(value: Any, least: float, most: float, *kinds: type) -> bool:
-    """Whether a value is a number in these bounds; True and False are none."""
+    """Return whether a value is a number (no boolean) within these bounds."""
     return type(value) in (kinds or (int, float)) and least <= value <= most
 
 
 def _unfit(value: Any) -> Iterator[str]:
-    """Yield the places where a value holds NaN, an infinity or live text."""
+    """Yield where a value contains NaN, an infinity or text that a page executes."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f": is {value}, not a finite number"
     if isinstance(value, str) and LIVE.search(value):

@@ -1,14 +1,12 @@
-"""The hash of the code that a stem measures with. It sees statements, not the house.
+"""Hash the code that a stem measures with: statements, not files.
 
-It starts from the stem's own module and follows names: each top-level statement that
-defines a name in use counts, wherever it stands. Modules, folders, our own import
-lines, comments, docstrings, layout, line breaks and an option that says what is so
-without it don't count, so code can be moved, split and reformatted and no record
-becomes stale. A reference counts with the text of
-the statement it leads to: two functions of one name in two modules are told apart.
+The hash starts from the stem's module and follows names to each top-level statement
+that defines one. Imports, comments, docstrings, layout and the names of modules don't
+count, so code can be moved and reformatted and no record becomes stale. A reference
+counts with the text of its statement, so that equal names in two modules differ.
 
-What it can't see: names that are looked up as strings (IMPLEMENTATIONS is passed in),
-and assignments whose name nobody reads.
+It misses names that are looked up as strings (so IMPLEMENTATIONS is passed in), and
+assignments whose name nobody reads.
 """
 
 import ast
@@ -22,16 +20,14 @@ from typing import Any
 from systems import ROOT
 from systems.attention.implementations import IMPLEMENTATIONS
 
-# None of these can change what is measured: rows are stored, options parsed, formulas
-# evaluated.
+# These store rows, parse options or evaluate formulas, so they can't change a result.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
-# Stands for the module of what is not ours; the name is whole then.
+# The module of a name from another package; the name is complete then.
 OTHERS = ""
-# Launch options with the value that every Triton of our range gives them by itself; 3.9
-# warns of a launch that leaves them out.
+# Launch options with Triton's default value, which 3.9 wants to be written out.
 DEFAULTS = {"enable_fp_fusion": True}
-# Fields of a syntax tree that say where code stands or differ between Pythons.
+# Fields of a syntax tree that depend on the place of code or on Python's version.
 UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
 
 # A name in a module; without a name, the whole module.
@@ -39,7 +35,7 @@ Place = tuple[str, str | None]
 
 
 def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
-    """Hash over what `module` and the named attention implementations reach."""
+    """Return the hash of what `module` and these attention implementations reach."""
     named = (IMPLEMENTATIONS[name].split(":") for name in attention)
     return hash_of([(module, None), *((where, what) for where, what in named)], root)
 
@@ -47,9 +43,7 @@ def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -
 def hash_of(
     places: Iterable[Place], root: Path = ROOT, without: Iterable[Place] = ()
 ) -> str:
-    """Hash over what these reach, but for what those places lead to that are left out
-    by `without`.
-    """
+    """Return the hash of what these places reach, not following those in `without`."""
     reached = Reach(root, frozenset(without))
     for place in places:
         reached.follow(place)
@@ -58,7 +52,7 @@ def hash_of(
 
 @dataclass(eq=False)
 class Statement:
-    """A top-level statement: its code, what it refers to, whether it acts on import."""
+    """A top-level statement: code, references, and whether importing runs it."""
 
     code: str
     # In the order in which the code names them.
@@ -72,7 +66,7 @@ class Statement:
 
 @dataclass
 class Module:
-    """The statements of a file, and which of them define each name."""
+    """The statements of a file, and those that define each name."""
 
     imports: dict[str, Place]
     statements: list[Statement] = field(default_factory=list)
@@ -80,7 +74,7 @@ class Module:
 
 
 class Reach:
-    """The statements that are reached so far. A statement is taken once."""
+    """The statements that have been reached so far."""
 
     def __init__(self, root: Path, without: frozenset[Place] = frozenset()):
         self.root, self.without = root, without
@@ -90,7 +84,7 @@ class Reach:
         self.statements: dict[Statement, None] = {}
 
     def follow(self, place: Place) -> None:
-        """Take what this place leads to, and what that refers to."""
+        """Add the statements of a place, and all that they refer to."""
         pending = [place]
         while pending:
             place = pending.pop()
@@ -101,17 +95,17 @@ class Reach:
                     pending += statement.references
 
     def at(self, place: Place) -> list[Statement]:
-        """The statements behind a place."""
+        """Return the statements that define a place."""
         module = None if place in self.without else self.module(place[0])
         if module is None or place[1] is None:
             return module.statements if module else []
         if place[1] in module.imports:
             return self.at(resolve(module.imports[place[1]], self.root))
-        # A name without a statement is made at run time: any statement may make it.
+        # Any statement may define a name at run time.
         return module.defines.get(place[1], module.statements)
 
     def run_by_importing(self, name: str) -> Iterator[Statement]:
-        """What a module does beside binding names, and those that it imports."""
+        """Yield what importing a module runs, with the modules that it imports."""
         module = self.module(name)
         if module is None or name in self.imported:
             return
@@ -127,7 +121,7 @@ class Reach:
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
-        """A line for each statement: its code, and that of what it refers to."""
+        """Yield a digest for each statement, of its code and of its references."""
         for statement in self.statements:
             targets = (self.at(place) for place in statement.references)
             named = (" ".join(target.digest for target in each) for each in targets)
@@ -142,8 +136,8 @@ def digest_of(text: str) -> str:
 
 
 def read(name: str, root: Path) -> Module | None:
-    """The module of this name; None where there is none below `root`, or a package."""
-    # A package's __init__ holds only names: listing a new one changes no measurement.
+    """Return the module of this name; None for a package or another's module."""
+    # A package's __init__ holds only names, so adding one changes no measurement.
     path = file_of(name, root)
     if not path.is_file():
         return None
@@ -154,7 +148,7 @@ def file_of(name: str, root: Path) -> Path:
     return root.joinpath(*name.split(".")).with_suffix(".py")
 
 
-# Records share most of their modules: each text is taken apart once.
+# Records share most of their modules.
 @lru_cache(maxsize=256)
 def parsed(name: str, source: str, root: Path) -> Module:
     tree = ast.parse(source)
@@ -174,13 +168,13 @@ def parsed(name: str, source: str, root: Path) -> Module:
 
 
 def resolve(place: Place, root: Path) -> Place:
-    """`from systems import timing` names a module, not something inside one."""
+    """Return a place as a module if it names one, as `from systems import timing`."""
     inner = ".".join(filter(None, place))
     return (inner, None) if file_of(inner, root).is_file() else place
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:
-    """(name in use, what it stands for) of these nodes, not of those inside them."""
+    """Yield (local name, place) of the imports among these nodes, not inside them."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -214,7 +208,7 @@ def is_docstring(node: ast.AST) -> bool:
 
 
 def is_for_others(node: ast.AST) -> bool:
-    """What runs only for a type checker, or only when the module is the program."""
+    """Return whether a statement runs only for a type checker or in a main program."""
     return isinstance(node, ast.If) and any(
         isinstance(name, ast.Name) and name.id in ("TYPE_CHECKING", "__name__")
         for name in ast.walk(node.test)
@@ -222,10 +216,8 @@ def is_for_others(node: ast.AST) -> bool:
 
 
 def acts(node: ast.stmt, known: Mapping[str, Place]) -> bool:
-    """Whether importing it does more than bind names.
-
-    A call does, and so does a decorator that is an attribute of something of ours,
-    which registers what it decorates (`operator.register_fake`).
+    """Return whether importing the statement does more than bind names: a call, or a
+    decorator that registers (`operator.register_fake`, an attribute of our name).
     """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return any(
@@ -243,7 +235,7 @@ def acts(node: ast.stmt, known: Mapping[str, Place]) -> bool:
 
 
 def bindings(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Names that these nodes bind in their own scope."""
+    """Yield the names that these nodes bind in their own scope."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -264,10 +256,9 @@ SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Canonical:
-    """Code as text that is the same on every Python, however it is laid out.
+    """Code as text that does not depend on Python's version or on layout.
 
-    A reference to something of ours is written as its own name, whether it is imported
-    by name, under another or reached through its module.
+    A reference to one of our names is written as that name, however it is imported.
     """
 
     def __init__(self, known: dict[str, Place], root: Path):
@@ -299,7 +290,7 @@ class Canonical:
         return f"{type(node).__name__}({','.join(fields)})"
 
     def inside(self, node: ast.AST) -> "Canonical":
-        """The same where local names hide others. What is imported here is known."""
+        """Return this for an inner scope, whose local names hide others."""
         hidden: set[str] = set()
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
             of = node.args
@@ -316,20 +307,20 @@ class Canonical:
         return inner
 
     def place_of(self, node: ast.AST) -> Place | None:
-        """Where a name, or an attribute of one of our modules, is defined."""
+        """Return the place of a name, or of an attribute of one of our modules."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             place = self.known.get(node.id)
             return resolve(place, self.root) if place else None
         if isinstance(node, ast.Attribute):
             inner = self.place_of(node.value)
-            # `systems.a.b` walks down packages until there is a module.
+            # `systems.a.b`: go down packages to a module.
             if inner is not None and inner[1] is None:
                 return resolve((inner[0], node.attr), self.root)
         return None
 
 
 def statements_of(nodes: list[Any]) -> list[Any]:
-    """A body without its docstring and without imports: names in use say what of."""
+    """Return a body without docstring and imports."""
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]
     return [node for node in nodes if not is_import(node)]
@@ -344,7 +335,7 @@ def is_default(node: ast.keyword) -> bool:
 
 
 def merged(values: list[ast.expr]) -> list[ast.expr]:
-    """Parts of an f-string; Pythons cut its plain text differently."""
+    """Return the parts of an f-string, whose text Python versions cut differently."""
     out: list[ast.expr] = []
     for value in values:
         last = out[-1] if out else None

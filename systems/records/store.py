@@ -1,7 +1,5 @@
-"""Records as files: JSON in and out, checked field by field.
-
-A file on disk is always whole: it is written beside its place, flushed, then renamed
-over it. It carries a digest of its content, so that a number changed by hand is seen.
+"""Read and write records as JSON, checked field by field. A digest of the content
+shows whether a number was changed by hand.
 """
 
 import hashlib
@@ -21,27 +19,25 @@ from systems.records.rules import faults_of
 
 SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
-# Twice the largest record; what is made of a file this long takes less than 1 GB.
+# Twice the largest record.
 LONGEST_BYTES = 2**23
 
 
 class RecordError(ValueError):
-    """A record that can't be read: the message names the file, the field and what was
+    """A record can't be read; the message names the file, the field and what was
     expected.
     """
 
 
 def read(path: Path) -> Record:
-    """The record in this file. RecordError names the file and field at fault;
-    FileNotFoundError if absent.
-    """
+    """Return the record in this file. RecordError for an invalid one."""
     return _parsed(_content(path), path)
 
 
 def _parsed(content: bytes, path: Path) -> Record:
     with _faults_named(path, "delete it to measure again"):
         data = msgspec.json.decode(content, type=dict[str, Any])
-        # Of a key that comes twice the last counts, whatever a reader of the text sees.
+        # JSON parsers keep the last of two equal keys, which a reader may overlook.
         json.loads(content, object_pairs_hook=_with_different_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
@@ -61,7 +57,7 @@ def _with_different_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def decoded(path: Path, kind: Any, remedy: str) -> Any:
-    """What another file of JSON holds, of this type. As `read`."""
+    """Return the content of another JSON file as this type. Errors as in `read`."""
     with _faults_named(path, remedy):
         return msgspec.json.decode(_content(path), type=kind)
 
@@ -73,12 +69,11 @@ def _faults_named(path: Path, remedy: str) -> Iterator[None]:
     except msgspec.ValidationError as error:
         raise RecordError(f"{path}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # What is nested too deeply is too much for whoever looks into it.
         raise RecordError(f"{path}: is not JSON ({error}); {remedy}") from None
 
 
 def _content(path: Path) -> bytes:
-    """What is in a file, if it is one and not too long."""
+    """Return the bytes of a regular file that is not too long."""
     try:
         with open_plain(path, os.O_RDONLY) as file:
             _refuse_if_long(os.fstat(file.fileno()).st_size, path)
@@ -96,7 +91,7 @@ def _refuse_if_long(size: int, path: Path) -> None:
 
 
 def write(record: Record, path: Path) -> None:
-    """Put the record at `path` in one step; RecordError for what `read` refuses."""
+    """Write the record in one step; RecordError for one that `read` would refuse."""
     try:
         fault = next(faults_of(record), None)
         content = b"" if fault else to_json(record).encode()
@@ -111,10 +106,7 @@ def write(record: Record, path: Path) -> None:
 
 
 def to_json(record: Record) -> str:
-    """The record as text: one field a line, one row a line, so that a change shows as
-    the rows that changed.
-    """
-    # What experiments and libraries gave (a torch version, a shape) becomes plain JSON.
+    """Return the record as JSON with one field or row per line, for readable diffs."""
     data = json.loads(json.dumps(record, default=structs.asdict, allow_nan=False))
     for row in data["rows"]:
         row["metrics"] = {
@@ -134,15 +126,13 @@ def _text(value: Any) -> str:
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """SHA-256 of a record's content, however it is laid out."""
+    """Return the SHA-256 of a record's content, whatever its layout."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def rounded_to_nanoseconds(name: str, value: Any) -> Any:
-    """A metric; samples in ms stay ms, rounded to whole nanoseconds. The digits below
-    are what subtracting clock readings leaves behind: no clock here reads less.
-    """
+    """Return a metric, with samples in ms rounded to nanoseconds."""
     if isinstance(value, list) and name.endswith("_ms"):
         return [
             round(sample, 6) if isinstance(sample, float) else sample

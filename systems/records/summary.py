@@ -8,9 +8,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of samples. `std` is the sample standard deviation (n - 1), 0 for one
-    sample.
-    """
+    """Statistics of samples; `std` divides by n - 1 and is 0 for one sample."""
 
     n: int
     mean: float
@@ -28,13 +26,13 @@ class Summary:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Return mean, deviation and quantiles (linear between samples). ValueError for an
-    empty list.
+    """Return the statistics of samples, with quantiles linear between samples.
+    ValueError for an empty list.
     """
     return summary_of(tuple(samples))
 
 
-# A page asks for the same samples in many tables.
+# Many tables of a page need the same samples.
 @lru_cache(maxsize=4096)
 def summary_of(samples: tuple[float, ...]) -> Summary:
     if not samples:

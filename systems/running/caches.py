@@ -16,13 +16,13 @@ def compiled_folder() -> Path:
 
 def name_compiled_folder() -> None:
     """Set the folder for this process and its children. Otherwise PyTorch's compiler
-    sets another one with its first kernel, and what was compiled ahead is not found.
+    sets another one, where nothing was compiled ahead.
     """
     os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
 
 
 def unwritable(folder: Path) -> str:
-    """Say why no kernel can be kept in a folder, and the remedy; nothing if it can."""
+    """Return why no kernel can be kept in a folder, and the remedy; "" if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

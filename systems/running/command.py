@@ -24,9 +24,7 @@ LARGEST = 2**63 - 1
 
 
 def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
-    """A field of a `Config` that knows its help text and, where only some names are
-    allowed, which.
-    """
+    """Return a field of a `Config` with its help text and the names it may have."""
     return field(
         default=default,
         metadata={"help": help, "choices": tuple(choices) if choices else None},
@@ -34,7 +32,7 @@ def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any
 
 
 def options_of(config: Any) -> list[str]:
-    """The command-line options that give this configuration."""
+    """Return the command-line options that give this configuration."""
     given = []
     for name, value in asdict(config).items():
         if isinstance(value, bool):
@@ -45,12 +43,12 @@ def options_of(config: Any) -> list[str]:
 
 
 def flag(name: str) -> str:
-    """The option of a field: `keep_traces` is `--keep-traces`."""
+    """Return the option of a field: `keep_traces` is `--keep-traces`."""
     return f"--{name.replace('_', '-')}"
 
 
 def no_flag(name: str) -> str:
-    """What switches off a field that is true or false: `--no-keep-traces`."""
+    """Return what switches off a boolean field: `--no-keep-traces`."""
     return flag(f"no_{name}")
 
 
@@ -69,13 +67,6 @@ def main(config_class: type, run: Run) -> NoReturn:
         }
         try:
             for name, value in plain.items():
-                if type(value) is int and value < (0 if name == "warmup" else 1):
-                    least = 0 if name == "warmup" else 1
-                    raise ValueError(
-                        f"{flag(name)} must be {least} or more, not {value}"
-                    )
-                if type(value) is int and value > LARGEST:
-                    raise ValueError(f"{flag(name)} must be {LARGEST} at most")
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{flag(name)} must be finite, not {value}")
             limit_host_memory()
@@ -88,14 +79,16 @@ def main(config_class: type, run: Run) -> NoReturn:
             raise typer.Exit(2) from None
         print(json.dumps(row, default=structs.asdict)) if as_json else _print_table(row)
 
-    parameters = [_parameter(f) for f in fields(config_class)]
     as_json = typer.Option(False, "--json", help="Print the row as one line of JSON.")
-    parameters.append(
-        Parameter("json", Parameter.KEYWORD_ONLY, default=as_json, annotation=bool)
+    keyword = Parameter.KEYWORD_ONLY
+    signature = Signature(
+        [_parameter(f) for f in fields(config_class)]
+        + [Parameter("json", keyword, default=as_json, annotation=bool)]
     )
-    signature = Signature(parameters)
     command.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__annotations__ = {
+        name: parameter.annotation for name, parameter in signature.parameters.items()
+    }
     run_as_command(command, module.__doc__)
     raise AssertionError("typer ends the process")
 
@@ -107,10 +100,14 @@ def _parameter(f: Any) -> Parameter:
     if choices := f.metadata["choices"]:
         annotation = Enum(f.name, {choice: choice for choice in choices}, type=str)
         default = annotation(default)
+    bounds: dict[str, Any] = {}
+    if f.type is int:
+        bounds = {"min": 0 if f.name == "warmup" else 1, "max": LARGEST}
     shown = typer.Option(
         default,
         f"{flag(f.name)}/{no_flag(f.name)}" if f.type is bool else flag(f.name),
         help=f.metadata["help"][0].upper() + f.metadata["help"][1:] + ".",
+        **bounds,
     )
     return Parameter(
         f.name, Parameter.KEYWORD_ONLY, default=shown, annotation=annotation
@@ -119,11 +116,8 @@ def _parameter(f: Any) -> Parameter:
 
 def _print_table(row: Row) -> None:
     console = plain_console()
-    console.print(
-        ", ".join(f"{name} {value}" for name, value in row.config.items()),
-        style="bold",
-        soft_wrap=True,
-    )
+    config = ", ".join(f"{name} {value}" for name, value in row.config.items())
+    console.print(config, style="bold", soft_wrap=True)
     if row.status != "ok":
         console.print(f"{row.status.replace('_', ' ')}: {row.reason}")
         return
@@ -133,28 +127,24 @@ def _print_table(row: Row) -> None:
     if len(phases) > 1:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
     if times:
-        # Of one sample the rest says nothing; more columns are cut in 80.
-        once = all(len(samples) == 1 for samples in times.values())
-        shown = ("mean",) if once else ("mean", "std", "median", "min", "max")
-        table = Table("time in ms", *([""] if once else shown))
+        columns = ("mean", "std", "median", "min", "max")
+        table = Table("time in ms", *columns)
         for name, samples in times.items():
-            s = asdict(summarize(samples))
-            table.add_row(name.removesuffix("_ms"), *(f"{s[x]:.3f}" for x in shown))
+            summary = summarize(samples)
+            cells = (f"{getattr(summary, column):.3f}" for column in columns)
+            table.add_row(name.removesuffix("_ms"), *cells)
         console.print(table)
     for name, value in row.metrics.items():
+        label = name.replace("_", " ")
         if name not in times and is_table(value):
-            console.print(_table_of(name, value))
+            console.print(_table_of(label, value))
         elif name not in times:
-            console.print(
-                f"{name.replace('_', ' ')}: {_shown(name, value)}", highlight=False
-            )
-
-
-LONGEST_TABLE = 30
+            gib = f" ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
+            console.print(f"{label}: {_shown(value)}{gib}", highlight=False)
 
 
 def is_table(value: Any) -> bool:
-    """Whether a metric is a list of objects with the same fields."""
+    """Return whether a metric is a list of objects with the same fields."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -162,40 +152,21 @@ def is_table(value: Any) -> bool:
     )
 
 
-def _table_of(name: str, items: list[dict[str, Any]]) -> Table:
-    """Its first lines."""
-    title = name.replace("_", " ") + (
-        f", {LONGEST_TABLE} of {len(items)}" if len(items) > LONGEST_TABLE else ""
-    )
-    table = Table(
-        *(key.replace("_", " ") for key in items[0]), title=title, title_justify="left"
-    )
-    for item in items[:LONGEST_TABLE]:
-        table.add_row(
-            *(
-                f"{value:.4f}" if isinstance(value, float) else printable(str(value))
-                for value in item.values()
-            )
-        )
+def _table_of(title: str, items: list[dict[str, Any]]) -> Table:
+    """Return the first 30 lines of a metric that is a table."""
+    if len(items) > 30:
+        title += f", 30 of {len(items)}"
+    names = (key.replace("_", " ") for key in items[0])
+    table = Table(*names, title=title, title_justify="left")
+    for item in items[:30]:
+        table.add_row(*map(_shown, item.values()))
     return table
 
 
-def _shown(name: str, value: Any) -> str:
-    """A metric that is no time. Of a long list the first, the middle and the last: the
-    record has all.
-    """
+def _shown(value: Any) -> str:
+    """Return a metric as text; only the ends of a long list."""
     if isinstance(value, list):
-        parts = (
-            [value[0], "...", value[len(value) // 2], "...", value[-1]]
-            if len(value) > 12
-            else value
-        )
-        return ", ".join(
-            printable(part) if isinstance(part, str) else _shown("", part)
-            for part in parts
-        )
-    if isinstance(value, int):
-        return f"{value:,}" + (
-            f"  ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
-        )
+        if len(value) > 12:
+            value = [*value[:3], "...", *value[-3:]]
+        return ", ".join(map(_shown, value))
     return f"{value:.8g}" if isinstance(value, float) else printable(str(value))

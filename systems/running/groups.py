@@ -1,4 +1,4 @@
-"""Measure rows together, in turns, and note the GPU's clock after each group."""
+"""Measure the rows of a group in alternation, and note the GPU's clock afterwards."""
 
 import time
 import traceback
@@ -14,8 +14,8 @@ from systems.running.processes import has_own_process, turns
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Group the configurations that are measured in turns: those that differ only in
-    the field IN_TURNS of their experiment. Without such a field each is a group.
+    """Group the configurations that are measured in alternation: those that differ only
+    in the field IN_TURNS of their experiment. Without that field each is a group.
     """
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
@@ -28,9 +28,8 @@ def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
 def measure_into(
     record: Record, module: Any, group: list[Any], since: float
 ) -> list[Row]:
-    """Return the rows of a group and note the GPU's clock in the record. All time since
-    `since`, a time.monotonic(), counts with the first row, so that the rows together
-    say how long measuring takes.
+    """Return the rows of a group and note the GPU's clock in the record. Time since
+    `since`, a time.monotonic(), counts for the first row.
     """
     device = record.device
     machine.free_memory()
@@ -45,8 +44,8 @@ def measure_into(
 
 
 def measure_group(module: Any, configs: list[Any]) -> list[Row]:
-    """Return the rows of these configurations, measured in turns. An error makes one
-    failed row that names it, and the next run tries that row again.
+    """Return the rows of these configurations, measured in alternation. An error gives
+    a failed row, which the next run tries again.
     """
     going = {config: turns(module, config) for config in configs}
     rows: dict[Any, Row] = {}
@@ -69,8 +68,8 @@ def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
 
 
 def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
-    """Whether a failure leaves CUDA unusable in this process, so that no later row can
-    be trusted. A row with a process of its own breaks only that one.
+    """Return whether a failure leaves CUDA unusable in this process, so that no later
+    row can be trusted.
     """
     return not has_own_process(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows

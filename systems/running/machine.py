@@ -3,14 +3,7 @@
 import gc
 import sys
 
-from systems.records.device import (
-    CPU,
-    META,
-    Device,
-    find_gpu,
-    newest_cuda,
-    plain,
-)
+from systems.records.device import CPU, META, Device, find_gpu, newest_cuda, plain
 from systems.running.reports import CannotStart
 
 
@@ -42,8 +35,8 @@ def check_torch(device: Device) -> None:
 
 
 def why_unusable(gpu: Device) -> str:
-    """Say why torch can't use a GPU, and the remedy. A driver runs what is built for
-    any CUDA of its own major version, or of an older one.
+    """Return why torch can't use a GPU, and the remedy. A driver runs builds for its
+    own major version of CUDA and older ones.
     """
     import torch
 

@@ -6,7 +6,6 @@ takes the record's name. Progress goes to standard output, one JSON object a lin
 codes: 0 complete or out of time, 1 rows failed, 2 can't start.
 """
 
-import errno
 import gc
 import json
 import os
@@ -43,13 +42,6 @@ from systems.running.resuming import (
     written_at,
 )
 from systems.running.verify import verify_stem
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-# A link, a FIFO, a folder or another user's file where one of ours would be; a file
-# where a folder would be.
-IN_THE_WAY = (
-    errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.EPERM, errno.EEXIST, errno.ENOTDIR
-)  # fmt: skip
 
 
 def measure_stem(
@@ -96,8 +88,6 @@ def measure_stem(
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
-            # All since the group before ended, or since the start, counts with its
-            # first row.
             rows = measure_into(record, module, group, since=ended)
             ended = time.monotonic()
             record.rows += rows
@@ -119,15 +109,14 @@ def measure_stem(
         order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
         record.rows.sort(key=lambda row: order[json.dumps(row.config)])
         store.write(record, progress)
-        # In one step: work that is complete never lies beside its record, where it
-        # would be taken for a new one once the record is deleted.
+        # In one step, so that complete work never lies beside its record.
         os.replace(progress, path)
     report(event="complete")
     return 0
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """The experiment, and all that its rows would else import."""
+    """Return an experiment's module, with all that its rows would import."""
     if device.is_gpu:
         if fault := unwritable(compiled_folder()):
             raise CannotStart(fault)
@@ -135,10 +124,9 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        # Else imported by the first row that compiles, or steps an optimizer.
+        # Otherwise the first row that compiles, or steps an optimizer, imports it.
         import_module("torch._inductor.compile_fx")
-    # What was imported stays: it need not be looked through for garbage before each
-    # row.
+    # The garbage collection before each row skips what was imported.
     gc.freeze()
     return module
 
@@ -171,20 +159,10 @@ def main(
 
 
 def said_of(error: OSError, results: Path) -> str:
-    """What can't be used, and what to do about it. On a full disk the error itself
-    names no file, and means the record.
-    """
-    full = error.errno in FULL
-    # Of a file that can't be renamed, the place that it was to take.
-    named = error.filename2 or error.filename
-    where = Path(named) if named else results if full else None
-    remedy = "remove it" if error.errno in IN_THE_WAY else "free space" * full
-    if where is not None and where.is_relative_to(results):
-        remedy = f"{remedy}, or give another --results".removeprefix(", or ")
-        return f"can't write {where}: {error.strerror}; {remedy}"
-    # The path lies elsewhere, such as a temporary file, or the error names none.
-    what = f"can't use {where}" if where else "can't go on"
-    return f"{what}: {error.strerror}; {remedy}".removesuffix("; ")
+    """Return what can't be written and why. A full disk's error names no file."""
+    where = error.filename2 or error.filename or results
+    remedy = "free space, remove what is in the way, or give another --results"
+    return f"can't write {where}: {error.strerror}; {remedy}"
 
 
 def stop(message: str) -> NoReturn:

@@ -1,6 +1,4 @@
-"""A limit on memory, so that running out of it on a CPU is a result and ends no
-process.
-"""
+"""A limit on host memory, so that running out of it is a result on a CPU."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,8 +7,8 @@ from systems.records.device import find_gpu
 
 
 def limit_host_memory() -> None:
-    """Without a GPU, let an allocation of more than is free fail. Otherwise the system
-    would end this process, or another. A lower limit that is set (`ulimit -d`) stays.
+    """Without a GPU, let an allocation of more than is free fail, because otherwise the
+    system would kill a process. A lower limit (`ulimit -d`) stays.
     """
     free = free_host_bytes()
     if free is None or find_gpu() is not None:
@@ -30,8 +28,8 @@ def limit_host_memory() -> None:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """Return what the system has free, or this process's control group leaves of its
-    limit where that is less (in a container, or a job of a cluster). None if unknown.
+    """Return the free memory of the system or of this process's control group (in a
+    container or a cluster's job), whichever is less. None if unknown.
     """
     free = []
     with suppress(OSError, ValueError):

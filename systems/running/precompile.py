@@ -1,9 +1,7 @@
 """Compile what rows run before they are measured, in several processes at once.
 
-A row's kernels are compiled one after the other, and a compiler uses one core. So
-`compile_ahead` starts several of these processes. Each one runs its share of the rows
-once and throws the results away, or calls the experiment's own `precompile`. Measuring
-then finds the kernels in the compilers' caches.
+Each process runs its share of the rows once and discards the results, or calls the
+experiment's `precompile`. Measuring then finds the kernels in the compilers' caches.
 
     python -m systems.running.precompile flash_accuracy full PARENT 0 16 32
 """
@@ -31,12 +29,11 @@ from systems.running.reports import GRACE, end_with, exit_when_terminated, repor
 
 # Each process holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
-# Fewer rows are compiled sooner than the processes have started.
+# Starting the processes takes longer than compiling fewer rows.
 LEAST_ROWS = 8
-# The longest that all of it may take, in seconds, because a compiler may hang.
+# Most seconds for all of it, because a compiler may hang.
 LONGEST = 20 * 60
-# In the environment: the folder for what an experiment compiles ahead, and how many
-# processes compile at once.
+# Environment variables: the folder for compiled code, and the number of processes.
 AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
 # The file beside compiled code that holds how long the compiling steps took.
 COLD = "cold.json"
@@ -61,9 +58,8 @@ def implementation_or_execution(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def folder_for_compiled(record: Path) -> Iterator[None]:
-    """Make a temporary folder for what is compiled ahead and name it to this process
-    and its children. It belongs to a record, which one run at a time may write, so
-    whatever a killed run left there is removed first.
+    """Make a temporary folder for what is compiled ahead, and name it in the
+    environment. There is one for each record, so what a killed run left is removed.
     """
     owner = f"{os.getuid()} {record.resolve()}"
     digest = hashlib.sha256(owner.encode()).hexdigest()[:16]
@@ -80,7 +76,7 @@ def folder_for_compiled(record: Path) -> Iterator[None]:
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
     """Compile in parallel what the pending rows of a stem will run, in at most half of
-    the time that is left. Rows compile the rest themselves.
+    the time until `deadline` (seconds since 1970). Rows compile the rest themselves.
     """
     started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
@@ -92,7 +88,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
         return
     configs = configs_of(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
-    # Sorted by kind, so that each process gets as many of each: some compile longer.
+    # Kinds compile for different times, so each process gets as many of each.
     rows.sort(
         key=lambda row: kinds.index(implementation_or_execution(configs[row]) or "")
     )
@@ -101,7 +97,6 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
         needs = {row: needed(configs[row]) for row in rows}
         shares = shares_that_fit(needs, count, free_gpu_bytes())
     own = ("-m", "systems.running.precompile", stem, grid, str(os.getpid()))
-    # There are processes enough without more of PyTorch's compiler.
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
     environment = os.environ | threads | {AT_ONCE: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
@@ -162,8 +157,8 @@ def ahead(name: str) -> Path | None:
 
 
 def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Write how long the phases of compiling steps took and how many processes compiled
-    at once: all of it or, if the process ends or the disk is full, nothing.
+    """Write the times of the compiling steps' phases, in ms, and how many processes
+    compiled at once.
     """
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
@@ -171,9 +166,7 @@ def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:
-    """Return what `keep_samples` wrote; nothing for a cell that was not compiled ahead
-    to the end.
-    """
+    """Return what `keep_samples` wrote; empty if a cell was not compiled to the end."""
     if folder is None or not (folder / COLD).is_file():
         return {}
     return json.loads((folder / COLD).read_text())

@@ -1,7 +1,6 @@
-"""Rows in fresh processes, where an experiment asks for them (`FRESH_PROCESS`).
+"""Measure rows in fresh processes, if an experiment sets `FRESH_PROCESS`.
 
-Such a process measures one configuration, given as JSON, and writes its row as a line
-to its standard output. It ends soon after the process that started it.
+Such a process measures one configuration, given as JSON, and prints its row as JSON.
 
     python -m systems.running.processes systems.experiments.warmup '{...}' PARENT
 """
@@ -25,23 +24,19 @@ from systems.running.reports import end_with, keep_output_for_reports, report
 
 
 def has_own_process(module: Any) -> bool:
-    """Whether an experiment's rows are measured in other processes than this one."""
+    """Return whether each row of an experiment is measured in a process of its own."""
     return getattr(module, "FRESH_PROCESS", False)
 
 
 def turns(module: Any, config: Any) -> Iterator[Row | None]:
-    """Yield None after each turn of a configuration, then its row, measured in the
-    process that it is to have.
-    """
+    """Yield None after each turn of a configuration, then its row."""
     if has_own_process(module):
         return iter([row_of_process(module, config)])
     return turns_of(config, module.run)
 
 
 def row_of_process(module: Any, config: Any) -> Row:
-    """Return the row that another process measures. Whatever ends this one at its work
-    ends that one, too.
-    """
+    """Return the row that a process of its own measures."""
     asked = json.dumps(asdict(config)), str(os.getpid())
     done = subprocess.run(
         [sys.executable, "-m", "systems.running.processes", module.__name__, *asked],
@@ -58,8 +53,8 @@ def row_of_process(module: Any, config: Any) -> Row:
 
 
 def error_in(stderr: str) -> str:
-    """Return the line that names an error: the first one behind a traceback, because
-    PyTorch's messages end with advice; else the last.
+    """Return the first line after a traceback, because PyTorch's messages end with
+    advice; without a traceback the last line.
     """
     lines = stderr.strip().splitlines() or ["no message"]
     _, traceback, behind = stderr.rpartition("Traceback (most recent call last):\n")

@@ -1,6 +1,5 @@
-"""A profiler that has stopped goes on making launches longer: PyTorch leaves CUPTI, the
-library that watches the GPU, attached to the process (its issue 144455). What is timed
-next would be timed beside it.
+"""Detach CUPTI, the library that watches the GPU, after a profile. PyTorch leaves it
+attached (issue 144455), which makes every later launch slower.
 """
 
 import os
@@ -9,18 +8,18 @@ import time
 
 # Whatever starts a profiler imports this.
 PROFILES = "systems.profiling.torch_trace"
-# CUPTI leaves when a profile ends under this, where CUDA is as new: before, it and CUDA
-# graphs did not go together afterwards.
+# With this variable set, CUPTI detaches at the end of a profile. In older CUDA, CUDA
+# graphs failed afterwards.
 LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
-# It goes during one of the process's next calls of CUDA, from a thread of its own. A
-# profile that begins before then loses kernels.
+# CUPTI detaches in a thread of its own during one of the next CUDA calls. A profile
+# that begins before then loses kernels.
 CALLS, PAUSE = 10, 0.005
 
 
 # --8<-- [start:let_go]
 def let_go() -> None:
-    """Detach from this process what a profiler left attached. Nothing where the GPU
-    fails: its rows say how.
+    """Detach CUPTI from this process if a profiler ran. Ignore a GPU that failed,
+    because its rows report the error.
     """
     if PROFILES not in sys.modules:
         return
@@ -34,7 +33,7 @@ def let_go() -> None:
     kept = os.environ.get(LEAVE)
     os.environ[LEAVE] = "1"
     try:
-        # The last profile ended otherwise: end one of nothing.
+        # The variable acts at the end of a profile, so profile nothing once more.
         run_profiled(lambda: None, "cuda")
         for _ in range(CALLS):
             torch.cuda.synchronize()

@@ -1,5 +1,5 @@
-"""What a process that measures tells the one that started it, by lines of JSON on its
-standard output, and how it ends when that one is gone.
+"""Report progress to the parent process as lines of JSON on standard output, and end
+when the parent is gone.
 """
 
 import json
@@ -12,19 +12,19 @@ import time
 from contextlib import suppress
 from typing import IO, Any
 
-# How long a process that is told to end may take, in seconds.
+# Seconds that a terminated process may take to end.
 GRACE = 5
-# Where reports go; None is standard output, whatever it is just then.
+# Where reports go; None is standard output.
 reports: IO[str] | None = None
 
 
 class CannotStart(Exception):
-    """Why this stem can't be measured now, and what to do about it."""
+    """This stem can't be measured now; the message says why and what to do."""
 
 
 def keep_output_for_reports() -> None:
-    """Let everything else that is written to standard output, by an experiment or by a
-    library, go to standard error: nobody can take it for a report.
+    """Send everything else that is written to standard output to standard error, so
+    that nothing can be mistaken for a report.
     """
     global reports
     reports = os.fdopen(os.dup(1), "w")
@@ -32,9 +32,7 @@ def keep_output_for_reports() -> None:
 
 
 def exit_when_terminated() -> None:
-    """Let SIGTERM end this process as an error would: what it started is ended, its
-    temporary folders are deleted.
-    """
+    """Let SIGTERM raise SystemExit, so that children end and folders are deleted."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
@@ -46,7 +44,7 @@ def end_with(parent: int) -> None:
 def end_after(parent: int) -> None:
     """Wait until the parent is gone; then end this process, whatever it does."""
     with suppress(OSError, AttributeError):
-        # On Linux asleep until then, so that nothing that is timed is disturbed.
+        # On Linux this thread sleeps until then, so that it disturbs no timing.
         if os.getppid() == parent:
             select.select([os.pidfd_open(parent)], [], [])
     while os.getppid() == parent:
@@ -57,12 +55,10 @@ def end_after(parent: int) -> None:
 
 
 def report(**event: Any) -> None:
-    """Tell the parent. Without one (it was killed) end as an error would: every row
-    measured so far is on disk.
-    """
+    """Tell the parent; end this process if the parent was killed."""
     try:
         print(json.dumps(event), file=reports, flush=True)
     except BrokenPipeError:
-        # Python would complain once more when it flushes what is left.
+        # Otherwise Python reports the error again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (reports or sys.stdout).fileno())
         sys.exit(1)

@@ -1,6 +1,6 @@
-"""Where a record is written, by whom, and whether work in progress may go on.
+"""Where a record is written, by whom, and whether an unfinished one may be continued.
 
-The work in progress is `<stem>.partial.json` beside the record.
+An unfinished record is `<stem>.partial.json` beside the record.
 """
 
 import os
@@ -34,25 +34,22 @@ from systems.running.software import (
 
 
 def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
-    """Where this stem's record for this device lives; reduced runs are kept apart."""
-    return (
-        (results / "quick" if grid == "quick" else results)
-        / device.slug
-        / f"{stem}{SUFFIX}"
-    )
+    """Return the path of a stem's record; quick grids have a folder of their own."""
+    folder = results / "quick" if grid == "quick" else results
+    return folder / device.slug / f"{stem}{SUFFIX}"
 
 
 def partial_path(path: Path) -> Path:
-    """The work in progress beside a record."""
+    """Return the path of the unfinished record beside a record."""
     return path.with_name(path.name.removesuffix(SUFFIX) + PARTIAL_SUFFIX)
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the one right to write this record. The kernel releases it however the
-    process ends.
+    """Hold a lock on writing this record, which the kernel releases when the process
+    ends. CannotStart if another process holds it.
     """
-    # Windows has none, and asks where records lie all the same.
+    # Windows has no fcntl, and imports this module to find records.
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +69,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 
 def written_at(path: Path) -> int:
-    """When this record took its place, in ns; 0 where there is none."""
+    """Return when this record was written, in ns; 0 if there is none."""
     with suppress(OSError):
         return path.stat().st_mtime_ns
     return 0
@@ -85,7 +82,7 @@ def new_record(
     configs: list[Any],
     protocol: dict[str, Any],
 ) -> Record:
-    """An empty record of what is about to be measured."""
+    """Return an empty record of what is about to be measured."""
     software, stem = that_count(versions(), configs), STEMS[stem_name]
     attention = attention_of(configs)
     software |= tuned_software(
@@ -111,8 +108,8 @@ def new_record(
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """The work in progress if it may go on (failed rows are tried again), otherwise
-    `fresh`.
+    """Return the unfinished record without its failed rows if it may be continued,
+    otherwise `fresh`.
     """
     try:
         old = store.read(partial)
@@ -129,8 +126,8 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
 
 
 def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
-    """Why rows of `old` may not stand beside new ones; None if they may: same code,
-    versions, device and grid.
+    """Return why new rows can't be added to `old`: other code, versions, device or
+    grid. None if they can.
     """
     same = ("stem", "kind", "grid", "source_hash", "expected_rows")
     if (
@@ -145,13 +142,13 @@ def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
 
 
 def beside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
-    """The configurations of its rows that are none of these."""
+    """Return the configurations of a record's rows that are not in `configs`."""
     grid = [asdict(config) for config in configs]
     return [row.config for row in record.rows if row.config not in grid]
 
 
 def unlike_grid(record: Record, configs: list[Any]) -> str | None:
-    """How a complete record's rows differ from these configurations; None if not."""
+    """Return how a complete record's rows differ from `configs`; None if not at all."""
     if odd := beside_grid(record, configs):
         return f"has a row that is not in today's grid, {odd[0]}"
     missing = (asdict(config) for config in configs)

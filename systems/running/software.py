@@ -1,5 +1,5 @@
 """Describe the software that measures: versions, the commit, the hash of the source,
-and the launch configurations that the owner of the GPU timed there.
+and tuned launch configurations.
 """
 
 import os
@@ -49,16 +49,14 @@ def versions() -> dict[str, str]:
 
 
 def that_count(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
-    """Leave out the version of a peer's library that these configurations do not run:
-    it changes nothing for them.
-    """
+    """Return the versions without a peer's library that no configuration runs."""
     runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
     return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
 
 def git_state() -> Git | None:
-    """Return the commit that GIT_COMMIT names, or that of the tree and whether its
-    measuring code was changed; None outside a repository.
+    """Return the commit in GIT_COMMIT, or the tree's commit and whether `systems` has
+    changes; None outside a repository.
     """
     try:
         # The tree may be a copy inside another repository, so the name comes first.
@@ -86,8 +84,8 @@ def git_state() -> Git | None:
 
 
 def named_commit() -> str | None:
-    """Return the commit that GIT_COMMIT names, of an archive or a copied tree. None if
-    it is not set; ValueError where it names no commit.
+    """Return the commit in GIT_COMMIT, which archives and copied trees set, or None.
+    ValueError if it is no commit.
     """
     text = os.environ.get(COMMIT)
     if text is None:
@@ -120,8 +118,8 @@ def attention_in(record: Record) -> list[str]:
 def tuned_software(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return the digest of the launch configurations that were timed on this GPU;
-    nothing where there are none or the experiment does not read them.
+    """Return the digest of the launch configurations that were tuned on this GPU;
+    empty if there are none or the experiment does not read them.
     """
     digest = tuned.digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
@@ -130,9 +128,7 @@ def tuned_software(
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
-    """Whether these implementations of attention, or what `module` measures beside
-    them, launch our kernels.
-    """
+    """Return whether `module` or these attention implementations launch our kernels."""
     named = (IMPLEMENTATIONS[name].split(":") for name in attention)
     reached = Reach(ROOT)
     for place in [(module, None), *((where, what) for where, what in named)]:
@@ -141,8 +137,8 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernels_on(device: Device) -> dict[str, str]:
-    """Describe which of our attention kernels a GPU gets with the installed software.
-    Imports torch. Empty where the driver does not tell the GPU's capability.
+    """Describe which of our attention kernels a GPU gets with the installed software;
+    empty if the GPU's capability is unknown. Imports torch.
     """
     if device.capability is None:
         return {}

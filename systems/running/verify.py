@@ -25,15 +25,13 @@ from systems.running.software import TUNED, attention_in, tuned_software
 
 # --8<-- [start:verify]
 def agrees(name: str, old: Any, new: Any) -> bool:
-    """Whether a metric measured again says the same: times and errors within noise,
-    everything else exactly. In a list of objects the times of one kernel are left to
-    the times of its phase.
+    """Return whether a metric measured again agrees: times and errors within noise,
+    everything else exactly. Times of single kernels in a table are ignored.
 
-    Noise is three times the wider spread (p80 - p20) of the two, or 3 % of the old
-    median of GPU times and 5 % of others where that is more. What the allocator
-    reserves depends on what the process did before, so a tenth more or less is no
-    difference either; nor is a hundredth of an error, since kernels of PyTorch's own
-    add in another order each time.
+    Medians may differ by three times the wider spread (p80 - p20), or by 3 % for GPU
+    times and 5 % for others if that is more. Reserved bytes depend on what the process
+    did before and may differ by 10 %. Errors may differ by 1 %, because PyTorch's
+    kernels don't always add in the same order.
     """
     if is_table(old) and is_table(new):
         return sorted(map(without_times, old)) == sorted(map(without_times, new))
@@ -41,14 +39,10 @@ def agrees(name: str, old: Any, new: Any) -> bool:
         return abs(old - new) <= 0.1 * old
     if name.endswith("_error") and isinstance(old, float) and isinstance(new, float):
         return math.isclose(old, new, rel_tol=0.01)
-    if not (
-        name.endswith("_ms")
-        and old
-        and isinstance(old, list)
-        and new
-        and isinstance(new, list)
-    ):
+    if not (name.endswith("_ms") and isinstance(old, list) and isinstance(new, list)):
         return old == new
+    if not (old and new):
+        return False
     a, b, close = summarize(old), summarize(new), 0.03 if of_gpu(name) else 0.05
     return abs(a.median - b.median) <= max(
         3 * max(a.p80 - a.p20, b.p80 - b.p20), close * a.median
@@ -56,14 +50,14 @@ def agrees(name: str, old: Any, new: Any) -> bool:
 
 
 def of_gpu(name: str) -> bool:
-    """Whether a metric is GPU time, which no host lengthens."""
+    """Return whether a metric is GPU time, which does not depend on the host."""
     return name.endswith(("_gpu_ms", "_gpu_busy_ms"))
 
 
 def compare(name: str, old: Row | None, new: Row, once: tuple[str, ...]) -> None:
-    """`CannotStart` names what differs. Metrics that begin like one of `once` are those
-    of a first start, which no row repeats. Where a row has GPU times, its others are
-    the host's and not compared.
+    """Raise CannotStart with the metrics that differ. Metrics that begin like one of
+    `once` belong to a first start and are skipped. So are wall-clock times of a row
+    that has GPU times.
     """
     assert old is not None
     has_gpu_times = any(map(of_gpu, old.metrics))
@@ -87,7 +81,7 @@ def compare(name: str, old: Row | None, new: Row, once: tuple[str, ...]) -> None
 
 
 def told(value: Any) -> str:
-    """A metric in a message: samples by their median, tables by their length."""
+    """Return a metric for a message: samples as median, tables as length."""
     if is_table(value):
         return f"{len(value)} entries"
     samples = (
@@ -99,7 +93,7 @@ def told(value: Any) -> str:
 
 
 def without_times(item: dict[str, Any]) -> str:
-    """All of an object but its times in ms, as text that can be sorted."""
+    """Return an object without its times, as text that can be sorted."""
     return json.dumps(
         {key: value for key, value in item.items() if not key.endswith("_ms")},
         sort_keys=True,
@@ -107,8 +101,8 @@ def without_times(item: dict[str, Any]) -> str:
 
 
 def verify_stem(name: str, results: Path) -> int:
-    """Measure three rows of a stale record again, or three groups that take turns;
-    where all agree, note the present source's hash in the record.
+    """Measure three rows (or groups that alternate) of a stale record again. If all
+    agree, add the present source's hash to the record.
     """
     stem = STEMS[name]
     device = machine.device_for(stem.full)

@@ -63,7 +63,7 @@ REFUSED = {
     "accumulation --term nan": "error: --term must be finite, not nan",
     # The sum of a few of the largest terms is infinite in float32.
     "accumulation --term 3e38 --steps 10": "is inf, not a finite number",
-    f"accumulation --steps {10**30}": f"error: --steps must be {2**63 - 1} at",
+    f"accumulation --steps {10**30}": "error: Invalid value for '--steps': ",
     "mixed_precision --vocab 3": "error: vocab must be 8 or more, not 3",
 }
 
