@@ -1,22 +1,14 @@
-"""Claims: each holds or fails by its record, and a record altered just so turns its
-sentence over.
-"""
+"""Claims: altering the record that a claim is judged by turns its verdict over."""
 
-import copy
 import re
 
 import pytest
 
-from systems.benchmarking.phases import PHASES
-from systems.experiments import nsys
+from systems.experiments import STEMS
 from systems.formulas.costs import find_peak
 from systems.records.record import Record, Row
-from tests.factories import RESULTS, make_record
-from tests.tools.render.test_attention import attention_row
-from tests.tools.render.test_flash import full_peers
-from tests.tools.render.test_kernel_profile import kernel_record
-from tests.tools.render.test_memory import memory_record
-from tools.render import claims, load
+from tests.factories import committed
+from tools.render import claims
 from tools.render.frame import Line
 from tools.render.markdown import in_words
 from tools.render.spanning.writeup import all_claims
@@ -27,17 +19,17 @@ CLAIMS = all_claims()
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 
-@pytest.fixture(scope="module")
-def found():
-    return load.load(RESULTS)
+def rows(record: Record, **wanted) -> list[Row]:
+    """The rows of these values that have numbers."""
+    return [
+        row
+        for row in record.rows
+        if row.metrics and wanted.items() <= row.config.items()
+    ]
 
 
-def rows(record: Record, **wanted):
-    return [row for row in record.rows if wanted.items() <= row.config.items()]
-
-
-def stretch(chosen, factor: float, *names: str):
-    """These samples, times a factor; those of a step by default."""
+def stretch(chosen: list[Row], factor: float, *names: str):
+    """Multiply samples by a factor: those of a step by default."""
     for row in chosen:
         for name in names or ("forward_ms", "loss_ms", "backward_ms", "optimizer_ms"):
             if name in row.metrics:
@@ -140,8 +132,8 @@ def rename_products(record: Record):
             kernel["category"] = "copy"
 
 
-def at_the_floor(record: Record):
-    """Softmax takes one and a half times what its bytes take, in every pass."""
+def above_the_floor(record: Record):
+    """Let softmax take three times what its bytes take."""
     peak = find_peak(record.device.slug)
     assert peak
     for row in rows(record, mode="forward", precision="fp32"):
@@ -149,7 +141,7 @@ def at_the_floor(record: Record):
         kernels = row.metrics["kernels"]
         softmax = [k for k in kernels if k["phase"].endswith(SOFTMAX_PART)]
         for kernel in softmax:
-            kernel["total_ms"] = 1.5e3 * moved / peak.bandwidth / len(softmax)
+            kernel["total_ms"] = 3e3 * moved / peak.bandwidth / len(softmax)
 
 
 def hoard(record: Record):
@@ -157,27 +149,34 @@ def hoard(record: Record):
         row.metrics["peak_allocated_bytes"] += 2**22
 
 
-def slower_than_peers(factor: float, **wanted):
-    """Ours, in every round."""
+def outrun(claim: str, **wanted):
+    """Make what the claim calls faster the slower one, or the faster one where it is
+    the slower one now.
+    """
 
     def alter(record: Record):
-        names = [f"{of}_{kind}" for of in PASSES for kind in ("ms", "rounds_ms")]
-        stretch(rows(record, implementation="ours", **wanted), factor, *names)
+        kinds = ("ms", "gpu_ms", "rounds_ms")
+        names = [f"{of}_{kind}" for of in PASSES for kind in kinds]
+        judgement = BY_NAME[claim].judge(record)
+        held = isinstance(judgement, tuple) and judgement[0]
+        stretch(rows(record, **wanted), 9 if held else 1 / 9, *names)
 
     return alter
 
 
 # What makes each claim change sides.
 ALTERED = {
-    "deterministic_mode_is_beaten": slower_than_peers(1.12),
-    "cudnn_is_beaten": slower_than_peers(1.4, n=16384),
+    **{
+        name: outrun(name, implementation="ours")
+        for name in ("deterministic_mode_is_beaten", "cudnn_is_beaten")
+    },
     "backward_about_twice": lambda r: stretch(
         rows(r, size="xl", mode="step"), 2, "backward_ms"
     ),
     "passes_steady": jolt,
     "two_steps_warm_up": settle_late,
     "top_kernel_multiplies": rename_products,
-    "softmax_is_memory_traffic": at_the_floor,
+    "softmax_is_memory_traffic": above_the_floor,
     "kernels_are_attributed": lambda r: slow_kernels(
         rows(r, size="xl", context=256), "matmul", 1.05
     ),
@@ -198,8 +197,8 @@ ALTERED = {
     "memory_as_predicted": most_of("gradients", 1.03),
     "two_matrices_saved": keep_more,
     "time_grows_with_square": lambda r: stretch(rows(r, n=16384), 3),
-    "compiled_attention_faster": lambda r: stretch(
-        rows(r, execution="compiled", n=8192), 9
+    "compiled_attention_faster": outrun(
+        "compiled_attention_faster", execution="compiled"
     ),
     "compiling_gains": lambda r: stretch(rows(r, execution="compiled"), 2),
     "bf16_gains_more": lambda r: stretch(
@@ -219,129 +218,24 @@ def test_every_claim_has_a_name_of_its_own_and_is_turned_over_here():
     assert len(BY_NAME) == len(CLAIMS) and BY_NAME.keys() == ALTERED.keys()
 
 
-# What draws a line somewhere.
-THRESHOLD = re.compile(
-    r"\b(?:within|at most|at least|twice|between|tenth|twentieth|hundredth|percent)\b|%"
-)
-
-
 def test_every_threshold_is_argued_for():
-    drawn = [claim for claim in CLAIMS if THRESHOLD.search(claim.sentence)]
+    line = re.compile(r"\b(within|at (most|least)|twice|between|tenth)\b|%")
+    drawn = [claim for claim in CLAIMS if line.search(claim.sentence)]
     assert len(drawn) > 10
     assert [claim.name for claim in drawn if not claim.because] == []
 
 
-def record_for(claim, found) -> Record:
-    """The record of the primary GPU; where there is none yet, one made for the
-    claim.
-    """
-    if claim.stem == "attention":
-        grid = [
-            attention_row(n, execution)
-            for n in (8192, 16384)
-            for execution in ("eager", "compiled")
-        ]
-        return make_record("attention", *grid)
-    if claim.stem == "peak_memory":
-        return memory_record()
-    if claim.stem == "kernel_profile":
-        record = kernel_record()
-        # Launches of small take longer than its kernels, and in bf16 products are fast.
-        for context in (128, 256):
-            stretch(rows(record, size="small", context=context), 3)
-        slow_kernels(half := rows(record, precision="bf16"), "matmul", 0.5)
-        stretch(half, 0.5, "matmul_ops_ms")
-        return record
-    if claim.stem == "flash_accuracy":
-        return accuracy_record(found)
-    if claim.stem == "flash_peers":
-        return full_peers()
-    if claim.stem == "nsys":
-        return nsys_record()
-    return copy.deepcopy(next(r for r in found[claim.stem] if r.kind == "measured"))
-
-
-def nsys_record() -> Record:
-    """Two steps that both instruments see alike."""
-    metrics = {}
-    for instrument in nsys.INSTRUMENTS:
-        for phase in PHASES:
-            metrics[f"{instrument}_{phase}_kernels"] = 7
-            for name in (phase, f"profiled_{phase}", f"{phase}_gpu_busy"):
-                metrics[f"{instrument}_{name}_ms"] = [2.0, 2.0]
-    sizes = ("small", "medium")
-    shape = {"context": 512, "precision": "fp32"}
-    grid = [Row({"size": s, **shape}, "ok", dict(metrics)) for s in sizes]
-    return make_record("nsys", *grid)
-
-
-def accuracy_record(found) -> Record:
-    """As measured; a record from before Hopper's kernels were judged gets rows of
-    them.
-    """
-    record = copy.deepcopy(next(r for r in found["flash_accuracy"]))
-    for row in rows(record, implementation="triton"):
-        row.metrics.setdefault("calls", 200)
-        row.metrics.setdefault("differing_calls", 0)
-    if not rows(record, implementation="hopper"):
-        of_16_bits = [
-            row
-            for row in rows(record, implementation="triton")
-            if row.config["dtype"] != "fp32"
-        ]
-        for row in copy.deepcopy(of_16_bits):
-            row.config["implementation"] = "hopper"
-            record.rows.append(row)
-    return record
-
-
-def said(claim, judgement) -> str:
-    """The sentence and the numbers that a judgement is printed with, and why its
-    threshold is where it is.
-    """
-    why = f" *Why this bar:* {claim.because}" if claim.because else ""
-    return f"{claim.sentence} {in_words(judgement[1])}{why} ("
-
-
 @pytest.mark.parametrize("name", BY_NAME)
-def test_an_altered_record_turns_the_claim_over(name, found, monkeypatch):
-    monkeypatch.setattr(claims, "age", lambda record: "fresh")
+def test_an_altered_record_turns_the_claim_over(name, monkeypatch):
+    monkeypatch.setattr(claims, "age", lambda record: "stale")
     claim = BY_NAME[name]
-    record = record_for(claim, found)
-    before, text = claim.judge(record), claims.verdict(claim, record)
-    assert isinstance(before, tuple) and said(claim, before) in text
+    gpu = "meta" if "meta" in STEMS[claim.stem].full else "nvidia-h200"
+    record = committed(claim.stem, gpu)
+    before = claim.judge(record)
     ALTERED[name](record)
     after, text = claim.judge(record), claims.verdict(claim, record)
-    assert isinstance(after, tuple) and said(claim, after) in text
+    assert isinstance(before, tuple) and isinstance(after, tuple)
     assert after[0] != before[0] and after[1] != before[1]
     label = "Holds" if after[0] else "Does not hold here"
-    assert text.startswith(f"**{label}:**")
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_without_its_rows_a_claim_has_no_data(name, found):
-    claim = BY_NAME[name]
-    record = record_for(claim, found)
-    record.rows = []
-    assert not claim.judge(record)
-    assert claims.verdict(claim, record).startswith("**No data here:**")
-    assert claims.verdict(claim, None).startswith("**No data here:**")
-
-
-def test_rows_out_of_memory_are_no_numbers(found):
-    """On a smaller GPU the largest models lack times: claims are judged by what ran, or
-    not at all, and never raise.
-    """
-    small = {"warmup", "accumulation", "autocast", "norm_precision"}
-    for claim in (claim for claim in CLAIMS if claim.stem not in small):
-        record = record_for(claim, found)
-        for row in record.rows[len(record.rows) // 2 :]:
-            row.status, row.metrics = "out_of_memory", {}
-        judgement = claim.judge(record)
-        assert not judgement or "nan" not in judgement[1]
-
-
-def test_a_stale_record_says_so_beside_its_claim(found, monkeypatch):
-    claim = BY_NAME["sums_follow_from_formats"]
-    monkeypatch.setattr(claims, "age", lambda record: "stale")
-    assert claims.verdict(claim, record_for(claim, found)).endswith(", stale)")
+    assert text.startswith(f"**{label}:** {claim.sentence} {in_words(after[1])}")
+    assert claim.because in text and text.endswith(", stale)")

@@ -13,19 +13,22 @@ from lxml import html
 from systems import ROOT
 from systems.attention import attention_reference
 from systems.formulas.chips import chip_of
-from systems.formulas.costs import find_peak, forward_flops
+from systems.formulas.costs import (
+    attention_peak_bytes,
+    find_peak,
+    forward_flops,
+)
 from systems.model.sizes import VOCAB_SIZE
 from tests.factories import committed
 from tests.tools.render.svgs import figures, outside
 from tools.render import standalone
 from tools.render.frame import frame
 from tools.render.markdown import percent
-from tools.render.spanning import (
-    envelope,
-    trace,
-)
+from tools.render.spanning import envelope, trace
+from tools.render.stems.attention.columns import shape
 
 DOCS = ROOT / "docs"
+SCORES = "drawings/score-matrices-wide.svg"
 PAGES = {path: path.read_text("utf-8") for path in DOCS.glob("*.md")}
 # Drawn by hand: the address of each without its width.
 BY_HAND = sorted(
@@ -76,9 +79,15 @@ def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
         assert len(frames) == len(sentences) and (len(frames) > 1) == stepped
         _, _, width, height = map(float, svg.get("viewbox").split())
         assert list(svg.iter("rect", "path")) and outside(svg) == []
-        for shape in svg.iter("rect"):
-            x, y, w, h = (float(shape.get(n)) for n in ("x", "y", "width", "height"))
+        for box in svg.iter("rect"):
+            x, y, w, h = (float(box.get(n)) for n in ("x", "y", "width", "height"))
             assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
+
+
+def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
+    alive = re.findall(r'y="334"[^>]*>(\d+)<', (DOCS / SCORES).read_text("utf-8"))
+    counted = [name for name in attention_peak_bytes(**shape(16384)) if "n, n" in name]
+    assert max(map(int, alive)) == len(counted) == 6
 
 
 def test_drawings_by_hand_are_small_well_formed_and_on_a_page():

@@ -2,6 +2,8 @@
 kernels, what bf16 gains, and attention's parts.
 """
 
+from typing import Any
+
 from systems.model.sizes import TABLE_1
 from systems.profiling.kernel_names import MATMUL
 from systems.records.record import Record
@@ -297,9 +299,8 @@ def attention_facts(parts: Frame) -> dict[str, str]:
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
     found = passes(record).where(mode="forward", precision="fp32")
-    multiply = known(
-        x[top]["category"] == MATMUL for x in found for top in TOPS.values()
-    )
+    kernels: list[Any] = known(x[top] for x in found for top in TOPS.values())
+    multiply = [kernel["category"] == MATMUL for kernel in kernels]
     numbers = f"{sum(multiply)} of {len(multiply)} passes."
     return multiply and (all(multiply), numbers)
 

@@ -1,0 +1,192 @@
+"""What builders make of rows that no committed record has. The rest is compared with
+the generated files, byte for byte, by `regen_tables.py --check`.
+"""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from systems.benchmarking import peers as attentions
+from systems.experiments import peak_memory as memory_experiment
+from tests.factories import committed, make_gpu, make_record, make_row
+from tools.render.clocks import note_clocks
+from tools.render.frame import Line
+from tools.render.rows import say
+from tools.render.stems import attention, compile, end_to_end, peak_memory
+from tools.render.stems import flash_accuracy as accuracy
+from tools.render.stems import flash_benchmarking as benchmarking
+from tools.render.stems import flash_leaderboard as leaderboard
+from tools.render.stems.attention.columns import peak_bytes
+from tools.render.stems.flash_passes import kernel_ms
+from tools.render.stems.flash_peers import RESULTS, relative_time
+from tools.render.stems.kernel_profile import rows as kernel_rows
+from tools.render.stems.peak_memory import rows as memory_rows
+
+GIB = 2**30
+
+
+def timed(both: float, **metrics) -> Line:
+    """Return a row whose backward pass takes twice its forward pass."""
+    errors = {f"{result}_relative_error": 1e-3 for result in RESULTS}
+    times = {"forward_ms": [both / 3], "backward_ms": [2 * both / 3], "both_ms": [both]}
+    return Line.of(make_row({"n": 1}, **errors | times | metrics))
+
+
+def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
+    def ratio(ours: Line, other: Line, of: str = "both") -> str:
+        return say(relative_time(Line(ours=ours, other=other), of, "other"), "{:.2f}")
+
+    wrong, waiting = timed(6.0, dq_relative_error=1.1), timed(6.0, both_ms=[6.7])
+    assert ratio(timed(3.0), timed(6.0)) == "0.50"
+    assert ratio(timed(3.0), wrong) == "wrong gradient"
+    assert ratio(timed(3.0), wrong, "forward") == "0.50"
+    assert ratio(timed(3.0), waiting) == ratio(waiting, timed(6.0)) == "launch-bound"
+    assert ratio(waiting, timed(6.0), "forward") == "1.00"
+    # A ratio is the median of rounds where both have as many.
+    rounds = timed(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
+    assert ratio(rounds, timed(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
+    assert ratio(rounds, timed(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"
+
+
+def test_without_gpu_time_waiting_between_passes_makes_nobody_slower():
+    assert kernel_ms(timed(3.0, both_ms=[9.0]), "both") == 3.0
+    assert kernel_ms(timed(3.0, both_gpu_ms=[6.0, 7.0, 9.0]), "both") == 7.0
+
+
+def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
+    """The output and three gradients of two bytes each have 32 MiB."""
+    row = make_row({"d": 64, "n": 65536, "dtype": "bf16"}, peak_allocated_bytes=2**26)
+    row.metrics["held_bytes"] = 2**25
+    assert benchmarking.memory_mib(Line.of(row)) == 32
+    row.metrics["held_bytes"] += 1
+    assert say(benchmarking.memory_mib(Line.of(row))) == "not measured"
+
+
+class Moves(TorchDispatchMode):
+    """Adds up the bytes of all score matrices that operations read and write."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.n, self.bytes = n, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
+            tensors = (x for x in (*args, out) if isinstance(x, torch.Tensor))
+            matrices = (x for x in tensors if x.shape[-2:] == (self.n, self.n))
+            self.bytes += sum(x.numel() * x.element_size() for x in matrices)
+        return out
+
+
+def test_plain_attention_moves_what_the_prediction_counts():
+    n, loss = 48, torch.ones(1, 1, 48, 8, dtype=torch.bfloat16)
+    q, k, v = (torch.randn_like(loss, requires_grad=True) for _ in range(3))
+    with Moves(n) as moves:
+        o = attentions.plain(q, k, v, causal=True)
+        forward = moves.bytes
+        torch.autograd.grad(o, (q, k, v), loss)
+    found = {"forward": forward, "backward": moves.bytes - forward}
+    for of, moved in benchmarking.PLAIN_MOVES.items():
+        assert found[of] == 2 * n**2 * sum(moved.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)]
+)
+def test_one_rounding_errs_as_predicted(name, dtype):
+    x = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).double()
+    off = (x.to(dtype).double() - x).norm() / x.norm()
+    assert off.item() == pytest.approx(accuracy.rounding(accuracy.BITS[name]), rel=0.01)
+
+
+def test_kernels_of_any_gpu_are_told_by_their_names():
+    names = {
+        "forward_kernel": "forward",
+        "attention_dkdv_hopper": "dkdv",
+        "dq_kernel": "dq",
+        "one_pass_kernel": "one_pass",
+        "triton_red_forward": "rest",
+        "void at::native::elementwise_kernel<4>(int, forward)": "rest",
+    }
+    assert {name: leaderboard.role_of(name) for name in names} == names
+
+
+def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
+    """And the bounds of the highest clock that was seen, where that is higher."""
+    record = committed("flash_leaderboard")
+    for seen, hertz in ((1000, 1.98e9), (2000, 2e9)):
+        record.device.sm_clocks_mhz = [seen]
+        rates = leaderboard.rates_of(record)
+        assert rates["products"] == pytest.approx(132 * hertz * 4096)
+
+
+def test_the_first_length_that_does_not_fit_follows_from_the_memory():
+    for gib, length in ((140, 32768), (2000, 131072)):
+        gpu = make_gpu(memory_bytes=gib * GIB)
+        record = make_record("attention", device=gpu)
+        assert attention.accounted_length(record) == length
+        n = attention.shortest_out(gib * GIB)
+        assert peak_bytes(n - 1) <= gib * GIB < peak_bytes(n)
+
+
+def test_what_runs_of_10b_follows_from_the_memory():
+    record = committed("end_to_end")
+    record.device.memory_bytes = 40 * GIB
+    assert end_to_end.facts(record)["runs_of_10B"] == "can run none of its passes"
+
+
+def test_a_slower_compiled_step_never_pays():
+    record = committed("compile")
+    for row in record.rows:
+        if row.config["execution"] == "compiled":
+            row.metrics["forward_ms"] = [9 * ms for ms in row.metrics["forward_ms"]]
+    assert compile.facts(record)["steps_small_fp32"] == "never"
+
+
+@pytest.mark.parametrize("differs", ["", "torch", "driver", "gpu"])
+def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
+    profile, clock = committed("kernel_profile"), committed("end_to_end")
+    clock.device, clock.software = make_gpu("A"), {"torch": "2.11"}
+    profile.device, profile.software = make_gpu("A"), dict(clock.software)
+    if differs == "torch":
+        clock.software["torch"] = "2.12"
+    if differs == "driver":
+        clock.device.driver = "581"
+    if differs == "gpu":
+        clock.device.slug = "b"
+    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
+    config = {"size": "small", "context": 128, "mode": "forward", "precision": "fp32"}
+    x = kernel_rows.passes(profile).one(**config)
+    assert (say(x["wall_ms"]) == "not measured") == bool(differs)
+    # Kernels that took longer than the timed run leave nothing idle.
+    if not differs:
+        x.row.clock.metrics["forward_ms"] = [0.1]
+        assert kernel_rows.passes(profile).one(**config)["idle_share"] == 0
+
+
+def test_two_kernels_of_one_tile_are_counted_apart():
+    """As cuBLAS names them: weights are multiplied by one, heads by the other."""
+    name = (
+        "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
+    )
+    kernel = {"category": "matmul", "phase": "forward"}
+    kernels = [
+        {"name": name.format(stage), "calls": calls, "total_ms": ms, **kernel}
+        for stage, calls, ms in ((4, 24, 1.0), (3, 85, 6.0))
+    ]
+    first, second = kernel_rows.by_name(Line.of(make_row({}, kernels=kernels)))
+    assert first.short == second.short
+    assert (first.calls, first.ms, second.calls) == (85, 6.0, 24)
+
+
+def test_the_modes_of_memory_are_those_of_the_experiment():
+    assert tuple(memory_rows.MODES) == tuple(memory_experiment.MODES)
+    remedies = {(c.attention, c.checkpoint) for c in memory_experiment.configs()}
+    assert remedies == set(memory_rows.REMEDIES)
+
+
+def test_a_row_without_its_timeline_is_not_drawn():
+    record = committed("peak_memory")
+    for row in record.rows:
+        row.metrics.pop("timeline", None)
+    assert "<svg" not in "".join(peak_memory.fragments([record]).values())
