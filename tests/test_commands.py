@@ -15,7 +15,7 @@ from systems import ROOT
 
 PACKAGES = {
     "torch": "-m systems.check_setup|-m systems.experiments.warmup|tools/tune_flash.py|"
-    "tools/compile_ahead.py|tools/compile_steps.py",
+    "tools/compile_steps.py",
     "typer": "tools/regen_tables.py --only model_sizes|tools/regen_tables.py --list|"
     "tools/regen_tables.py --verify model_sizes|-m systems.formulas.fit",
     "nbformat": "tools/run_notebooks.py",
@@ -43,7 +43,6 @@ HELPS = {
     "-m systems.check_setup": "python -m systems.check_setup",
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
-    "tools/compile_ahead.py": "python tools/compile_ahead.py --gpu a100",
     "tools/compile_steps.py": "python tools/compile_steps.py",
     "tools/tune_flash.py": "python tools/tune_flash.py --arithmetic half --d 64",
 }
@@ -76,9 +75,7 @@ def test_output_that_fills_the_disk_is_one_line():
 
 INTERPRETED = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
 NOTHING = {
-    "tools/compile_ahead.py": INTERPRETED,
     "tools/compile_steps.py": INTERPRETED,
-    "tools/compile_ahead.py --gpu v100": "error: --gpu v100: is none of a100, ",
 }
 
 

@@ -1,37 +1,17 @@
-"""Compile the attention kernels for a GPU that is not installed, and print what each
+"""Compile the attention kernels for a GPU that is not installed, and return what each
 needs: shared memory, registers, spills, thread blocks per SM.
-
-    python tools/compile_ahead.py --gpu a100
-
-compiles every launch configuration that the kernels may get on an A100. This takes
-minutes and no GPU. The exit code is 2 if a kernel does not compile, does not fit or
-spills too much.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
 driver is a stand-in: it reports the requested GPU, records each kernel that Triton
-loads, and launches nothing.
+loads, and launches nothing. `tools/compile_steps.py` compiles the ladder's steps with
+it, and tests compile what each kind of GPU gets.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from itertools import product
-from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Annotated, Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from systems import need, run_as_command
-
-if __name__ == "__main__":
-    need("torch", "triton", "typer", "rich", "msgspec")
+from typing import Any, NamedTuple
 
 import torch
-import triton
-import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -39,7 +19,6 @@ from triton.runtime import driver
 
 from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import one_pass_launches
-from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.hopper.walks import Ordered, Shift
 from systems.attention.triton.chooser import architecture, pad_head_dim, select_by_mask
 from systems.attention.triton.configs import Config
@@ -50,7 +29,6 @@ from systems.attention.triton.launches import (
     launch_forward,
 )
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.attention.triton.tuned import HEAD_DIMS
 from systems.formulas.chips import KIB
 from systems.running.caches import compiled_folder, unwritable
 from tools.binary import (
@@ -68,7 +46,6 @@ class Target(NamedTuple):
     per thread block and per SM, warps and thread blocks per SM, and number of SMs.
     """
 
-    name: str
     capability: tuple[int, int]
     block_bytes: int
     sm_bytes: int
@@ -78,29 +55,14 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "a100": Target("A100", (8, 0), 163 * KIB, 164 * KIB, 64, 32, 108),
-    "rtx3090": Target("RTX 3090, A10", (8, 6), 99 * KIB, 100 * KIB, 48, 16, 82),
-    "rtx4090": Target("RTX 4090, L4, L40S", (8, 9), 99 * KIB, 100 * KIB, 48, 24, 128),
-    "h100": Target("H100, H200", (9, 0), 227 * KIB, 228 * KIB, 64, 32, 132),
-    "b200": Target("B200", (10, 0), 227 * KIB, 228 * KIB, 64, 32, 148),
-    "rtx5090": Target("RTX 5090", (12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
+    "a100": Target((8, 0), 163 * KIB, 164 * KIB, 64, 32, 108),
+    "rtx3090": Target((8, 6), 99 * KIB, 100 * KIB, 48, 16, 82),
+    "rtx4090": Target((8, 9), 99 * KIB, 100 * KIB, 48, 24, 128),
+    "h100": Target((9, 0), 227 * KIB, 228 * KIB, 64, 32, 132),
+    "b200": Target((10, 0), 227 * KIB, 228 * KIB, 64, 32, 148),
+    "rtx5090": Target((12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
 }
 
-# The most bytes of stack per thread, by arithmetic, and the largest share of a hot
-# loop's instructions that spill registers or reload them. With several limbs per number
-# some registers are spilled at any tile size.
-MAX_STACK_BYTES = {"half": 640, "high": 1024, "highest": 4096}
-MAX_SPILL_SHARE = {"half": 0.05, "high": 0.05, "highest": 0.2}
-# Kernels whose configuration spills more but was the fastest when timed on an H100
-# or H200: arithmetic, kernel, padded head dimension.
-FAST_DESPITE_SPILLS = {
-    *(("half", "forward", d) for d in (64, 128)),
-    *(("half", "dkdv", d) for d in (128, 256)),
-    *product(("high", "highest"), ("forward", "dq", "dkdv"), (256,)),
-}
-# Splits of the loops in short inputs. The chooser takes any power of two, and each
-# compiles to a kernel of its own; this one stands for all.
-SPLITS = 4
 # The dtype of q, k and v by arithmetic.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
 # Large enough for both of Hopper's backward passes.
@@ -110,8 +72,7 @@ BATCH, HEADS, N = 8, 16, 4096
 class KernelNeeds(NamedTuple):
     """What a compiled kernel needs. `stack_bytes` per thread are mostly spilled
     registers, `per_score` counts instructions of the loop per exponential, `load_bytes`
-    lists the widths of loads from global memory, `loop` is `binary.hottest_loop`, and
-    `tensor_columns` counts columns of a B200's tensor memory.
+    lists the widths of loads from global memory, and `loop` is `binary.hottest_loop`.
     """
 
     kernel: str
@@ -123,20 +84,17 @@ class KernelNeeds(NamedTuple):
     per_score: float = 0.0
     load_bytes: tuple[int, ...] = ()
     loop: Mapping[str, int] = MappingProxyType({})
-    tensor_columns: int = 0
 
     def blocks_per_sm(self, gpu: Target) -> int:
         """Return how many thread blocks of this kernel fit on one SM.
 
         A warp gets registers in units of 256, out of 16,384 in each of an SM's four
-        partitions. CUDA reserves 1 KiB of shared memory per block, and tensor memory
-        has 512 columns.
+        partitions. CUDA reserves 1 KiB of shared memory per block.
         """
         registers_per_warp = -(-self.registers * 32 // 256) * 256
         return min(
             4 * (16384 // registers_per_warp) // self.warps,
             gpu.sm_bytes // (self.shared_bytes + KIB),
-            512 // max(1, self.tensor_columns),
             gpu.sm_warps // self.warps,
             gpu.sm_blocks,
         )
@@ -155,7 +113,7 @@ class StandInDriver:
         self.source: Any = None
         self.metadata: Any = None
         self.utils = SimpleNamespace(
-            # Let kernels compile that do not fit: `find_faults` reports them.
+            # Let kernels compile that do not fit: tests report them.
             get_device_properties=lambda device: {"max_shared_mem": 2**30},
             load_binary=self.record_kernel,
             unload_module=lambda module: None,
@@ -193,7 +151,7 @@ class StandInDriver:
         needs = KernelNeeds(
             name, tile, self.metadata.num_warps, shared, registers, stack,
             instructions_per_score(assembly), load_widths(assembly),
-            hottest_loop(assembly), getattr(self.metadata, "tmem_size", None) or 0,
+            hottest_loop(assembly),
         )  # fmt: skip
         self.kernels.append(needs)
         return "module", "function", registers, 0, 1024
@@ -302,114 +260,3 @@ def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
     yield compile_launch(gpu, hopper.launch_two_passes, *backward)
     for walk in (Shift(1), Ordered(1, 1)):
         yield compile_launch(gpu, one_pass_launches.launch_one_pass, *backward, walk)
-
-
-def find_faults(
-    gpu: Target, arithmetic: str, d: int, needs: KernelNeeds
-) -> Iterator[str]:
-    """Yield what is wrong with a compiled kernel: it needs too much shared memory or,
-    for kernels of the tables, it spills too much and was never timed.
-    """
-    if needs.shared_bytes > gpu.block_bytes:
-        yield (
-            f"needs {needs.shared_bytes} bytes of shared memory, a block has "
-            f"{gpu.block_bytes}"
-        )
-    kernel = needs.kernel.removesuffix("_kernel")
-    is_timed = (arithmetic, kernel, pad_head_dim(d)) in FAST_DESPITE_SPILLS
-    if (
-        not needs.loop
-        or arithmetic == HOPPER
-        or (gpu.capability == (9, 0) and is_timed)
-    ):
-        return
-    if needs.stack_bytes > (most := MAX_STACK_BYTES[arithmetic]):
-        yield f"has {needs.stack_bytes} bytes of stack, more than {most}"
-    loop = needs.loop
-    if arithmetic == "half" and loop["spilled"]:
-        yield f"spills {loop['spilled']} times in its hottest loop"
-    spills = loop["spilled"] + loop["reloaded"]
-    if spills > MAX_SPILL_SHARE[arithmetic] * loop["instructions"]:
-        yield f"spills or reloads in {spills} of {loop['instructions']} instructions"
-
-
-# The name of the Hopper kernels in the column of arithmetics.
-HOPPER = "half, hopper"
-
-
-class Case(NamedTuple):
-    """Kernels to compile together. `results` compiles as it is iterated."""
-
-    arithmetic: str
-    d: int
-    causal: bool
-    results: Iterator[Result]
-
-
-def compile_cases(gpu: Target, arithmetic: str, d: int, causal: bool) -> Iterator[Case]:
-    """Yield all that the chooser may give this GPU: kernels for many rows, kernels with
-    split loops for few and, on a Hopper GPU, the Hopper kernels.
-    """
-    which = arithmetic, d, causal
-    many, *few = table_configs(gpu, *which)
-    yield Case(*which, compile_portable(gpu, *which, many))
-    for configs in few or [many]:
-        yield Case(*which, compile_portable(gpu, *which, configs, SPLITS))
-    is_hopper = gpu.capability == (9, 0) and arithmetic == "half"
-    if is_hopper and d in TILE_DIMS.values():
-        yield Case(HOPPER, d, causal, compile_hopper(gpu, d, causal))
-
-
-def main(
-    gpu: Annotated[str, typer.Option(help=f"{', '.join(TARGETS)}.")] = "a100",
-    arithmetic: Annotated[
-        list[str], typer.Option(help="half, high or highest; may be repeated.")
-    ] = list(DTYPES),  # noqa: B006
-    d: Annotated[
-        list[int], typer.Option(help="Head dimension; may be repeated.")
-    ] = sorted(HEAD_DIMS),  # noqa: B006
-) -> None:
-    """Compile what the chooser may give this GPU and print what each kernel needs."""
-    if gpu not in TARGETS:
-        stop(f"--gpu {gpu}: is none of {', '.join(TARGETS)}")
-    require_compiler()
-    target, faults = TARGETS[gpu], []
-    table = Table(
-        "arithmetic", "d", "mask", "kernel", "tile", "warps", "shared KiB",
-        "registers", "stack B", "spills", "per score", "per SM",
-    )  # fmt: skip
-    cases = [
-        case
-        for kind, size, causal in product(arithmetic, d, (True, False))
-        for case in compile_cases(target, kind, size, causal)
-    ]
-    for case in track(cases, gpu, console=Console(stderr=True), transient=True):
-        mask = "causal" if case.causal else "full"
-        label = f"{case.arithmetic} d={case.d} {mask}"
-        for result in case.results:
-            if isinstance(result, str):
-                faults.append(f"{label}: {result}")
-                continue
-            for needs in result:
-                spills = sum(needs.loop.get(x, 0) for x in ("spilled", "reloaded"))
-                cells = (
-                    case.arithmetic, case.d, mask, needs.kernel, needs.tile,
-                    needs.warps, f"{needs.shared_bytes / KIB:.1f}", needs.registers,
-                    needs.stack_bytes, spills, needs.per_score,
-                    needs.blocks_per_sm(target),
-                )  # fmt: skip
-                table.add_row(*map(str, cells))
-                faults += [
-                    f"{label}: {needs.kernel} {needs.tile} {fault}"
-                    for fault in find_faults(target, case.arithmetic, case.d, needs)
-                ]
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    console.print(f"Triton {triton.__version__}, {gpu}", table)
-    for fault in faults:
-        print(f"error: {fault}")
-    raise typer.Exit(2 if faults else 0)
-
-
-if __name__ == "__main__":
-    assert __doc__
-    run_as_command(main, __doc__)

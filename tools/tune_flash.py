@@ -18,7 +18,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
@@ -238,7 +237,6 @@ def main(
         list[int],
         typer.Option(help="Head dimension: 16, 32, 64, 128 or 256; may be repeated."),
     ] = list(HEAD_DIMS),  # noqa: B006
-    minutes: Annotated[float, typer.Option(help="Stop after this many minutes.")] = 20,
     force: Annotated[
         bool, typer.Option("--force", help="Start over even if a file exists.")
     ] = False,
@@ -256,7 +254,7 @@ def main(
         stop("configurations are timed on a GPU, and torch sees none here")
     require_compiler()
     name = architecture(torch.cuda.get_device_capability())
-    path, deadline = tuned.path_of(device.slug), time.monotonic() + 60 * minutes
+    path = tuned.path_of(device.slug)
     problem = ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -279,9 +277,6 @@ def main(
                     for key in keys
                     if key not in finished
                 }
-                if time.monotonic() > deadline and candidates:
-                    problem = "out of time"
-                    break
                 # `pool.map` would cancel pending work when interrupted, and a pool with
                 # cancelled work leaves some of its processes running.
                 futures = {

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 import triton
-import typer
-from triton import knobs
 
 from systems import ROOT
-from tools import compile_ahead
 from tools.compile_ahead import (
-    FAST_DESPITE_SPILLS,
     TARGETS,
     KernelNeeds,
-    find_faults,
     table_configs,
 )
 
@@ -33,19 +28,17 @@ GPUS = [
 COMPILE = """
 from tools.compile_steps import first_backward, first_forward
 
-many, few, *hopper = compile_cases(gpu, "half", d, causal=True)
-show("many", *many.results)
+show("many", *compile_portable(gpu, "half", d, True))
 tensors, lse = meta_inputs("half", d)
 q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
 rows = lse, q.shape[1], 0.125
 show("first", compile_launch(gpu, first_forward, q, k, v, o, *rows))
 show("first", compile_launch(gpu, first_backward, q, k, v, do, *rows))
-few, *full = [*compile_cases(gpu, "half", d, causal=False)][-1 - len(hopper) :]
-show("few", *few.results)
-for case in full:
-    show("hopper full", *case.results)
-for case in hopper:
-    show("hopper causal", *case.results)
+configs = table_configs(gpu, "half", d, causal=False)[-1]
+show("few", *compile_portable(gpu, "half", d, False, configs, splits=4))
+if gpu.capability == (9, 0):
+    show("hopper full", *compile_hopper(gpu, d, causal=False))
+    show("hopper causal", *compile_hopper(gpu, d, causal=True))
 """
 # 16 bits with a row that 8 divides and 16 does not, and the next that 16 divides.
 EIGHTS = """
@@ -62,10 +55,11 @@ import triton
 
 from tools.compile_ahead import (
     TARGETS,
-    compile_cases,
+    compile_hopper,
     compile_launch,
     compile_portable,
     meta_inputs,
+    table_configs,
 )
 
 # `make versions` names another than the one installed.
@@ -84,9 +78,14 @@ HOPPER = [*PLAIN, *ONE_PASS, "one_pass_kernel"]
 HOPPER_CAUSAL = [*PLAIN, "one_pass_kernel", "one_pass_kernel"]
 # Where loops are split.
 SPLIT = ["forward_kernel", "combine_kernel", "dq_kernel", "dkdv_kernel", "sum_kernel"]
-# A fault that is known, with each Triton: the tile was timed for many rows, where it
-# spills nothing. Once its loop is split, without a mask, it does; no other was timed.
-SPILLS = {("h100", "few", "dkdv_kernel")}
+# Timed on an H200, these tiles are the fastest though they spill.
+SPILLS = {("h100", "forward_kernel"), ("h100", "dkdv_kernel")}
+
+
+def spill_share(needs: KernelNeeds) -> float:
+    """The share of a loop's instructions that spill registers or reload them."""
+    loop = needs.loop
+    return (loop["spilled"] + loop["reloaded"]) / loop["instructions"]
 
 
 def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[KernelNeeds]]:
@@ -123,10 +122,9 @@ def test_what_a_gpu_gets_compiles_for_it_and_fits(name, tmp_path):
             assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
             assert needs.stack_bytes < 1024, (of, needs)
             assert needs.blocks_per_sm(gpu) >= 1
-            if of in ("many", "few"):
-                found = [*find_faults(gpu, "half", d, needs)]
-                known = (name, of, needs.kernel) in SPILLS
-                assert bool(found) == known, (of, needs, found)
+            if of in ("many", "few") and needs.loop:
+                spills = needs.loop["spilled"] > 0 or spill_share(needs) > 0.05
+                assert not spills or (name, needs.kernel) in SPILLS, (of, needs)
     # They are those of the table.
     config = table_configs(gpu, "half", d, True)[0]["forward"]
     forward = compiled["many"][0]
@@ -171,7 +169,9 @@ def test_the_largest_tiles_fit_have_all_registers_and_spill_little(name, tmp_pat
     assert [needs.kernel for needs in found] == PLAIN
     for needs in found:
         assert needs.registers > 200 and needs.stack_bytes <= 4096, needs
-        assert list(find_faults(TARGETS[name], "highest", 256, needs)) == [], needs
+        assert needs.shared_bytes <= TARGETS[name].block_bytes, needs
+        # On Hopper these tiles were timed and are fastest though they spill.
+        assert name == "h100" or spill_share(needs) <= 0.2, needs
 
 
 @pytest.mark.parametrize(
@@ -190,61 +190,3 @@ def test_the_largest_tiles_fit_have_all_registers_and_spill_little(name, tmp_pat
 )
 def test_how_many_programs_run_side_by_side(needs, programs):
     assert needs.blocks_per_sm(TARGETS["a100"]) == programs
-
-
-LOOP = {"instructions": 400, "spilled": 0, "reloaded": 20}
-FITS = KernelNeeds("dq_kernel", "BQ=64 BK=64", 4, 163 * 1024, 255, 8, loop=LOOP)
-
-
-TOO_LARGE = "needs 166913 bytes of shared memory, a block has 166912"
-FAULTS = {
-    None: {},
-    TOO_LARGE: {"shared_bytes": 163 * 1024 + 1},
-    "has 648 bytes of stack, more than 640": {"stack_bytes": 648},
-    "spills 1 times in its hottest loop": {
-        "loop": LOOP | {"spilled": 1, "reloaded": 0}
-    },
-    "spills or reloads in 21 of 400 instructions": {"loop": LOOP | {"reloaded": 21}},
-}
-
-
-@pytest.mark.parametrize("said", FAULTS)
-def test_what_speaks_against_a_kernel(said):
-    found = find_faults(TARGETS["a100"], "half", 64, FITS._replace(**FAULTS[said]))
-    assert list(found) == ([said] if said else [])
-
-
-def test_what_was_timed_as_it_is_need_only_fit():
-    """On a Hopper GPU, where it stands in the list of exceptions."""
-    spills = FITS._replace(stack_bytes=9999, loop=LOOP | {"reloaded": 99})
-    assert ("highest", "dq", 256) in FAST_DESPITE_SPILLS and (
-        "highest",
-        "dq",
-        64,
-    ) not in FAST_DESPITE_SPILLS
-    assert list(find_faults(TARGETS["h100"], "highest", 200, spills)) == []
-    for name, d in (("a100", 256), ("h100", 64)):
-        assert len(list(find_faults(TARGETS[name], "highest", d, spills))) >= 2
-    large = spills._replace(shared_bytes=2**20)
-    assert len(list(find_faults(TARGETS["h100"], "highest", 200, large))) == 1
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        ([FITS], ""),
-        ([FITS, FITS._replace(stack_bytes=648)], "dq_kernel BQ=64 BK=64 has 648 bytes"),
-        ("launch_forward: it is too large", "launch_forward: it"),
-    ],
-)
-def test_what_does_not_fit_is_a_line_and_exit_code_2(found, said, monkeypatch, capsys):
-    monkeypatch.setattr(knobs.runtime, "interpret", False)
-    monkeypatch.setattr(compile_ahead, "compile_portable", lambda *_: [found])
-    with pytest.raises(typer.Exit) as ended:
-        compile_ahead.main("a100", ["half"], [64])
-    printed = capsys.readouterr().out
-    assert ended.value.exit_code == (2 if said else 0)
-    if said:
-        assert f"error: half d=64 causal: {said}" in printed
-    else:
-        assert "error" not in printed and "163.0" in printed

@@ -2,9 +2,8 @@
 head dimension and, where it matters, mask; and separate ones for few rows.
 
 The configurations for Hopper were timed on an H200. Those for other GPUs were not timed
-but chosen from compiled kernels by the resources that their loops need, which
-`tools/compile_ahead.py` prints. `tools/tune_flash.py` times configurations on your own
-GPU.
+but chosen by the resources that the compiled kernels need. `tools/tune_flash.py` times
+configurations on your own GPU.
 """
 
 from systems.attention.triton.configs import (
