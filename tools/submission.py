@@ -34,6 +34,7 @@ from systems.records.store import RecordError  # noqa: E402
 from tools.render.load import load, primary_gpu  # noqa: E402
 from tools.rendering import stop  # noqa: E402
 
+RESULTS = ROOT / "docs" / "results"
 TITLE = "Transformers on a GPU, measured: the write-up"
 FOOTER = (
     '<div style="font: 8pt sans-serif; width: 100%; text-align: center; '
@@ -75,7 +76,7 @@ PAGE: dict[str, Any] = {
 }
 
 
-def records_of(slug: str | None, results: Path) -> list[Record]:
+def records_of(slug: str | None, results: Path = RESULTS) -> list[Record]:
     """Return the records of this GPU, or by default of the primary GPU."""
     records = [r for rs in load(results).values() for r in rs]
     slugs = {r.device.slug for r in records}
@@ -183,7 +184,7 @@ def main(
         None, help="Print only the tabs of this GPU (a folder of docs/results)."
     ),
     results: Path = typer.Option(
-        ROOT / "docs" / "results",
+        RESULTS,
         show_default="docs/results",
         help="Folder of the records that the pages were rendered from.",
     ),
