@@ -40,7 +40,6 @@ CEILING = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
 
 
-# --8<-- [start:config]
 @dataclass(frozen=True)
 class Config:
     implementation: str = option(
@@ -77,9 +76,6 @@ def configs(quick: bool = False) -> list[Config]:
         ]
         + [Config(TILES, dtype, 64, n) for dtype in FORMATS for n in TILES_LENGTHS]
     )
-
-
-# --8<-- [end:config]
 
 
 # --8<-- [start:run]

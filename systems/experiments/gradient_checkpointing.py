@@ -41,7 +41,6 @@ ATTENTIONS = ("eager", "sdpa", "flash")
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 
-# --8<-- [start:config]
 @dataclass(frozen=True)
 class Config:
     size: str = option("2.7B", "model size", choices=SIZES)
@@ -57,9 +56,6 @@ class Config:
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(1, "steps before the clock counts")
     steps: int = option(2, "steps that are measured")
-
-
-# --8<-- [end:config]
 
 
 def configs(quick: bool = False) -> list[Config]:

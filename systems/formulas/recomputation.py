@@ -24,7 +24,6 @@ from systems.formulas.memory_peak import (
 )
 
 
-# --8<-- [start:counts]
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
     """Return how many block inputs are kept while block 1, 2, ... is recomputed."""
     if strategy == "halving":
@@ -69,9 +68,6 @@ def best_run_lengths(p: Pass) -> tuple[float, float]:
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved(p)
     return math.sqrt(layers), math.sqrt(layers * smaller)
-
-
-# --8<-- [end:counts]
 
 
 # --8<-- [start:peaks]

@@ -96,7 +96,6 @@ def split_by_phase(
     return found
 
 
-# --8<-- [start:kernels]
 def kernel_counts(
     found: dict[str, list[list[Kernel]]],
 ) -> dict[str, int | list[str]]:
@@ -116,9 +115,6 @@ def kernel_counts(
         if (written := [name for name in each if name.startswith(INDUCTOR_PREFIX)])
     }
     return counts | fused
-
-
-# --8<-- [end:kernels]
 
 
 def kernel_samples_ms(

@@ -69,7 +69,6 @@ def load_profiler() -> None:
     run_profiled(lambda: torch.zeros(1, device="cuda"), "cuda")
 
 
-# --8<-- [start:watched]
 def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
     """Return the result of `work` and the stopped profiler."""
     # Marks, launches and operations are CPU events.
@@ -85,9 +84,6 @@ def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profi
             result = work()
             synchronize(device)
     return result, profiler
-
-
-# --8<-- [end:watched]
 
 
 @contextmanager

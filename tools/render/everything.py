@@ -16,7 +16,13 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Found, load, of_sentences, primary_gpu
-from tools.render.markdown import captioned, conditions, in_words, sections
+from tools.render.markdown import (
+    captioned,
+    conditions,
+    in_words,
+    round_numbers,
+    sections,
+)
 from tools.render.rows import measured
 from tools.render.spanning import pages
 
@@ -28,6 +34,8 @@ OF_RECORDS = (
 OF_NONE = ("glossary", "trace")
 # Those of them that have facts, by their own name.
 WITH_FACTS = ("ladder", "calculator")
+# Their sentences compare digits beyond the second.
+EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
 
 
 def render_all(results: Path) -> dict[str, str]:
@@ -57,8 +65,9 @@ def render(found: Found) -> dict[str, str]:
         {stem: conditions(records) for stem, records in found.items()}
     )
     told = {
-        name: {key: in_words(texts[key]) for key in texts}
+        name: {key: in_words(shorten(texts[key])) for key in texts}
         for name, texts in facts.items()
+        for shorten in [str if name in EXACT else round_numbers]
     }
     files |= pages.fragments(told, spanning("writeup").answered(found))
     # JSON strings are YAML strings.

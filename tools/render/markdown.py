@@ -235,7 +235,7 @@ def provenance(record: Record) -> str:
 
 def record_address(record: Record) -> str:
     """From a page."""
-    return f"results/{'quick/' * (record.grid == 'quick')}{record.place}"
+    return f"results/{record.place}"
 
 
 def record_link(record: Record) -> str:
@@ -301,7 +301,7 @@ def gib(value: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Three digits that count, as sentences have them: 0.112, 12.7, 427."""
+    """Return three significant digits: 0.112, 12.7, 427."""
     decimals = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:,.{max(0, decimals)}f}"
 
@@ -316,7 +316,8 @@ def in_gib(value: float) -> str:
 
 
 def in_mib(value: float) -> str:
-    return say(value / 2**20, "{:,.0f} MiB")
+    """Return whole MiB, or GiB from 1 GiB on."""
+    return say(value, lambda v: in_gib(v) if v >= 2**30 else f"{v / 2**20:.0f} MiB")
 
 
 def in_words(text: str) -> str:
@@ -326,6 +327,21 @@ def in_words(text: str) -> str:
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
     unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
     return re.sub(unit, "\N{NO-BREAK SPACE}", text)
+
+
+def round_numbers(text: str) -> str:
+    """Drop decimals beyond two significant digits: "65.5 GiB" becomes "66 GiB". Keep
+    those of deviations, and of ratios below 1.2, which are close to one.
+    """
+
+    def shorten(found: re.Match[str]) -> str:
+        value, unit = float(found[1]), found[2]
+        if value < (1 if unit else 1.2):
+            return found[0]
+        return f"{value:.{int(value < 9.95)}f}{unit}"
+
+    number = r"(?<![\w.,])(\d+\.\d+)\b((?: [GMT]i?B| [nµm]?s\b)?)"
+    return text if "±" in text else re.sub(number, shorten, text)
 
 
 def at_most(value: float) -> str:

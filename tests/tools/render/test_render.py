@@ -68,3 +68,17 @@ def test_an_error_of_a_builder_is_raised_and_names_its_records(monkeypatch):
     with pytest.raises(ZeroDivisionError) as raised:
         everything.build("warmup", [committed("warmup")])
     assert raised.value.__notes__ == ["while rendering nvidia-h200/warmup.json"]
+
+
+@pytest.mark.parametrize(
+    ("exact", "told"),
+    [
+        ("65.52 GiB", "66 GiB"),
+        ("1.09 to 3.93", "1.09 to 3.9"),
+        ("0.035 ms, 1.19 ms, 9.96 ms", "0.035 ms, 1.2 ms, 10 ms"),
+        ("24.95 ± 3.78 ms", "24.95 ± 3.78 ms"),
+        ("16,384 tokens", "16,384 tokens"),
+    ],
+)
+def test_sentences_have_two_significant_digits(exact, told):
+    assert markdown.round_numbers(exact) == told

@@ -13,7 +13,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame, texts
 from tools.render.load import primary_gpu
-from tools.render.markdown import per_device, percent, say_ms
+from tools.render.markdown import in_mib, per_device, percent, say_ms
 from tools.render.plots import ACCENT, GREY
 from tools.render.rows import MISSING, counted, data_sheet, known, least, say, span
 from tools.render.stems.flash_passes import (
@@ -291,7 +291,7 @@ def facts(record: Record | None) -> dict[str, str]:
             },
         ),
         **texts(
-            "{:,.0f} MiB",
+            lambda mib: in_mib(mib * MIB),
             {f"memory_{n}_bf16": longest[f"{n}.mib"] for n in ("ours", "plain")},
         ),
         "limb_peak": say(peak_tflops(record, "bf16") / LIMB_PRODUCTS, "{:.0f} TFLOP/s"),
@@ -309,7 +309,9 @@ def predictions(longest: Line) -> dict[str, str]:
     plain_ms, ours_ms = 1e3 * moved / peak.bandwidth, 1e3 * work / peak.bf16
     return {
         "moves_forward": f"{sum(PLAIN_MOVES['forward'].values()):g}",
-        "moves_backward": f"{sum(PLAIN_MOVES['backward'].values()):g}",
+        "moves_backward": f"{sum(PLAIN_MOVES['backward'].values()):g}".replace(
+            ".5", "\N{VULGAR FRACTION ONE HALF}"
+        ),
         "plain_moved": f"{moved / 1e9:.0f} GB",
         "ours_flops": f"{work / 1e12:.2f} TFLOP",
         **texts(
@@ -322,10 +324,10 @@ def predictions(longest: Line) -> dict[str, str]:
             },
         ),
         "faster_predicted": say(plain_ms / ours_ms, "{:.0f}"),
-        "score_matrix": f"{2 * scores / MIB:,.0f} MiB",
-        "memory_plain_predicted": f"{2 * PLAIN_HOLDS * scores / MIB:,.0f} MiB",
-        "memory_ours_predicted": f"{(returned + 12 * LONGEST) / MIB:.1f} MiB",
-        "memory_sums": f"{4 * LONGEST * D / MIB:.0f} MiB",
+        "score_matrix": in_mib(2 * scores),
+        "memory_plain_predicted": in_mib(2 * PLAIN_HOLDS * scores),
+        "memory_ours_predicted": in_mib(returned + 12 * LONGEST),
+        "memory_sums": in_mib(4 * LONGEST * D),
     }
 
 

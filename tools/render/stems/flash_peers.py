@@ -296,7 +296,6 @@ def facts(record: Record | None) -> dict[str, str]:
                     f"{name}_lost": counted(value > 1 for value in known(values))
                     for name, values in over.items()
                 },
-                "repeats_ours": counted(compared(record, "ours").column("repeats")),
                 "shapes": len(found) or MISSING,
             },
         ),

@@ -55,7 +55,7 @@ def facts(record: Record | None) -> dict[str, str]:
     large, larger = (models(record).one(size=size) for size in ("2.7B", "10B"))
     share = 100 * large["feed_forward_parameters"] / large["parameters"]
     return {
-        "parameters_2_7B": say(large["parameters"], "{:,}"),
+        "parameters_2_7B": say(large["parameters"] / 1e9, "{:.1f} billion"),
         "feed_forward_share_2_7B": say(share, "{:.0f} %"),
         "weights_2_7B": say(large["weights"], lambda v: f"{gib(v)} GiB"),
         "lasting_10B": say(4 * larger["weights"] / 2**30, "{:.0f} GiB"),

@@ -164,10 +164,10 @@ def facts(record: Record | None) -> dict[str, str]:
     found = compiled(record)
     every = passes(record)
     longest = one(every, e="compiled")
-    shown = {"": lengths(found), "_long": (8192, LONGEST), "_short": (256, 1024)}
+    shown = {"long": (8192, LONGEST), "short": (256, 1024)}
     return {
         **{
-            f"speedups{name}": span(found.where(n=ns).column("gain"))
+            f"speedups_{name}": span(found.where(n=ns).column("gain"))
             for name, ns in shown.items()
         },
         **texts("{:.2f}", {f"speedup_{of}": longest[f"{of}_gain"] for of in PASSES}),
