@@ -76,14 +76,9 @@ def plain_console() -> Any:
     return Console(markup=False, emoji=False)
 
 
-def setup_table(found: Mapping[str, str]) -> Any:
-    """Return what was found on a machine as a table; a page shows a record's so."""
-    from rich.table import Table
-
-    table = Table("what", "found")
-    for name, text in found.items():
-        table.add_row(name, text)
-    return table
+def align(found: Mapping[str, str]) -> str:
+    """Return a line for each name and its text, which starts in the same column."""
+    return "".join(f"{name:20}{printable(text)}\n" for name, text in found.items())
 
 
 def run_as_command(

@@ -6,15 +6,7 @@ then run a small model forward and backward once.
 
 import math
 
-from systems import (
-    lacks,
-    need,
-    plain_console,
-    printable,
-    run_as_command,
-    setup_table,
-    torch_misfit,
-)
+from systems import align, lacks, need, printable, run_as_command, torch_misfit
 
 if __name__ == "__main__":
     need("torch")
@@ -88,31 +80,25 @@ def main() -> None:
         "torch runs on": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         **{f"attention: {k}": text for k, text in attention_kernels(device).items()},
     }
-    console, trouble = plain_console(), ""
+    trouble = ""
     try:
         for name, samples in run_once(device).items():
             found[f"first {name.removesuffix('_ms')}"] = f"{samples[0]:.1f} ms"
     except RuntimeError as error:
-        # The table helps to find the cause, so print it before the error.
+        # What was found helps to find the cause, so print it before the error.
         trouble = str(error).splitlines()[0]
-    console.print(setup_table(found))
+    print(align(found))
     if trouble:
-        console.print(f"the first pass failed: {printable(trouble)}")
+        said = f"the first pass failed: {printable(trouble)}"
+    elif not (said := torch_misfit()):
+        if gpu and device == "cpu":
+            said = why_unusable(gpu)
+        elif device == "cuda" and not gpu:
+            said = f"torch finds a GPU, and measuring {no_gpu()}"
+    without = ", without a GPU: everything but the GPU measurements runs"
+    print(said or f"ready{'' if gpu else without}")
+    if said:
         raise SystemExit(2)
-    if said := torch_misfit():
-        console.print(said)
-        raise SystemExit(2)
-    if gpu and device == "cpu":
-        console.print(why_unusable(gpu))
-        raise SystemExit(2)
-    if device == "cuda" and not gpu:
-        console.print(f"torch finds a GPU, and measuring {no_gpu()}")
-        raise SystemExit(2)
-    console.print(
-        "ready"
-        if gpu
-        else "ready, without a GPU: everything but the GPU measurements runs"
-    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from systems import setup_table
+from systems import align
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
 from tools.render.load import Found, ours, primary_gpu
@@ -114,16 +114,7 @@ def check_output(found: Found) -> str:
         "torch runs on": gpu.name,
         **{f"attention: {name}": text for name, text in record.kernels.items()},
     }
-    return printed("python -m systems.check_setup", setup_table(lines))
-
-
-def printed(command: str, shown: Table) -> str:
-    """Return a command with the table that it prints in a terminal of 80 columns."""
-    console = Console(file=StringIO(), width=80, color_system=None)
-    with console.capture() as captured:
-        console.print(shown)
-    lines = captured.get().splitlines()
-    return "\n".join(["```console", f"$ {command}", *lines, "```", ""])
+    return f"```console\n$ python -m systems.check_setup\n{align(lines)}```\n"
 
 
 def measured_output(found: Found) -> str:
@@ -132,8 +123,11 @@ def measured_output(found: Found) -> str:
         return "\n"
     statuses = Counter(row.status for row in record.rows)
     seconds = sum(row.seconds or 0 for row in record.rows)
-    shown = outcome_table([("warmup", "measured", statuses, seconds)])
-    return printed("python tools/regen_tables.py --only warmup", shown)
+    console = Console(file=StringIO(), width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(outcome_table([("warmup", "measured", statuses, seconds)]))
+    command = "$ python tools/regen_tables.py --only warmup"
+    return "\n".join(["```console", command, *captured.get().splitlines(), "```", ""])
 
 
 def outcome_table(
