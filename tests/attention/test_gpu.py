@@ -29,12 +29,10 @@ from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from tests.attention.checks import (
-    BATCHED,
     DTYPES,
     HEAD_DIMS,
     NAMES,
     check_against_reference,
-    check_batched_gradients,
     gradients,
     make_inputs,
     run_class,
@@ -375,17 +373,6 @@ def test_a_call_on_a_side_stream_waits_for_what_is_queued_there():
         o = flash_attention(late, k, v, causal=True)
     torch.cuda.current_stream().wait_stream(side)
     assert torch.equal(o, expected)
-
-
-@COMPILED
-@pytest.mark.parametrize("backend", ["triton", "torch"])
-@pytest.mark.parametrize("way", BATCHED)
-def test_a_batch_of_gradients(way, backend):
-    """The thread of the backward pass knows nothing of the batch but its tensor."""
-    q, k, v, _ = make_inputs(333, 200, 64, device="cuda", lead=(2, 4))
-    leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
-    o = flash_attention(*leaves, causal=True, backend=backend)
-    check_batched_gradients(way, o, leaves)
 
 
 def test_the_cpu_is_refused_beside_a_gpu():

@@ -158,15 +158,6 @@ def test_every_configuration_comes_back_from_its_options(stem, capsys, monkeypat
         assert Row(**json.loads(out)).config == asdict(config)
 
 
-def test_help_names_every_option_with_its_choices(capsys, monkeypatch):
-    code, out, _ = run_line(capsys, monkeypatch, end_to_end, "--help")
-    assert code == 0 and "What it does." in out and "An example." in out
-    for name in asdict(end_to_end.Config()):
-        assert f"--{name}" in out
-    for choices in (SIZES, end_to_end.MODES, end_to_end.PRECISIONS):
-        assert "|".join(choices) in "".join(out.split())
-
-
 BAD = {
     ("--size", "huge"): "'huge' is not one of 'small', 'medium', 'large', 'xl', '2.7B'",
     ("--mode", "backward"): "'backward' is not one of",

@@ -19,9 +19,7 @@ from systems.records.device import (
     sm_clock_mhz,
     visible_gpus,
 )
-from systems.records.record import Git
 from tests.factories import make_record, make_row
-from tools.render.markdown import conditions
 
 UUID = "MIG-6d0e1f6c-0000-5555-aaaa-111122223333"
 GPU = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -219,22 +217,3 @@ def test_whatever_a_driver_calls_a_gpu_can_be_written(driver, tmp_path, name, sh
 def test_no_gpu_takes_a_folder_that_is_not_its_own(name):
     slug = slug_of(name)
     assert slug.startswith("gpu") and slug not in ("cpu", "meta", "quick")
-
-
-KNOWN = {
-    "driver": ("580.1", "driver 580.1"),
-    "power_limit_w": (700.0, "700 W"),
-    "sm_clocks_mhz": ([1875, 1980], "SM clock 1875 to 1980 MHz"),
-}
-
-
-@pytest.mark.parametrize("left_out", [None, *KNOWN])
-def test_the_conditions_of_a_record_say_what_is_known(left_out):
-    known = {name: value for name, (value, _) in KNOWN.items() if name != left_out}
-    gpu = Device("NVIDIA Stub", "nvidia-stub", **known)  # pyright: ignore
-    git = Git("0123456789abcdef", dirty=False)
-    rows = make_row({}, a_ms=[1.0])
-    line = conditions([make_record("warmup", rows, device=gpu, git=git)])
-    shown = [text for name, (_, text) in KNOWN.items() if name != left_out]
-    assert line.startswith(f"`warmup`: {', '.join(['NVIDIA Stub', *shown])} · ")
-    assert "None" not in line.partition(" · ")[0]

@@ -100,15 +100,6 @@ def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
         assert sorted(names) == ["ours"] * 10 + ["plain"] * 10
 
 
-def test_cores_that_others_have_are_not_counted(monkeypatch):
-    monkeypatch.setattr(precompile.os, "cpu_count", lambda: 64)
-    given = {"raising": False}
-    monkeypatch.setattr(precompile.os, "sched_getaffinity", lambda _: {3, 5}, **given)
-    assert precompile.cores() == 2
-    monkeypatch.delattr(precompile.os, "sched_getaffinity")
-    assert precompile.cores() == 64
-
-
 def test_the_largest_rows_share_a_process():
     needs = {0: 40, 1: 5, 2: 30, 3: 20, 4: 10, 5: 38}
     assert precompile.shares_that_fit(needs, 9, 143) == [[0], [5], [2], [3], [4], [1]]
