@@ -1,11 +1,14 @@
 """What a test needs of its machine."""
 
 import os
+import subprocess
+import sys
 from shutil import which
 from typing import NoReturn
 
 import pytest
 
+from systems import ROOT
 from systems.records.outcome import UNQUOTED, paths_with_a_space
 
 
@@ -17,6 +20,13 @@ def missing(what: str) -> NoReturn:
 def needs_git() -> None:
     if not which("git"):
         missing("git is not installed")
+
+
+def python(*line: object, **options) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments in the project's root; keep what it prints."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    command = [sys.executable, *map(str, line)]
+    return subprocess.run(command, cwd=ROOT, text=True, **options)
 
 
 # Asked of the paths that the compiler would get: with some versions it passes.

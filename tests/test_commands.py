@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from systems import ROOT
+from tests.needed import python
 
 PACKAGES = {
     "torch": "-m systems.check_setup|-m systems.experiments.warmup|tools/tune_flash.py|"
@@ -22,11 +23,6 @@ PACKAGES = {
     "msgspec": "tools/submission.py",
 }
 COMMANDS = {line: name for name in PACKAGES for line in PACKAGES[name].split("|")}
-
-
-def python(*line: str, **options) -> subprocess.CompletedProcess[str]:
-    options = {"capture_output": True, "text": True} | options
-    return subprocess.run([sys.executable, *line], cwd=ROOT, **options)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -66,9 +62,8 @@ def test_help_without_docstrings_is_its_options():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 def test_output_that_fills_the_disk_is_one_line():
-    pipes = {"capture_output": False, "stderr": subprocess.PIPE}
     with open("/dev/full", "w") as full:
-        done = python("-m", "systems.experiments.model_sizes", stdout=full, **pipes)
+        done = python("-m", "systems.experiments.model_sizes", stdout=full)
     assert done.returncode == 2
     assert done.stderr == "error: can't write: No space left on device\n"
 

@@ -4,14 +4,13 @@ import ast
 import importlib.util
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 
 import pytest
 from triton import knobs
 
 from systems import ROOT
+from tests.needed import python
 
 pytestmark = pytest.mark.skipif(
     not knobs.runtime.interpret, reason="the exercises are for Triton's interpreter"
@@ -211,9 +210,8 @@ def test_the_command_tells_solved_wrong_and_unsolved_apart(checks, tmp_path):
     for name, wrong in (("1_weighted_sum", {}), ("2_row_softmax", {"p": "p = e"})):
         text = filled_in(checks, name, key_of(checks, name) | wrong)
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    line = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", str(tmp_path)]
-    line += ["-p", "no:cacheprovider", "-k", "weighted or row or online"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    options = "-p", "no:cacheprovider", "-k", "weighted or row or online"
+    done = python("-m", "pytest", "-c", "pyproject.toml", tmp_path, *options)
     assert "1 failed, 1 passed, 1 skipped, 3 deselected" in done.stdout, done.stdout
     page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"unsolved: fill in .*", page)

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from systems import ROOT
+from tests.needed import python
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -104,7 +103,7 @@ def test_records_and_formulas_stand_alone(graph, room):
 def test_pages_are_rendered_without_torch():
     """As on the login node of a cluster, and in half the time."""
     code = "import sys, tools.render.everything; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_the_top_floor_of_systems_is_small():

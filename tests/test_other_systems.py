@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from systems import REMEDIES, ROOT, lacks
+from systems import REMEDIES, ROOT
 from systems.experiments import STEMS
 from systems.records.outcome import measure_row
 from tests import fake_stem
@@ -170,10 +170,3 @@ def test_tests_of_kernels_are_skipped_and_in_ci_fail(ci, on, monkeypatch):
     done = on(MACOS, *options, "tests/attention/test_relaunch.py")
     assert done.returncode == (2 if ci else 5), done.stdout
     assert ("needs Triton, which is there for Linux alone" in done.stdout) == (not ci)
-
-
-def test_nothing_is_lacking_where_all_is_there():
-    assert lacks("msgspec") == "" == lacks()
-    assert lacks("not_there_at_all").startswith(
-        "not_there_at_all is not installed here: run `make .venv/all`"
-    )

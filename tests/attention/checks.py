@@ -1,6 +1,8 @@
 """Compare attention with float64, within bounds that plain PyTorch sets."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations, product
 from typing import Any
 
@@ -257,6 +259,36 @@ def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> 
     for i, do in enumerate(dos):
         for ours, alone in zip(found, gradients(o, inputs, do), strict=True):
             assert torch.equal(ours[i], alone)
+
+
+@contextmanager
+def poisoned(launches) -> Iterator[list[Tensor]]:
+    """Make fresh buffers of these launchers NaN between rims that nothing may touch.
+
+    Yields the buffers with their rims.
+    """
+    memories, new_empty = [], Tensor.new_empty
+
+    def fresh(x, shape, dtype=None, **options):
+        # The interpreter names a device for copies of its own.
+        if options:
+            return new_empty(x, shape, dtype=dtype, **options)
+        size, kind = math.prod(shape), dtype or x.dtype
+        memory = torch.full((size + 8192,), float("nan"), dtype=kind, device=x.device)
+        memory[:4096] = memory[-4096:] = 123.0
+        memories.append(memory)
+        return memory[4096:-4096].view(shape)
+
+    def statistics(x):
+        return fresh(x, x.shape[:-1], torch.float32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "new_empty", fresh)
+        patch.setattr(torch, "empty_like", lambda x: fresh(x, x.shape))
+        patch.setattr(launches, "empty_row_statistics", statistics)
+        yield memories
+    for memory in memories:
+        assert (memory[:4096] == 123).all() and (memory[-4096:] == 123).all()
 
 
 class Like:

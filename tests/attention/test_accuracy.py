@@ -17,8 +17,6 @@ from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import (
     first_step,
     round_to,
-    sum_limbs,
-    to_limbs,
 )
 from tests.attention.checks import (
     DTYPES,
@@ -44,15 +42,6 @@ LENGTHS += [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, n))
     tl.store(y_ptr + tl.arange(0, n), round_to(x, y_ptr.dtype.element_ty))
-
-
-@triton.jit
-def limbs_kernel(x_ptr, limbs_ptr, whole_ptr, n: tl.constexpr, LIMBS: tl.constexpr):
-    at = tl.arange(0, n)
-    limbs = to_limbs(tl.load(x_ptr + at), tl.bfloat16, LIMBS)
-    for i in tl.static_range(LIMBS):
-        tl.store(limbs_ptr + i * n + at, limbs[i].to(tl.float32))
-    tl.store(whole_ptr + at, sum_limbs(limbs))
 
 
 def check(cls, inputs, causal: bool, scale: float | None = None) -> None:
@@ -194,21 +183,6 @@ def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
     actual = run_class(FlashAttentionTriton, *inputs, causal)
     precision("highest")
     check_against_reference(actual, *inputs, causal, split=True)
-
-
-@pytest.mark.parametrize("limbs", [2, 3])
-def test_limbs_are_the_nearest_to_what_is_left(limbs, device):
-    """Three are all of a float32."""
-    x = spread(device)
-    found, whole = (torch.empty(*s, 512, device=device) for s in ((limbs,), ()))
-    options = {"LIMBS": limbs, "enable_fp_fusion": True}
-    limbs_kernel[(1,)](x, found, whole, n=512, **options)  # pyright: ignore
-    left = x
-    for limb in found:
-        assert torch.equal(limb, left.bfloat16().float())
-        left = left - limb
-    assert torch.equal(whole, x - left)
-    assert (left.abs() <= 2**-17 * x.abs()).all() and left.any() == (limbs == 2)
 
 
 @parametrize_pairs(

@@ -102,18 +102,6 @@ def test_a_table_that_nobody_timed_is_told_once(gpu_with, caplog):
     assert "the A100, compiled and not timed: python tools/tune_flash.py" in said
 
 
-def test_the_interpreter_beside_a_gpu_is_told_once_and_named(gpu_with, caplog):
-    """It takes tensors on a GPU, and computes on the CPU."""
-    look = gpu_with((9, 0), "3.6.0", interpreted=True)
-    look(GPU)
-    look(GPU)
-    auto(*LARGE)
-    (said,) = caplog.messages
-    assert "triton runs, in the interpreter of TRITON_INTERPRET=1: unset" in said
-    for words in attention_kernels("cuda:0").values():
-        assert "the interpreter of TRITON_INTERPRET=1" in words
-
-
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0)])
 def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, gpu_with):
     look, found = gpu_with(capability, "3.8.0"), ".".join(map(str, capability))

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import triton
 
-from systems import ROOT
+from tests.needed import python
 from tools.compile_ahead import (
     TARGETS,
     KernelNeeds,
@@ -94,9 +92,7 @@ def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[KernelNe
     # An empty cache, so that it is compiled and not found.
     environment |= {"TRITON_CACHE_DIR": str(cache)}
     code = f"{SHOW}\ngpu = TARGETS[{gpu!r}]\n{code}"
-    line = [sys.executable, "-W", "error::UserWarning", "-c", code]
-    pipes = {"capture_output": True, "text": True}
-    done = subprocess.run(line, cwd=ROOT, env=environment, **pipes)
+    done = python("-W", "error::UserWarning", "-c", code, env=environment)
     assert done.returncode == 0, done.stderr
     compiled: dict[str, list[KernelNeeds]] = {}
     for name, found in map(json.loads, done.stdout.splitlines()):

@@ -77,18 +77,6 @@ def test_every_gpu_has_configurations():
     assert set(CONFIGS) == set(FEW_ROWS) == set(TABLES) == set(named)
 
 
-def test_each_program_owns_rows_enough_for_its_warps():
-    """Each warp has 16 rows, or two warps share them; else warps repeat work."""
-    for name in ("sm_80", "sm_86", "sm_100", "sm_120"):
-        for kernel, by_d in CONFIGS[name]["half"].items():
-            for config in (select_by_mask(entry, True) for entry in by_d.values()):
-                rows, columns = (config.q, config.k)
-                if kernel == "dkdv":
-                    rows, columns = columns, rows
-                assert 2 * rows >= 16 * config.warps, (name, kernel, config)
-                assert rows * columns >= 256 * config.warps
-
-
 def test_head_dimensions_are_padded_to_powers_of_two():
     dims = [pad_head_dim(d) for d in (1, 16, 17, 64, 80, 129, 256)]
     assert dims == [16, 16, 32, 64, 128, 256, 256]

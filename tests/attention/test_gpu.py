@@ -37,6 +37,7 @@ from tests.attention.checks import (
     make_inputs,
     run_class,
 )
+from tests.needed import python
 
 pytestmark = pytest.mark.gpu
 
@@ -421,9 +422,8 @@ MOST_SECONDS = 15
 )
 def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", FIRST_CALL, str(n), str(d), dtype]
-    piped = {"capture_output": True, "text": True, "timeout": 120}
-    done = subprocess.run(command, env=environment, cwd=ROOT, **piped)
+    options = {"env": environment, "timeout": 120}
+    done = python("-c", FIRST_CALL, n, d, dtype, **options)
     assert done.returncode == 0, done.stderr
     # The first one imports Triton too.
     forward, backward = map(float, done.stdout.split())

@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+import systems.attention as attention_package
 from systems import ROOT
 from systems.attention import (
     FlashAttentionPyTorch,
@@ -22,7 +21,6 @@ from systems.attention import (
     prepared,
     torch_tiles,
 )
-from systems.attention.reference import attention_reference
 from systems.attention.triton import launches
 from tests.attention.checks import (
     BATCHED,
@@ -32,9 +30,11 @@ from tests.attention.checks import (
     gradients,
     make_inputs,
     parametrize_pairs,
+    poisoned,
     run_class,
     run_reference,
 )
+from tests.needed import python
 
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
 BACKENDS = ["torch", "triton", "auto"]
@@ -88,44 +88,17 @@ def test_a_gradient_and_keys_that_are_expanded(cls, device):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [16, 24])
-def test_kernels_write_all_of_their_outputs_and_nothing_else(
-    d, causal, device, monkeypatch
-):
+def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device):
     """Every fresh buffer is NaN, inside and around; its borders must stay so."""
     q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
     expected = run_class(FlashAttentionTriton, *inputs, causal)
-    memories = []
-
-    def poisoned(shape, dtype, device):
-        count = math.prod(shape)
-        memory = torch.full((count + 4096,), float("nan"), dtype=dtype, device=device)
-        memory[:2048] = memory[-2048:] = 123.0
-        memories.append(memory)
-        return memory[2048 : 2048 + count].view(shape)
-
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned_like(x, shape, dtype=None, **options):
-        # The interpreter names a device for copies of its own.
-        if options:
-            return new_empty(x, shape, dtype=dtype, **options)
-        return poisoned(shape, dtype, x.device)
-
-    def statistics(x):
-        return poisoned(x.shape[:-1], torch.float32, x.device)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_empty", poisoned_like)
-        patch.setattr(torch, "empty_like", lambda x: poisoned_like(x, x.shape, x.dtype))
-        patch.setattr(launches, "empty_row_statistics", statistics)
+    with poisoned(launches) as memories:
         o, lse = launches.launch_forward(q, k, v, causal, d**-0.5)
         rest = do, q, k, v, o, lse, causal, d**-0.5
         outputs = o, lse, *launches.launch_backward(*rest)
     # o, lse, dq, dk, dv and delta.
     assert len(memories) == 6
-    for memory in memories:
-        assert (memory[:2048] == 123).all() and (memory[-2048:] == 123).all()
-        assert torch.isfinite(memory).all()
+    assert all(torch.isfinite(memory).all() for memory in memories)
     for name, output in zip(NAMES, outputs, strict=True):
         assert torch.equal(output, expected[name]), name
 
@@ -297,8 +270,7 @@ except ValueError as error:
     print(error)
 """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    line, pipes = [sys.executable, "-c", code], {"capture_output": True}
-    done = subprocess.run(line, cwd=ROOT, env=environment, text=True, **pipes)
+    done = python("-c", code, env=environment)
     assert done.stdout.startswith(
         "q must be on a CUDA device, got cpu; the CPU is taken where TRITON_INTERPRET=1"
     ), done
@@ -456,26 +428,23 @@ assert not found, found
 
 def test_the_kernels_need_nothing_of_the_records(device):
     """Neither our modules for them nor the packages that these need."""
-    line, pipes = [sys.executable, "-c", WITHOUT, device], {"capture_output": True}
-    done = subprocess.run(line, cwd=ROOT, text=True, **pipes)
+    done = python("-c", WITHOUT, device)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_package_is_cheap_and_the_oracle_stands_alone():
     """Importing the names loads no torch; no fast path imports the reference."""
-    code = (
-        "import sys, systems.attention; "
-        "assert 'torch' not in sys.modules and 'triton' not in sys.modules; "
-        "import systems.attention.torch_tiles; "
-        "assert 'systems.attention.dispatch' not in sys.modules; "
-        "import systems.attention.flash, systems.attention.dispatch; "
-        "assert 'systems.attention.reference' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-    import systems.attention as package
-
-    for name in package.EXPORTS:
-        assert getattr(package, name).__name__ == name
-    assert package.attention_reference is attention_reference
+    code = """
+import sys, systems.attention
+assert "torch" not in sys.modules and "triton" not in sys.modules
+import systems.attention.torch_tiles
+assert "systems.attention.dispatch" not in sys.modules
+import systems.attention.flash, systems.attention.dispatch
+assert "systems.attention.reference" not in sys.modules
+for name in systems.attention.EXPORTS:
+    assert getattr(systems.attention, name).__name__ == name
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'flash9'"):
-        _ = package.flash9
+        _ = attention_package.flash9

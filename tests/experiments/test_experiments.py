@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -44,7 +43,7 @@ from systems.running import command, groups, precompile
 from systems.running.command import options_of
 from tests.attention.checks import make_inputs
 from tests.factories import RESULTS
-from tests.needed import compiles_cpp
+from tests.needed import compiles_cpp, python
 from tools.render.load import is_fresh, primary_gpu
 
 
@@ -654,11 +653,9 @@ TINY = "--size small --context 8 --batch 1 --warmup 0 --steps 1 --vocab 100"
 
 @pytest.mark.slow
 def test_the_script_prints_a_table():
-    experiment = "-m", "systems.experiments.end_to_end", *TINY.split()
-    line = [sys.executable, *experiment, "--mode", "forward_backward"]
     environment = {**os.environ, "COLUMNS": "120", "CUDA_VISIBLE_DEVICES": ""}
-    pipes = {"capture_output": True, "text": True}
-    done = subprocess.run(line, cwd=ROOT, env=environment, **pipes)
+    line = "-m", "systems.experiments.end_to_end", *TINY.split()
+    done = python(*line, "--mode", "forward_backward", env=environment)
     assert done.returncode == 0, done.stderr
     out = done.stdout
     begins = "size small, context 8, mode forward_backward, precision fp32, batch 1, "

@@ -17,7 +17,6 @@ from systems.profiling import annotated_attention, nsys, torch_trace
 from systems.profiling.digest import gpu_metrics, layer_timeline
 from systems.profiling.trace import Kernel, Span, TraceError
 from systems.records.outcome import measure_row
-from systems.running import command
 
 COUNTS = {"batch": 2, "vocab": 50, "warmup": 1, "passes": 2}
 CONFIG = Config("small", 6, "step", "fp32", "torch", **COUNTS)
@@ -238,15 +237,3 @@ def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.setattr(timing, "default_device", lambda: "cpu")
     with pytest.raises(ValueError, match="kernels run on a GPU, and torch sees none"):
         kernel_profile.run(CONFIG)
-
-
-def test_the_script_prints_its_kernels_as_a_table(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
-    rows = [
-        {"phase": "forward", "name": f"kernel {i}", "calls": i, "total_ms": 0.25}
-        for i in range(40)
-    ]
-    command._print_table(command.Row({"size": "small"}, "ok", {"kernels": rows}))
-    out = capsys.readouterr().out
-    assert "kernels, 30 of 40" in out and "kernel 29" in out and "0.2500" in out
-    assert "kernel 30" not in out

@@ -1,14 +1,12 @@
 """The search finds the last size that fits, and the command prints it."""
 
 import subprocess
-import sys
 from dataclasses import astuple, replace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from systems import ROOT
 from systems.formulas.costs import forward_flops
 from systems.formulas.fit import (
     find_largest,
@@ -23,13 +21,13 @@ from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
 from systems.model.sizes import SIZES, ModelSize
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
+from tests.needed import python
 
 XL = Pass("xl", 2048, "step", "bf16", "flash")
 
 
-def fit(*options: str) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-m", "systems.formulas.fit", *options]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+def fit(*options: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "systems.formulas.fit", *options)
 
 
 @pytest.mark.parametrize("field", ["batch", "context"])
@@ -103,7 +101,7 @@ def test_the_floor_is_products_and_then_the_optimizer_s_traffic():
 
 def test_the_command_needs_no_torch():
     code = "import sys, systems.formulas.fit; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    assert python("-c", code).returncode == 0
 
 
 def test_the_command_prints_what_fits():

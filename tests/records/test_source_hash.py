@@ -78,14 +78,6 @@ def test_every_python_gives_this_hash(tree):
     assert tree(stem=SOURCE) == HASH
 
 
-def test_modules_that_records_share_are_taken_apart_once():
-    """Rendering asks for some two hundred hashes over the same few files."""
-    first = source_hash("systems.experiments.end_to_end", ["eager"])
-    misses = parsed.cache_info().misses
-    assert source_hash("systems.experiments.end_to_end", ["eager"]) == first
-    assert parsed.cache_info().misses == misses
-
-
 WORDS = [
     ("# why", "# why not"),
     ("  # behind code", ""),

@@ -3,24 +3,21 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
-from systems import ROOT
 from systems.records.outcome import measure_row
 from tests.fake_stem import Config
+from tests.needed import python
 
 
 def command(stem: str, *options: str) -> subprocess.CompletedProcess[str]:
-    given = [sys.executable, "-m", f"systems.experiments.{stem}", *options, "--json"]
-    return subprocess.run(given, cwd=ROOT, capture_output=True, text=True)
+    return python("-m", f"systems.experiments.{stem}", *options, "--json")
 
 
 def test_who_waits_at_a_terminal_is_told_what_for():
     ours, terminal = os.openpty()
-    given = [sys.executable, "-m", "systems.experiments.accumulation", "--json"]
-    child = subprocess.run(given, cwd=ROOT, stdout=subprocess.PIPE, stderr=terminal)
+    child = python("-m", "systems.experiments.accumulation", "--json", stderr=terminal)
     assert child.returncode == 0 and json.loads(child.stdout)["status"] == "ok"
     assert os.read(ours, 1000).startswith(b"measuring")
     os.close(ours)

@@ -1,14 +1,12 @@
 """How much memory is free, by the files in which Linux says it."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from systems import ROOT
 from systems.running.memory import free_host_bytes
+from tests.needed import python
 
 GIB = 2**30
 MEMINFO = "MemTotal: 9 kB\nMemAvailable:    8388608 kB\n"
@@ -74,6 +72,7 @@ from resource import RLIMIT_DATA, getrlimit, setrlimit
 import systems.experiments.attention as stem
 from systems.records.outcome import measure_row
 from systems.running import memory
+from tests.needed import python
 memory.find_gpu = lambda: None
 memory.free_host_bytes = lambda: 2**30
 memory.limit_host_memory()
@@ -89,7 +88,6 @@ print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 def test_more_than_is_free_is_a_result_and_kills_no_process():
     """As `attention --n 10000000` did. A lower limit that is set stays."""
     assert (free_host_bytes() or 0) > GIB / 64
-    line, environment = [sys.executable, "-c", LIMITED], {"CUDA_VISIBLE_DEVICES": ""}
-    pipes = {"env": os.environ | environment, "capture_output": True}
-    child = subprocess.run(line, cwd=ROOT, **pipes)
-    assert child.stdout == b"out_of_memory\nTrue\n", child.stderr.decode()
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    child = python("-c", LIMITED, env=environment)
+    assert child.stdout == "out_of_memory\nTrue\n", child.stderr

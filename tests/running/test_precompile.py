@@ -240,24 +240,6 @@ def test_a_link_in_the_place_of_that_folder_is_not_followed(tmp_path, monkeypatc
     assert (tmp_path / "mine").is_dir()
 
 
-def test_samples_that_were_not_written_to_the_end_were_not_kept(tmp_path):
-    """Where the disk is full, or the process is ended because its time is over."""
-    code = f"""
-import resource, signal
-from pathlib import Path
-from systems.running.precompile import keep_samples
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
-keep_samples(Path({str(tmp_path)!r}), {{"forward_ms": [1.0, 2.0]}})
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert "File too large" in done.stderr
-    assert precompile.cold_samples(tmp_path) == {}
-    precompile.keep_samples(tmp_path, {"forward_ms": [1.0]})
-    assert precompile.cold_samples(tmp_path)["warmup_forward_ms"] == [1.0]
-
-
 def test_its_time_counts_with_the_first_row(fake_on_gpu, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(

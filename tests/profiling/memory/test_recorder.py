@@ -2,14 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from systems import ROOT
 from systems.model.optimizer import AdamW
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import build_model
@@ -17,6 +14,7 @@ from systems.profiling.memory.digest import bytes_by_category, digest
 from systems.profiling.memory.recorder import Recorder
 from systems.profiling.memory.snapshot import bytes_in_use
 from tests.cpu_allocator import allocator, rounded
+from tests.needed import python
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 SCRIPT = (
@@ -89,9 +87,7 @@ def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
     """In a process of its own: the allocator reads its settings once."""
     known = {k: v for k, v in os.environ.items() if k not in VARIABLES}
     environment = known | {"PYTORCH_ALLOC_CONF": settings}
-    command = [sys.executable, "-c", SCRIPT, precision]
-    pipes = {"capture_output": True, "text": True}
-    done = subprocess.run(command, cwd=ROOT, env=environment, **pipes)
+    done = python("-c", SCRIPT, precision, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     explains(found)
