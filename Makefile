@@ -79,9 +79,10 @@ slurm: .venv/all
 	$(PYTEST) -m slurm tests/tools/test_slurm.py
 
 # code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints the tabs of one GPU
-# alone. Needs Chromium.
+# alone; with RESULTS=docs/results/quick the pages are of a reduced grid. Needs Chromium.
 submission: .venv/all
-	"$(BIN)/python" tools/submission.py $(if $(GPU),--gpu $(GPU))
+	"$(BIN)/python" tools/submission.py $(if $(GPU),--gpu $(GPU)) \
+		$(if $(RESULTS),--results $(RESULTS))
 
 # uv installs in seconds what pip needs a minute for. torch alone comes by pip, whose
 # settings choose its build.

@@ -117,9 +117,9 @@ def test_the_top_floor_of_systems_is_small():
 
 # Lines of Python by room. The numbers may only fall: the goal is 45,000 in all.
 MOST_LINES = {
-    "systems/attention": 7_400,
+    "systems/attention": 7_110,
     "systems/experiments": 3_840,
-    "systems": 19_250,
+    "systems": 19_000,
     "tools/render": 9_800,
     "tools": 13_050,
     "tests": 18_600,

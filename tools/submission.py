@@ -34,6 +34,7 @@ from systems.records.store import RecordError  # noqa: E402
 from tools.render.load import load, primary_gpu  # noqa: E402
 from tools.rendering import stop  # noqa: E402
 
+RESULTS = ROOT / "docs" / "results"
 TITLE = "Transformers on a GPU, measured: the write-up"
 FOOTER = (
     '<div style="font: 8pt sans-serif; width: 100%; text-align: center; '
@@ -75,9 +76,9 @@ PAGE: dict[str, Any] = {
 }
 
 
-def records_of(slug: str | None) -> list[Record]:
+def records_of(slug: str | None, results: Path = RESULTS) -> list[Record]:
     """Return the records of this GPU, or by default of the primary GPU."""
-    records = [r for rs in load(ROOT / "docs" / "results").values() for r in rs]
+    records = [r for rs in load(results).values() for r in rs]
     slugs = {r.device.slug for r in records}
     if slug is not None and slug not in slugs:
         stop(f"no record is of the GPU {slug!r}; there are: {', '.join(sorted(slugs))}")
@@ -112,7 +113,7 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 
 def run_command(failure: str, *command: str) -> str:
     """Return the output of a command. If it fails, exit with `failure` and its last
-    line.
+    warning or line.
     """
     try:
         return subprocess.check_output(
@@ -121,8 +122,10 @@ def run_command(failure: str, *command: str) -> str:
     except FileNotFoundError:
         stop(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        stop(f"{failure}: {last}")
+        lines = error.stderr.strip().splitlines() or ["no message"]
+        # mkdocs goes on after what stops it in the end.
+        found = [line for line in lines if line.startswith(("WARNING", "ERROR"))]
+        stop(f"{failure}: {(found or lines)[-1]}")
 
 
 def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None:
@@ -180,11 +183,16 @@ def main(
     gpu: str | None = typer.Option(
         None, help="Print only the tabs of this GPU (a folder of docs/results)."
     ),
+    results: Path = typer.Option(
+        RESULTS,
+        show_default="docs/results",
+        help="Folder of the records that the pages were rendered from.",
+    ),
     into: Path = typer.Option(ROOT, show_default=False, help="Folder to write to."),
 ) -> None:
     try:
         # Check the arguments before anything is written.
-        records = records_of(gpu)
+        records = records_of(gpu, results)
         label = records[0].device.name if gpu else None
         if not into.is_dir():
             stop(f"--into {into}: no such folder")

@@ -1,8 +1,6 @@
-"""Dispatch of flash attention to the Triton or the Hopper kernels: the autograd
-Function, the custom operators and the choice of backend.
-
-"triton" names the kernels in `triton`, "hopper" those in `hopper`. Both save o and lse,
-so the backward pass may run on other kernels than the forward pass.
+"""Flash attention on the Triton or the Hopper kernels: the autograd Function, the
+custom operators and the choice of backend. Both families save o and lse, so the
+backward pass may run on other kernels than the forward pass.
 """
 
 import torch
@@ -37,8 +35,7 @@ LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
 def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return the kernel family to run, "hopper" or "triton"; "auto" picks the faster
-    one.
+    """Return the kernel family to run; "auto" picks the faster one.
 
     `ValueError` for an unknown backend, or for inputs that the Hopper kernels can't
     take.
@@ -81,9 +78,8 @@ def run_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) from the kernel family that `choose_backend` picks.
-
-    q, k, v, o and lse may have any layout, since hooks on saved tensors can change it.
+    """Return (dq, dk, dv) from the kernel family that `choose_backend` picks, for any
+    layout, since hooks on saved tensors can change it.
     """
     inputs = q, k, v
     if backend == "hopper":
@@ -106,10 +102,8 @@ def run_backward(
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse); the forward operator for torch.compile and torch.export.
-
-    A direct call drops forward-mode tangents silently; `attention` and
-    `FlashAttentionTriton` raise instead.
+    """Return (o, lse); the forward operator for torch.compile and torch.export. A
+    direct call drops forward-mode tangents silently.
     """
     return run_forward(q, k, v, causal, scale, backend)
 
@@ -175,10 +169,10 @@ flash_forward.register_autograd(
 
 class FlashAttentionTriton(torch.autograd.Function):
     """Autograd Function: `FlashAttentionTriton.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d), d up to 256.
+    n, d) or (batch, heads, n, d), d up to 256; float32, float16 or bfloat16.
 
-    float32, float16 or bfloat16. `backend` is as in `flash_attention`. `ValueError` or
-    `TypeError` names an unsupported argument; second derivatives are unsupported.
+    `ValueError` or `TypeError` names an unsupported argument; second derivatives are
+    unsupported.
     """
 
     @staticmethod
@@ -229,8 +223,7 @@ class FlashAttentionTriton(torch.autograd.Function):
 
 
 # Bypass PyTorch's own `apply`, which searches every argument, in Python, for tensors of
-# finished transforms. `attention` refuses active transforms, and a tensor left over
-# from a finished one has no storage, so PyTorch raises on its first use.
+# finished transforms. `attention` refuses active ones.
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 
 

@@ -1,11 +1,9 @@
 """A first FlashAttention kernel: the whole algorithm, forward and backward, for
 contiguous (batch, n, d).
 
-Milakov and Gimelshein (2018) compute a softmax in one pass over its scores. Dao (2022)
-builds attention on this online softmax, so that scores are never written to HBM; Dao
-(2023) divides by the sum once, at the end, and computes each tile of queries in its own
-program instance. Left out are arbitrary lengths and strides, split loops, and float32
-without TF32 on tensor cores: see `systems/attention/triton`.
+Dao (2022) builds attention on an online softmax (Milakov and Gimelshein 2018), so that
+scores are never written to HBM; Dao (2023) divides by the sum once, at the end, and
+computes each tile of queries in its own program instance.
 
     first_attention(q, k, v, causal)      # (batch, n, d) three times -> (batch, n, d)
 
@@ -196,17 +194,15 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """Return launch options: 64 rows per tile for 16-bit dtypes and 32 for float32, so
-    that the backward pass fits the shared memory of every GPU from the A100 on.
+    """Return launch options: tiles that fit the shared memory of every GPU from the
+    A100 on.
     """
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 
 # --8<-- [start:function]
 class FlashAttentionFirst(torch.autograd.Function):
-    """Autograd Function: `FlashAttentionFirst.apply(q, k, v, is_causal)` for the inputs
-    of `first_attention`, with the same errors. Second derivatives are unsupported.
-    """
+    """Autograd Function: `FlashAttentionFirst.apply(q, k, v, is_causal)`."""
 
     @staticmethod
     def forward(
@@ -267,10 +263,8 @@ def first_attention(
 
     q, k and v are contiguous and have one shape: n a multiple of 64, d 16, 32, 64 or
     128; float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
-    j > i; `scale` None is 1 / sqrt(d). The result has the dtype of q; sums are kept in
-    float32. `ValueError` or `TypeError` names an unsupported argument,
-    `NotImplementedError` a transform of torch.func. In float32 with d = 128 the
-    accumulators of dk and dv exceed the registers: each thread spills over 1 KiB.
+    j > i; `scale` None is 1 / sqrt(d). `ValueError` or `TypeError` names an unsupported
+    argument, `NotImplementedError` a transform of torch.func.
     """
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)

@@ -17,15 +17,13 @@ def flash_attention(
     backend: str = "auto",
 ) -> Float[Tensor, "... q d"]:
     """Return softmax(scale · q kᵀ) v without ever storing the scores. Leading
-    dimensions are free; the last of them is heads.
-
-    The layout of flash-attn, (batch, n, heads, d), can't be recognized: transpose such
-    tensors, `flash_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)`.
+    dimensions are free; the last of them is heads. For tensors of flash-attn, (batch,
+    n, heads, d), call `x.transpose(1, 2)` on q, k, v and the result.
 
     `causal` hides key j from query i where j > i, counted from the top left like
-    PyTorch's `is_causal`, also if there are more keys than queries or fewer. k and v
-    may have fewer heads than q: adjacent query heads then share a KV head. `scale` None
-    is 1 / sqrt(d). The result has the dtype of q; sums are kept in float32 or wider.
+    PyTorch's `is_causal`. k and v may have fewer heads than q: adjacent query heads
+    then share a KV head. `scale` None is 1 / sqrt(d). The result has the dtype of q;
+    sums are kept in float32 or wider.
 
     `backend` is one of
 
@@ -36,20 +34,18 @@ def flash_attention(
     - "torch": the same algorithm in PyTorch, slow, on any device; float64 too.
     - "first": the kernel that the guide teaches, for contiguous (batch, n, d): n a
       multiple of 64, d 16, 32, 64 or 128.
-    - "auto": "hopper" where it can run and the inputs are large enough for it to be
-      faster, else "triton".
+    - "auto": "hopper" where it can run and is faster, else "triton".
 
     All backends work under autocast and, except for "first", in
     `torch.compile(fullgraph=True)` and `torch.export`. After one call of a shape CUDA
-    graphs can capture both passes. A batch of gradients (`is_grads_batched`, vmap
-    around `autograd.grad`) is computed one member after another; "first" refuses it.
-
-    A row whose largest scaled score lies beyond ±1.8e8 still gets the right output, but
-    with "triton" and "hopper" it contributes nothing to the gradients.
+    graphs can capture both passes. "first" refuses a batch of gradients
+    (`is_grads_batched`), others compute one member after another. A row whose largest
+    scaled score lies beyond ±1.8e8 contributes nothing to the gradients of "triton" and
+    "hopper".
 
     `TypeError` or `ValueError` names an unsupported argument or what a backend lacks.
-    Transforms of torch.func (vmap, grad, jvp) raise `NotImplementedError`; only vmap
-    inside `torch.compile` works, and computes one batch member after another.
+    Transforms of torch.func (vmap, grad, jvp) raise `NotImplementedError`, except for
+    vmap inside `torch.compile`.
     """
     # Imported here, so that the PyTorch tiles work without Triton installed.
     if backend in ("auto", "hopper", "triton"):

@@ -1,7 +1,5 @@
 """Argument checks of flash attention, and its behavior under autocast and transforms.
-
-Every error names the argument, what it got and what is supported. Shapes: ... any
-leading dimensions, the last of them heads; n_q queries, n_k keys, d head dimension.
+Every error names the argument, what it got and what is supported.
 """
 
 import math
@@ -61,9 +59,8 @@ def check_inputs(
             raise TypeError(
                 f"scale must be an int, a float or None, got {type_name(scale)}"
             )
-        # Kernels use scale · log2(e) in float32. A subnormal scale could flush to zero
-        # there, and a masked score of -inf times 0 is NaN. A scale of 2^127 or more
-        # could overflow, and 0 times infinity is NaN too.
+        # Kernels use scale · log2(e) in float32. With a subnormal scale a masked score
+        # of -inf times 0 would be NaN, with a huge one 0 times infinity.
         if not SMALLEST_SCALE <= scale < LARGEST_SCALE:
             raise ValueError(
                 "scale must be positive and finite, a normal number of float32 that is "
@@ -140,9 +137,7 @@ check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Return whether a compiler traces this call (torch.compile, torch.export), or q
-    has no memory that a kernel could read.
-    """
+    """Return whether a compiler traces this call, or q has no memory to read."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
@@ -161,9 +156,7 @@ def has_tangents(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise NotImplementedError if an input has a tangent: a custom operator would
-    silently drop it.
-    """
+    """Raise NotImplementedError for a tangent, which a custom operator would drop."""
     if has_tangents(q, k, v):
         raise NotImplementedError(
             "flash attention has no jvp: it can't be differentiated in forward mode"
@@ -188,9 +181,6 @@ def refuse_transforms() -> None:
 def is_batched(do: Tensor) -> bool:
     """Return whether a backward pass gets a batch of gradients as one tensor: from
     `is_grads_batched`, `jacobian(vectorize=True)`, or vmap around `autograd.grad`.
-
-    A kernel can't read such a tensor; PyTorch calls a custom operator once for each
-    gradient.
     """
     return not torch.compiler.is_compiling() and (
         is_legacy_batchedtensor(do) or is_batchedtensor(do)
@@ -198,8 +188,8 @@ def is_batched(do: Tensor) -> bool:
 
 
 def register_vmap_loop(operator: Any) -> None:
-    """Register a vmap rule that calls this operator, which returns three tensors, once
-    per member of a batch.
+    """Register a vmap rule that calls an operator of three results for each batch
+    member.
     """
 
     @operator.register_vmap
@@ -237,11 +227,8 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast q, k and v under autocast as PyTorch does for SDPA: all floating dtypes but
-    float64 become autocast's dtype.
-    """
-    # Later checks refuse non-tensors and other devices. Asking another device about
-    # autocast would break a graph of torch.compile.
+    """Cast q, k and v under autocast like SDPA: all floats but float64."""
+    # Asking another device about autocast would break a graph of torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v
     # Reading `q.device.type` costs more CPU time than both of these checks.

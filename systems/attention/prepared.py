@@ -1,10 +1,9 @@
 """Cached launches of both passes for calls with equal shapes, strides, dtypes and
 options.
 
-Short calls are CPU-bound, mostly because of checks: are the inputs valid, which kernels
-run, with which launches? The answers depend only on shapes, strides, dtypes and
-options. A prepared call holds them, and autograd carries it from the forward pass to
-the backward pass.
+Short calls are CPU-bound, mostly because of checks: are the inputs valid, and which
+kernels run? A prepared call holds the answers, and autograd carries it from the forward
+pass to the backward pass.
 """
 
 from functools import lru_cache
@@ -81,9 +80,7 @@ class PreparedCall:
         return o, lse
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
-        """Return whether saved tensors still have the layout of the forward pass. Hooks
-        on saved tensors can change it.
-        """
+        """Return whether hooks on saved tensors left their layout unchanged."""
         strides = [x.stride() for x in (q, k, v, o)]
         before = [x[1] for x in (*self.inputs, self.outputs[0])]
         return strides == before and lse.is_contiguous()

@@ -1,9 +1,7 @@
 """Plain attention, the oracle of all tests: it materializes all scores, and no fast
-path imports it.
+path imports it. It computes in the dtype of its inputs, float64 included.
 
     S = scale · Q Kᵀ      lse = log Σ exp S      P = exp(S - lse)      O = P V
-
-It computes in the dtype of its inputs, float64 included; autograd supplies gradients.
 """
 
 import math
@@ -21,11 +19,8 @@ def attention_reference(
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
     """Return (o, lse), where lse uses the natural logarithm. `causal` hides key j from
-    query i where j > i, counted from the top left.
-
-    `scale` None is 1 / sqrt(d). If k and v have fewer heads than q (third dimension
-    from the end), adjacent query heads share one. Arguments are not checked: invalid
-    ones raise the errors of PyTorch's own operations.
+    query i where j > i. If k and v have fewer heads than q (third dimension from the
+    end), adjacent query heads share one. Arguments are not checked.
     """
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]

@@ -1,10 +1,9 @@
 """Cached launches of a Triton kernel for tensors of one layout, without most of the CPU
 overhead of `kernel[grid](...)`.
 
-At each call Triton inspects every argument to specialize compiled code (strides of one,
-addresses that are multiples of 16). With twenty strides this takes the CPU longer than
-a short kernel takes the GPU. Because the result, like a TMA descriptor, depends only on
-dtypes, shapes, strides and alignment, both are cached here.
+At each call Triton inspects every argument (strides of one, addresses that are
+multiples of 16), which takes the CPU longer than a short kernel takes the GPU. The
+result, like a TMA descriptor, depends only on dtypes, shapes, strides and alignment.
 """
 
 import threading
@@ -39,8 +38,8 @@ def shape_and_strides(x: Tensor) -> ShapeAndStrides:
 
 
 def make_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """Return the layout of a tensor (batch, heads, n, d), or of (heads, n, d) with a
-    batch of one.
+    """Return the layout of a tensor (batch, heads, n, d) or, as a batch of one, (heads,
+    n, d).
     """
     return (
         Layout(shape, strides)
@@ -53,8 +52,8 @@ NO_DEVICE_CHANGE = nullcontext()
 
 
 def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context that makes the GPU of x current, because Triton launches on the
-    current GPU. Does nothing if it is current, to save time.
+    """Return a context that makes the GPU of x current if it is not, because Triton
+    launches on the current GPU.
     """
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return NO_DEVICE_CHANGE
@@ -66,15 +65,13 @@ THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Return `use_device_of(x)`, and give this thread a CUDA context if it has none.
-
-    Triton's launcher does that too, but only after it has asked the driver for TMA
-    descriptors, which need a context.
+    """Return `use_device_of(x)`, and give this thread a CUDA context, which TMA
+    descriptors need, if it has none.
     """
     device = use_device_of(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
-        # Like most CUDA runtime calls, this one creates and binds the context.
-        # `set_device` would do nothing if the device is current already.
+        # Creates and binds the context; `set_device` would do nothing for a current
+        # device.
         torch.cuda.mem_get_info()
         THREAD.context = True
     return device
@@ -82,9 +79,7 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
 
 class Launch:
     """A kernel with its grid and all arguments except the tensors, which come first.
-
-    Valid only for tensors of the dtypes, shapes, strides and device for which it was
-    made. Tensors that TMA accesses are passed as `Descriptor`.
+    Tensors that TMA accesses are passed as `Descriptor`.
     """
 
     def __init__(
@@ -139,11 +134,9 @@ class Launch:
 def make_launcher(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[..., None]:
-    """Return `compiled[grid]` for the current device, as a function of the leading
-    arguments; `rest` holds the others. It launches on the current stream.
-
-    Triton's own launcher looks the device up at each launch, and calls hooks even if
-    none is set.
+    """Return `compiled[grid]` for the current device and stream, as a function of the
+    leading arguments; `rest` holds the others. Triton's own launcher looks the device
+    up each time.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active
@@ -177,9 +170,7 @@ def make_launcher(
 
 
 def empty_row_statistics(x: Tensor) -> Tensor:
-    """Return uninitialized contiguous float32 memory with one number for each row of x
-    (h, n, d) or (b, h, n, d).
-    """
+    """Return uninitialized float32 memory with one number for each row of x."""
     shape = x.shape[:-1]
     strides = (
         (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
@@ -189,11 +180,8 @@ def empty_row_statistics(x: Tensor) -> Tensor:
 
 
 class Descriptor:
-    """A TMA descriptor for tensors of one layout, validated once and applied to each
-    tensor.
-
-    TMA moves blocks of `block` elements. Elements outside the tensor's shape are read
-    as zero and never written.
+    """A TMA descriptor for tensors of one layout, validated once. TMA moves blocks of
+    `block` elements; outside of the tensor it reads zeros and never writes.
     """
 
     def __init__(
@@ -240,7 +228,7 @@ def rows_descriptor(
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return the descriptor of float32 row statistics (heads, stride), whose first n
-    columns count.
+    """Return the descriptor of row statistics (heads, stride), whose first n columns
+    count.
     """
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

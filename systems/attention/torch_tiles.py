@@ -4,11 +4,8 @@
 The forward pass keeps, for each query row, the running maximum m of its scores, the
 running sum l of exp(score - m) and the unnormalized output. If a new tile of keys
 raises m, the earlier sums are rescaled by exp(m_old - m_new). The backward pass
-recomputes P = exp(S - lse) tile by tile from the saved lse, so nothing of size n_q x
-n_k is ever stored.
-
-Letters: q, k, v, o as usual; s scores, p probabilities, m maximum, l sum, lse = m + log
-l, delta = rowsum(o · do).
+recomputes P = exp(S - lse) tile by tile. Letters: s scores, p probabilities, lse = m +
+log l, delta = rowsum(o · do).
 """
 
 from functools import cache
@@ -45,10 +42,8 @@ def forward_tiles(
     causal: bool,
     scale: float,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """Return (o, lse) by online softmax: for each tile of queries one pass over the
-    tiles of keys (algorithm 1).
-
-    o has the dtype of q; lse is float32, or float64 for float64.
+    """Return (o, lse) by online softmax, tile by tile of queries (algorithm 1). o has
+    the dtype of q; lse is float32, or float64 for float64.
     """
     n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide)
@@ -79,9 +74,7 @@ def forward_tiles(
 
 
 def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
-    """Return a mask that is True above the diagonal, where a query must not attend to a
-    key. The diagonal starts at the top left of the whole matrix.
-    """
+    """Return a mask that is True above the diagonal, where a query sees no key."""
     return torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(
         keys.start, keys.stop, device=device
     )
@@ -98,9 +91,7 @@ def backward_tiles(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), one tile of keys at a time against all queries that attend
-    to it (algorithm 2).
-    """
+    """Return (dq, dk, dv), tile by tile of keys (algorithm 2)."""
     n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     # Scale q once: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
@@ -120,8 +111,8 @@ def backward_tiles(
             delta[..., rows],
             do[..., rows, :],
         )
-        # Contiguous, because torch.compile recompiles for each new relation between
-        # strides and gives up after eight.
+        # Contiguous, because torch.compile recompiles for new relations between
+        # strides.
         dq_j, dk_j, dv_j = step(
             *(x.to(wide).contiguous() for x in tiles), causal=causal
         )
@@ -178,10 +169,10 @@ register_vmap_loop(backward_operator)
 
 class FlashAttentionPyTorch(torch.autograd.Function):
     """Autograd Function: `FlashAttentionPyTorch.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d).
+    n, d) or (batch, heads, n, d) of every float dtype; k and v have as many heads as q.
 
-    Every float dtype; k and v have as many heads as q. `ValueError` or `TypeError`
-    names an unsupported argument; second derivatives are unsupported.
+    `ValueError` or `TypeError` names an unsupported argument; second derivatives are
+    unsupported.
     """
 
     @staticmethod

@@ -13,6 +13,7 @@ import pytest
 from pypdf import PdfReader
 
 from systems import ROOT
+from tests.factories import RESULTS
 from tests.needed import needs_git
 from tools import submission
 from tools.render.spanning.writeup import load_problems
@@ -71,7 +72,7 @@ def run(tmp_path, monkeypatch, capsys):
 
     def run(gpu: str | None = None, into: Path = tmp_path) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
-            submission.main(gpu, into)
+            submission.main(gpu, into=into, results=RESULTS)
         assert isinstance(ended.value.code, int)
         return ended.value.code, capsys.readouterr().err
 
@@ -90,11 +91,18 @@ def test_a_mistyped_gpu_or_folder_leaves_the_archive_as_it_was(run, tmp_path):
     assert (tmp_path / "code.zip").read_text() == "a good one"
 
 
+def test_what_stops_mkdocs_is_named_whatever_follows(capsys):
+    script = "import sys; sys.exit('WARNING - no such link\\nINFO - copied')"
+    with pytest.raises(SystemExit):
+        submission.run_command("no site", sys.executable, "-c", script)
+    assert capsys.readouterr().err.endswith("no site: WARNING - no such link\n")
+
+
 def test_without_a_repository_it_is_one_line(run, tmp_path, monkeypatch):
     """And an older archive stays."""
     (tmp_path / "code.zip").write_text("a good one")
     monkeypatch.setattr(submission, "ROOT", tmp_path)
-    monkeypatch.setattr(submission, "records_of", lambda gpu: [])
+    monkeypatch.setattr(submission, "records_of", lambda *_: [])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     code, said = run()
     assert code == 2 and said.count("\n") == 1
@@ -115,7 +123,7 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
         subprocess.run(["git", *command.split()], cwd=root, check=True)
     (root / "forgotten").touch()
     monkeypatch.setattr(submission, "ROOT", root)
-    monkeypatch.setattr(submission, "records_of", lambda gpu: [])
+    monkeypatch.setattr(submission, "records_of", lambda *_: [])
     code, said = run()
     assert code == 2
     assert said.startswith("not in code.zip, not committed: forgotten\nerror: ")

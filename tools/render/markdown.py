@@ -235,7 +235,7 @@ def provenance(record: Record) -> str:
 
 def record_address(record: Record) -> str:
     """From a page."""
-    return f"results/{record.place}"
+    return f"results/{'quick/' * (record.grid == 'quick')}{record.place}"
 
 
 def record_link(record: Record) -> str:

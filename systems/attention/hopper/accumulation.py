@@ -30,9 +30,8 @@ DQ_LAYOUT = gl.constexpr(
 @gluon.jit
 def pack_for_reduce(x):
     """Reorder x [QUERIES, DQ_COLUMNS] into rows of 32 numbers, in the order of the
-    threads that hold them. Innermost first: a thread's four, lanes, columns, warps.
-
-    Adjacent threads then store adjacent 16-byte chunks, without bank conflicts.
+    threads that hold them, so that stores have no bank conflicts. Innermost first: a
+    thread's four, lanes, columns, warps.
     """
     N: gl.constexpr = x.shape[1]
     return (
@@ -57,9 +56,7 @@ def start_dq_matmul(k, ds):
 def compute_partial_dq(
     dq_ring, ds_ring, kv, step, D: gl.constexpr, NARROW: gl.constexpr
 ):
-    """Compute this program's partial dq of one step, without its scale, one block of
-    columns after another.
-    """
+    """Compute this program's partial dq of one step, unscaled, by blocks of columns."""
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
     stage, dq_stage = step % ds_ring.tiles.shape[0], step % dq_ring.tiles.shape[0]
     mbarrier.wait(ds_ring.full.index(stage), step // ds_ring.tiles.shape[0] & 1)
@@ -86,9 +83,7 @@ def compute_partial_dq(
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """Add shared memory to global memory by TMA. Gluon in Triton 3.6 has the operation
-    but no public name for it.
-    """
+    """Add shared memory to global memory by TMA, for which Gluon has no public name."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
         ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle
@@ -137,8 +132,8 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq of stage ME to tile `number` of dq, once `order` other
-    partials have been added.
+    """Add the partial dq of stage ME to tile `number` of dq, once `order` others are
+    in.
     """
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]

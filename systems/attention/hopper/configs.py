@@ -1,14 +1,12 @@
-"""Launch configurations of the Hopper kernels by padded head dimension
-(`limits.TILE_DIMS`), timed on an H200.
-"""
+"""Launch configurations of the Hopper kernels by padded head dimension."""
 
 from typing import NamedTuple
 
 
 # --8<-- [start:configs]
 class Config(NamedTuple):
-    """Launch configuration of a Hopper kernel: `groups` x 64 rows stay in a program,
-    tiles of `rows` stream through a ring of `stages`.
+    """Launch configuration: `groups` x 64 rows stay in a program, tiles of `rows`
+    stream through a ring of `stages`.
     """
 
     groups: int
@@ -17,8 +15,7 @@ class Config(NamedTuple):
     # Registers of a consumer thread, and the average over all threads.
     registers: int = 240
     maxnreg: int = 168
-    # Forward: P v of a step overlaps with the next softmax of the same consumer, not
-    # only with those of other consumers.
+    # Forward: P v of a step overlaps with the next softmax of the same consumer.
     overlap: bool = True
     # Forward: consumers start their matmuls in turns.
     turns: bool = False
@@ -26,8 +23,7 @@ class Config(NamedTuple):
     in_registers: bool = False
     # Forward: programs per SM; above one only to measure the schedule's gain.
     programs: int = 1
-    # Forward: the last heads (about `last_items` items per program) are interleaved,
-    # and start with their longest items.
+    # Forward: the last heads (about `last_items` items per program) are interleaved.
     last_items: int = 2
 
 
@@ -43,8 +39,7 @@ CONFIGS = {
 
 
 # The one-pass backward by padded head dimension: stages of q and do, of dS and of
-# partial dq (one writer per stage); registers per thread of a key group and of the dq
-# group.
+# partial dq; registers per thread of a key group and of the dq group.
 ONE_PASS = {
     64: {
         "STAGES": 5,
@@ -63,9 +58,8 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# Configuration for padded head dimension 64 and at most SHORT keys under a causal mask,
-# or half as many without. With four groups three keep working while one begins or ends
-# an item, and small tiles waste less work on the mask.
+# For padded head dimension 64 and at most SHORT keys under a causal mask, or half as
+# many without: with four groups three keep working while one begins or ends an item.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -1,6 +1,4 @@
-"""Small kernels before and after the one-pass backward: delta, and rounding of dq from
-float32 to its dtype.
-"""
+"""Kernels before and after the one-pass backward: delta, and rounding of dq."""
 
 import triton
 import triton.language as tl
@@ -16,9 +14,8 @@ def delta_kernel(
 ):  # fmt: skip
     """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
 
-    delta equals rowsum(p · dp), which the gradient of softmax subtracts from dp. lse
-    passes through `drop_huge_lse` into rows that TMA can read. Strides of do have the
-    suffix g. Grid: tiles of 64 queries x batch x heads.
+    lse passes through `drop_huge_lse` into rows that TMA can read. Strides of do have
+    the suffix g. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)

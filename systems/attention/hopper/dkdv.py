@@ -1,7 +1,5 @@
 """dk and dv for Hopper in Gluon: tiles of keys and values stay in a program, tiles of
-queries and do stream past with their lse and delta. `dq` computes delta.
-
-As in `dq`, a step starts with the matmul left over from the step before.
+queries and do stream past with their lse and delta, which `dq` computes.
 """
 
 from typing import NamedTuple
@@ -115,9 +113,7 @@ def dkdv_step(
     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, hidden,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Process one tile of queries: accumulate dv, and dk of the step before; compute
-    ds; wait for the tiles of the next step.
-    """
+    """Accumulate dv of one tile of queries, and dk of the step before; compute ds."""
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(
@@ -160,9 +156,7 @@ def dkdv_consumer(
     GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 keys over the tiles of queries that attend to them. All
-    scores are transposed: [keys, queries].
-    """
+    """Compute dk and dv of 64 keys from transposed scores [keys, queries]."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BQ, 16]
     )

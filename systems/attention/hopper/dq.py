@@ -1,13 +1,10 @@
-"""dq for Hopper in Gluon, with the warp roles of `forward`.
+"""dq for Hopper in Gluon, with the warp roles of `forward`: 64 x GROUPS rows of queries
+stay in a program, tiles of keys and values stream past.
 
-64 x GROUPS rows of queries stay in a program, tiles of keys and values stream past.
 Because it holds o and do, it also computes delta = rowsum(o · do) for `dkdv`. Both
-kernels recompute P = exp(S - lse), and no two programs write the same output, so
-results are bitwise reproducible.
-
-Each step starts with the matmul left over from the step before, so that tensor cores
-work during the exponentials. No matmul is in flight at the end of an iteration, or the
-compiler would serialize all of them.
+kernels recompute P = exp(S - lse). Each step starts with the matmul left over from the
+step before, so that tensor cores work during the exponentials. No matmul is in flight
+at the end of an iteration, or the compiler would serialize all of them.
 """
 
 from typing import NamedTuple
@@ -81,8 +78,8 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Process one tile of keys with scores s: accumulate dq of the step before, compute
-    ds, and start the scores of the next step.
+    """Accumulate dq of the step before, compute ds from scores s, and start the scores
+    of the next step.
     """
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
@@ -192,9 +189,7 @@ def dq_kernel(
     GROUPS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq, delta and lse · log2(e) of one tile of queries. Grid: tiles of
-    queries x batch x heads.
-    """
+    """Compute dq, delta and lse · log2(e). Grid: tiles of queries x batch x heads."""
     BQ: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_q, BQ)
     q_start = (tiles - 1 - gl.program_id(0) % tiles) * BQ

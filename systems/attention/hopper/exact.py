@@ -1,9 +1,8 @@
 """Recompute rows with huge scores, in the program that computed them first.
 
 The forward kernel computes scale · score minus the scaled maximum in one multiply-add,
-but the maximum was rounded before. The largest p is then exp2(rounding error) instead
-of 1: harmless unless scores are huge, where it is infinite or zero. Here the maximum is
-subtracted before scaling.
+but the maximum was rounded before. For huge scores the largest p is then infinite or
+zero instead of 1. Here the maximum is subtracted before scaling.
 """
 
 from triton.experimental import gluon
@@ -34,15 +33,14 @@ def recompute_huge_rows(
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Recompute o and lse of this consumer's rows in each item with a huge score,
-    slowly: key by key, without tensor cores.
+    """Recompute o and lse of this consumer's rows in each item with a huge score, key
+    by key, without tensor cores.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory
     n_q, n_k, heads, scale_log2 = problem
-    # The caller's maximum over all rows was a barrier, so the stores of this consumer's
-    # other threads are visible.
+    # The caller's maximum over all rows was a barrier, so all stores are visible.
     for position in range(schedule.first, schedule.end):
         number = gl.load(schedule.items_ptr + position)
         item = get_item(number, problem, BQ, BK, CAUSAL)

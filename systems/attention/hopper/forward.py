@@ -65,8 +65,8 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 class Ring(NamedTuple):
-    """Stages of two tiles, a and b. A stage is full when both have arrived, empty when
-    all consumers have read them.
+    """Stages of two tiles, a and b: full when both have arrived, empty when all have
+    read.
     """
 
     a: gl.shared_memory_descriptor
@@ -98,9 +98,7 @@ def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
 @gluon.jit
 def fill_stage(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
     """Wait until the stage of step i is empty, then start the copies of its tiles.
-
-    Return (stage, its full barrier). The barrier also waits for MORE bytes, which the
-    caller copies.
+    Return (stage, its full barrier), which also waits for MORE bytes from the caller.
     """
     STAGES: gl.constexpr = ring.a.shape[0]
     stage = i % STAGES
@@ -130,9 +128,7 @@ def release_stage(ring, i):
 # --8<-- [end:waits]
 @gluon.jit
 def skip_step(ring, i):
-    """Release step i unread. Its barrier's phase must still end, because a wait
-    distinguishes phases only by parity.
-    """
+    """Release step i unread, because phases of a barrier differ only by parity."""
     wait_full(ring, i)
     release_stage(ring, i)
 
@@ -293,8 +289,7 @@ def forward_consumer(
             v = v_next
             k, v_next = wait_full(ring, i + 1, i + 1 < steps_done)
             if OVERLAP:
-                # Passing p through both waits keeps the compiler from sinking its
-                # computation below them.
+                # Keeps the compiler from sinking the computation of p below the waits.
                 p, acc = wait_all_and(p, acc_tokens)
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)
@@ -334,9 +329,7 @@ def forward_kernel(
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Compute o and lse of this program's items: items[starts[program]] up to
-    items[starts[program + 1]].
-    """
+    """Compute o and lse of items[starts[program]] up to items[starts[program + 1]]."""
     BQ: gl.constexpr = 64 * GROUPS
     start_ptr = starts_ptr + gl.program_id(0)
     schedule = Schedule(items_ptr, gl.load(start_ptr), gl.load(start_ptr + 1))

@@ -1,9 +1,6 @@
 """Launchers of the Hopper kernels: the forward pass, and the backward pass in two
-kernels, or in one (`one_pass_launches`) where that is faster.
-
-The kernels are written in Gluon, the lower-level dialect of Triton: each warp's role
-and each copy, barrier and matmul is explicit. Like the Triton kernels they are bitwise
-reproducible.
+kernels, or in one (`one_pass_launches`) where that is faster. The kernels are written
+in Gluon, Triton's lower-level dialect: each copy, barrier and matmul is explicit.
 """
 
 from functools import lru_cache
@@ -233,9 +230,7 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv), computed in one pass where that is faster, else in two.
 
-    TMA must be able to read q, k and v. Other tensors are copied if necessary: the
-    gradient of a sum has strides of zero, and views and hooks on saved tensors can have
-    any address.
+    TMA must be able to read q, k and v; other tensors are copied if necessary.
     """
     do, o = make_tma_readable(do), make_tma_readable(o)
     layouts = (make_layout(*shape_and_strides(x)) for x in (q, k))

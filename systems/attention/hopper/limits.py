@@ -1,8 +1,6 @@
-"""The inputs that the Hopper kernels support, and those for which they are fastest.
-
-They support 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, and tensors
-that TMA can read. `find_refusal` returns what an input or a machine lacks, `is_faster`
-whether the Hopper kernels beat the Triton kernels.
+"""The inputs that the Hopper kernels support: 16-bit dtypes, head dimensions from 40 to
+128 in steps of 8, and tensors that TMA can read; and those for which they are faster
+than the Triton kernels.
 """
 
 from functools import cache
@@ -18,23 +16,20 @@ from triton import knobs
 VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 CAPABILITY = (9, 0)
 # Padded head dimension by head dimension. TMA pads tiles with zeros on load and drops
-# the padding on store, and needs rows at multiples of 16 bytes. Smaller head dimensions
-# run on the Triton kernels, whose tiles are smaller.
+# the padding on store, and needs rows at multiples of 16 bytes.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the GPU may finish before the CPU has made TMA descriptors, which
 # the Triton kernels don't need.
 MIN_SCORES = 2**27
-# With fewer query rows in all heads there are too few tiles to fill all SMs; the Triton
-# kernels then split their loops.
+# With fewer query rows in all heads the tiles don't fill all SMs; the Triton kernels
+# then split their loops.
 MIN_ROWS = 2**15
 # --8<-- [end:limits]
 
 
 def missing_requirement(capability: tuple[int, int], version: str) -> str:
-    """Return what the Hopper kernels lack on a GPU of this compute capability with this
-    version of Triton, or "" if they run.
-    """
+    """Return what the Hopper kernels lack on a GPU with this Triton, or ""."""
     if capability != CAPABILITY:
         version_text = ".".join(map(str, capability))
         return f"needs a GPU of compute capability 9.0, found {version_text}"
@@ -69,9 +64,7 @@ def unsupported_triton(device: torch.device) -> str:
 
 # --8<-- [start:takes]
 def is_tma_readable(x: Tensor) -> bool:
-    """Return whether TMA can read x: contiguous rows; rows, heads and batches at
-    multiples of 16 bytes.
-    """
+    """Return whether TMA can read x: contiguous rows, strides divisible by 16 bytes."""
     *outer, last = x.stride()
     if last != 1 or x.data_ptr() % 16:
         return False
@@ -84,10 +77,8 @@ def is_tma_readable(x: Tensor) -> bool:
 
 
 def make_tma_readable(x: Tensor) -> Tensor:
-    """Return x if TMA can read it, else a contiguous copy.
-
-    Not `x.contiguous()`: a contiguous x may have any address, while new memory is
-    aligned to at least 16 bytes.
+    """Return x if TMA can read it, else a copy in new memory. Not `x.contiguous()`: a
+    contiguous x may have any address.
     """
     return x if is_tma_readable(x) else x.clone(memory_format=torch.contiguous_format)
 
@@ -99,7 +90,7 @@ def statistics_stride(n: int) -> int:
 
 def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
     """Return why the Hopper kernels can't compute attention of q (..., n_q, d) with k
-    and v (..., n_k, d) in 3 or 4 dimensions, or "" if they can.
+    and v (..., n_k, d), or "" if they can.
     """
     if q.device.type != "cuda":
         return f"needs a CUDA GPU, found {q.device.type}"
@@ -120,8 +111,8 @@ def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def is_faster(q: Tensor, k: Tensor) -> bool:
-    """Return whether q (..., n_q, d) and k (..., n_k, d) are large enough for the
-    Hopper kernels to beat the Triton kernels.
+    """Return whether the Hopper kernels are faster for q (..., n_q, d), k (..., n_k,
+    d).
     """
     rows = q.numel() // q.shape[-1]
     return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES

@@ -1,7 +1,5 @@
-"""Matmuls of tiles in blocks of columns.
-
-A tile has 64 or 128 columns. Head dimensions from 72 to 96 (NARROW) need only 96,
-computed in blocks of 64 and 32, because Triton's tensors have powers of two as sizes.
+"""Matmuls of tiles in blocks of columns. Head dimensions from 72 to 96 (NARROW) use
+blocks of 64 and 32, because sizes of Triton's tensors are powers of two.
 """
 
 from typing import NamedTuple
@@ -119,9 +117,7 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Store columns FIRST to HEAD of x for rows before n, directly from registers
-    because shared memory is full.
-    """
+    """Store columns FIRST to HEAD of x for rows before n, directly from registers."""
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr = out.ptr

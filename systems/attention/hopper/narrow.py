@@ -1,9 +1,6 @@
-"""Steps of a key group for head dimensions from 72 to 96, with matmuls of 96 columns,
-in another order than in `one_pass`.
-
-S of the next step is issued after dv and dk of this step, and one wait covers all
-three. So tensor cores work while dS is stored, at the cost of registers for S and dP at
-once.
+"""Steps of a key group for head dimensions from 72 to 96, in another order than in
+`one_pass`: S of the next step is issued after dv and dk of this step, and one wait
+covers all three. So tensor cores work while dS is stored.
 """
 
 from triton.experimental import gluon
@@ -18,9 +15,7 @@ from systems.attention.triton.primitives import LOG2E
 
 @gluon.jit
 def keep_branch():
-    """Do nothing, in inline assembly that keeps the compiler from executing the branch
-    unconditionally.
-    """
+    """Do nothing; the assembly keeps a branch from running unconditionally."""
     gl.inline_asm_elementwise(
         "mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -32,8 +27,8 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Process tile i of queries with scores s: dk and dv in two blocks of columns, this
-    group's half of dS, and the scores of the next step.
+    """Process tile i of queries with scores s: dk, dv, this group's half of dS, and the
+    scores of the next step.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]

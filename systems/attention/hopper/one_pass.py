@@ -1,7 +1,6 @@
 """The backward pass for Hopper in one kernel: five matmuls where two passes need seven,
-and bitwise reproducible.
-
-A program owns 128 rows of keys and values; tiles of 64 queries stream past them:
+and bitwise reproducible. A program owns 128 rows of keys and values; tiles of 64
+queries stream past them:
 
     producer (1 warp)             copies k and v, and tiles of q and do with their lse
                                   and delta, into a ring
@@ -10,15 +9,12 @@ A program owns 128 rows of keys and values; tiles of 64 queries stream past them
     dq group (warp group)         dS k of all 128 keys, this program's partial dq, into
                                   shared memory
     writers (1 warp each)         one partial dq at a time: wait for its turn at the
-                                  semaphore, have TMA add it to dq, release the
-                                  semaphore
+                                  semaphore, have TMA add it to dq
 
-The partial dq of all programs of a head must be added. Since floating-point sums depend
-on their order, accumulation is ordered: each tile of dq has a semaphore that counts the
-partials added so far, and a partial waits for its number. Two walks, `shift` and
-`ordered`, set which program visits which tiles when, and so the order of partials (see
-`walks`). The work per tile is shared: for keys here, for dq in `accumulation`. Small
-kernels before and after are in `delta`.
+Floating-point sums depend on their order, so accumulation is ordered: each tile of dq
+has a semaphore that counts the partials added so far, and a partial waits for its
+number. Two walks, `shift` and `ordered`, set that order (see `walks`). The work per
+tile is here for keys and in `accumulation` for dq.
 """
 
 from typing import NamedTuple
@@ -62,8 +58,8 @@ def allocate_shared(
     q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Return (keys and values, ring of q and do, ring of statistics, ring of dS, ring
-    of partial dq) in shared memory.
+    """Return the buffers in shared memory: keys and values, and the rings of q and do,
+    of statistics, of dS and of partial dq.
     """
     TYPE: gl.constexpr = k_desc.dtype
     k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
@@ -120,18 +116,15 @@ def process_tile(
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process tile i of queries: accumulate dk and dv, store this group's half of dS,
-    and wait for the tiles of the next step, if before `end`.
-
-    EARLY: wait for a stage of dS before the wait for dP, so that exponentials overlap
-    with dP.
+    """Process tile i of queries: accumulate dk and dv, store this group's half of dS.
+    EARLY: wait for a stage of dS before the wait for dP, so that exponentials overlap.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     TYPE: gl.constexpr = q.dtype
-    # At D = 128 the dk and dv accumulators fill the registers, so two matmuls in flight
-    # would be serialized. dP below needs no p, and the compiler issues it first.
+    # At D = 128 two matmuls in flight would be serialized, for lack of registers. dP
+    # below needs no p, and the compiler issues it first.
     AT_ONCE: gl.constexpr = dk[0].shape[1] == 64
     s_token = start_matmul(k, q, zeros, False)
     if AT_ONCE:
@@ -171,10 +164,9 @@ def process_tiles(
     hidden, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process steps `start` to `stop` - 1 of one query head.
-
-    `steps_done` counts the steps of earlier heads, and `end` the steps of all heads.
-    `hidden` changes by `shift` per step.
+    """Process steps `start` to `stop` - 1 of one query head. `steps_done` counts the
+    steps of earlier heads, `end` those of all heads; `hidden` changes by `shift` per
+    step.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(

@@ -1,6 +1,4 @@
-"""Launchers of the one-pass backward for Hopper: delta, the main kernel of the chosen
-walk, and rounding of dq to 16 bits.
-"""
+"""Launchers of the one-pass backward for Hopper: delta, the walk, rounding of dq."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -31,9 +29,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class BackwardInOnePass(NamedTuple):
-    """The launches of a one-pass backward, its TMA descriptors, the number of query
-    tiles of all heads, and the stride of lse and delta rows.
-    """
+    """The launches of a one-pass backward, its TMA descriptors, and sizes."""
 
     delta: Launch
     main: Launch
@@ -75,8 +71,7 @@ def plan_one_pass(
             shift.one_pass_kernel, (tiles_k * walk.groups,),
             (*strides, batch, heads, tiles_k, walk.groups, *scales),
             constants,
-            # Programs wait for one another, so a launch that doesn't fit the GPU at
-            # once must fail instead of hanging.
+            # Programs wait for one another, so all of them must run at once.
             launch_cooperative_grid=True, **options,
         )  # fmt: skip
     else:
@@ -102,7 +97,7 @@ def plan_one_pass(
             "do": rows_descriptor(do, step, tile_d, dtype),
             "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
             # Packed dq: 32 numbers per row. A box holds a step's rows, or for narrow
-            # heads a quarter of them, of which three are used.
+            # heads a quarter of them.
             "dq": Descriptor(
                 (tiles * step * tile_d // 32, 32), (32, 1),
                 [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128

@@ -2,20 +2,17 @@
 for programs that started before them.
 
 A program takes one tile of keys and loops over the query heads that share it, all or
-some, so that dk and dv stay in its registers. Partials are added to a tile of dq in the
+some, so that dk and dv stay in registers. Partials are added to a tile of dq in the
 order of program numbers. A program waits only for smaller numbers, which GPUs start
-first (in practice; no manual guarantees it). The smallest unfinished number never
-waits, so there is no deadlock, and the programs need not all run at once.
+first (in practice; no manual guarantees it), so there is no deadlock.
 
 Under a causal mask heads are visited in two directions. Forwards, programs are numbered
-from the last keys on and begin at their diagonal: programs that start together are one
-tile apart, and none waits, but the longest start last. So the last heads go backwards,
-numbered from the first keys on, each from the last queries to the diagonal: there the
+from the last keys on and begin at their diagonal: none waits, but the longest start
+last. So the last heads go backwards, numbered from the first keys on: there the
 shortest programs start last and fill the idle SMs at the end.
 
 Query heads that share keys may be divided among several programs, each with its own dk
-and dv, which are summed afterwards. This helps if few KV heads would leave SMs idle,
-and if the loop of one program would be too long. `walks` decides.
+and dv, which are summed afterwards. `walks` decides when.
 """
 
 from typing import NamedTuple
@@ -47,11 +44,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Parameters of the walk: number of query heads, KV heads over all batches, tiles
-    per head, and the fields of `walks.Ordered`.
-
-    `side` KV heads are interleaved; those from `turn` on go backwards, all interleaved.
-    With `parts` the query heads of a KV head are divided among programs, and each part
+    """Parameters of the walk. `side` KV heads are interleaved; those from `turn` on go
+    backwards. With `parts` the query heads of a KV head are divided, and each part
     counts as a KV head.
     """
 
@@ -65,9 +59,7 @@ class Walk(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A program's work: index of a KV head over all batches, its tile of keys, the
-    steps per query head, and whether they go backwards.
-    """
+    """A program's work: KV head over all batches, tile of keys, steps, direction."""
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -161,8 +153,7 @@ def key_group(
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
     steps = item.steps
-    # The mask applies to as many steps as span the tile's keys: the first ones
-    # forwards, the last ones backwards.
+    # The mask applies to the first steps forwards, and to the last ones backwards.
     cut, masked = 0, 0
     hidden, shift = 64 * GROUP, -QUERIES
     limit = n_k - item.keys * KEYS - 64 * GROUP

@@ -1,7 +1,5 @@
-"""Measure how fast TMA adds to global memory that is in the L2 cache of a Hopper GPU.
-
-`one_pass` adds partial sums by TMA (`cp.reduce`). Here every SM does nothing else,
-which gives an upper bound for its rate.
+"""Measure how fast TMA (`cp.reduce`) adds to global memory that is in the L2 cache, if
+every SM does nothing else: an upper bound for `one_pass`.
 """
 
 import torch
@@ -38,9 +36,7 @@ def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
 
 
 def add_ones(sums: Tensor, programs: int, steps: int) -> None:
-    """Add `programs` x `steps` tiles of ones to sums (tiles, ROWS, 32), about equally
-    often to each tile.
-    """
+    """Add `programs` x `steps` tiles of ones to sums (tiles, ROWS, 32)."""
     tiles = len(sums)
     descriptor = Descriptor(
         (tiles * ROWS, 32), (32, 1), [ROWS, 32], torch.float32, swizzle=128

@@ -1,6 +1,4 @@
-"""Schedule of the forward pass for Hopper: one persistent program per SM, with its
-items assigned before the launch.
-"""
+"""Schedule of the forward pass for Hopper: the items of each persistent program."""
 
 from functools import lru_cache, partial
 from heapq import heapreplace
@@ -26,12 +24,12 @@ def make_schedule(
     causal: bool, programs: int, last_items: int, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (starts, items): program i computes items[starts[i]] to items[starts[i +
-    1] - 1], in this order.
+    1] - 1].
 
-    Item tile + tiles · head is a tile of `rows` queries. Under a causal mask items
-    differ in length: the longest come first, and each goes to the program that is free
-    first. `head_swizzle` heads are interleaved, and so are the last heads, so that
-    programs end together.
+    Item tile + tiles · head is a tile of `rows` queries. Under a causal mask the
+    longest items come first, and each goes to the program that is free first.
+    `head_swizzle` heads are interleaved, and so are the last heads, so that programs
+    end together.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [
@@ -69,10 +67,7 @@ def make_schedule(
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
     """Return how many heads are interleaved: as many as keep their k and v (b, h, n, d)
-    in the L2 cache.
-
-    Without a mask all items are equally long, and with few keys there are many items:
-    one head after another then reads less.
+    in the L2 cache, but one without a mask, when all items are equally long.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

@@ -1,14 +1,13 @@
 """The shift walk: a one-pass backward with persistent programs, in which no program
 waits for another's partial dq.
 
-dq of a query tile is a sum of partials, one per key tile. All programs of a head run at
-once. In step s the program of key tile j processes query tile j + s. So query tile t
-gets its partials from key tiles t, t - 1, t - 2, ..., one after another.
+All programs of a head run at once. In step s the program of key tile j processes query
+tile j + s. So query tile t gets its partials from key tiles t, t - 1, t - 2, ..., one
+after another.
 
 Under a causal mask, programs of early keys have more steps. So each then takes the
-mirrored key tile of the next head and goes from the last queries backwards. There the
-partials come from key tiles 0, 1, 2, ..., again one after another, and after two heads
-all programs end together.
+mirrored key tile of the next head and goes from the last queries backwards, and after
+two heads all programs end together.
 
 It requires as many KV heads as query heads, as many keys as queries, and at most as
 many whole tiles of keys as SMs; `ordered` handles the rest.
@@ -54,9 +53,7 @@ class Program(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A program's work: index of a head over all batches, its tile of keys, and the
-    number of steps over queries.
-    """
+    """A program's work: head over all batches, tile of keys, number of steps."""
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -133,8 +130,8 @@ def key_group(
     steps_done = 0
     for n in range(items):
         batch_head, keys, steps = get_item(n, program, CAUSAL)
-        # Only the steps on the diagonal need the mask: the first ones on the way
-        # forwards, the last ones on the way backwards.
+        # Only the steps on the diagonal need the mask: the first, or backwards the
+        # last.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut = steps - QUERY_TILES

@@ -2,9 +2,7 @@
 kernel.
 
 A walk is the order in which the programs of a head, each with a tile of keys, visit the
-tiles of queries. Programs add to dq in that order, so results are bitwise reproducible.
-`shift` and `ordered` hold the two kernels. Two passes run where they were faster on an
-H200.
+tiles of queries, and so the order of the sums in dq. Each choice was timed on an H200.
 """
 
 from functools import lru_cache
@@ -24,31 +22,24 @@ ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # Smallest share of all SMs' time that must go into steps for the shift walk.
 ONE_PASS_USE = 0.9
 # Fewest queries and keys, rounded up to whole tiles, for the ordered walk; half as many
-# without a mask. Chosen by interleaved timings on an H200, nearly all causal. The shift
-# walk was as fast or faster where it applies, except for narrow heads, whose matmuls
-# only the ordered walk shortens. Elsewhere the ordered walk beat two passes at every
-# timed length: 4000 to 32,768 with 128 columns, and 16,384 with 64.
+# without a mask. The shift walk was as fast or faster where it applies, except for
+# narrow heads, whose matmuls only the ordered walk shortens.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # Fewest programs, about two per SM. With fewer, the query heads of a KV head are
-# divided among twice as many, or one program each; if that is too few, two passes run.
+# divided among more; if that is too few, two passes run.
 ORDERED_MIN_PROGRAMS = 256
 # Give each query head its own programs from this product on: tiles of 128 keys times
-# query heads per KV head. Otherwise a program's loop is too long: neighbors drift
-# apart, and tiles leave the L2 cache before the next one reads them. Causal on an H200
-# with 128 columns, 4 heads of 8192 rows (64 tiles) were faster this way and 4 of 4096
-# slower, as were 4 of 8192 with 64 columns. Unequal numbers of queries and keys were
-# not timed.
+# query heads per KV head. In longer loops neighbors drift apart, and tiles leave the L2
+# cache before the next one reads them.
 DEALT_TILES = 256
 # Key tiles of heads that are interleaved: about one per SM. Half as many if a program
-# has several query heads under a causal mask. Twice as many if each query head has its
-# own programs, and without a mask, where the programs of a head all start at the same
-# queries.
+# has several query heads under a causal mask; twice as many if each query head has its
+# own programs, and without a mask.
 SIDE_TILES = 128
 # Key tiles of the heads that go backwards: at least two heads, at most half of all.
 BACKWARDS_TILES = 256
 # A single KV head takes the ordered walk only from this many key tiles on, because no
-# other head fills the SMs at its end. 65,536 keys were faster going backwards (head
-# dimension 64, one query head; others were not timed).
+# other head fills the SMs at its end.
 LONE_TILES = 512
 # --8<-- [end:limits]
 
@@ -61,8 +52,7 @@ class Shift(NamedTuple):
 
 class Ordered(NamedTuple):
     """The walk of `ordered`: `side` KV heads are interleaved, and those from `turn` on
-    go backwards. The query heads of a KV head are divided into `parts`, each scheduled
-    like a KV head.
+    go backwards. The query heads of a KV head are divided into `parts`.
     """
 
     side: int
@@ -72,9 +62,7 @@ class Ordered(NamedTuple):
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
     """Return how many heads the shift walk processes at a time, 0 if it can't run or
-    would leave SMs idle.
-
-    All programs of a head run at once, one per SM, and wait for one another.
+    would leave SMs idle. All programs of a head run at once, one per SM.
     """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
@@ -83,8 +71,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
-    # Under a causal mask a program needs tiles + 1 steps for two heads, and at most
-    # `tiles` for a last single one.
+    # Under a causal mask two heads take tiles + 1 steps, a last single one at most
+    # `tiles`.
     longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2

@@ -1,6 +1,4 @@
-"""Report which attention kernels run on a GPU with the installed Triton, and log once
-per process why faster ones don't.
-"""
+"""Report which attention kernels run on a GPU, and log once why faster ones don't."""
 
 import logging
 from functools import cache
@@ -31,8 +29,8 @@ LOGGED: set[str] = set()
 
 
 def log_slower(reason: str) -> None:
-    """Log a reason for slower kernels, once per process and reason. This is a log
-    message and not a warning, since the calling program is not at fault.
+    """Log a reason for slower kernels, once per process and reason. No warning, since
+    the calling program is not at fault.
     """
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED:
@@ -41,9 +39,7 @@ def log_slower(reason: str) -> None:
 
 
 def log_hopper_refusal(q: Tensor, reason: str) -> None:
-    """Log why the Hopper kernels refuse a large input, if another Triton or other
-    strides would help.
-    """
+    """Log why the Hopper kernels refuse a large input, if that can be remedied."""
     if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
         return
     if q.device.type == "cuda" and (
@@ -70,8 +66,8 @@ def check_device(device: torch.device) -> None:
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
-    """Return for each kernel family, fastest first, whether it runs on this device or
-    what it lacks.
+    """Return for each kernel family, fastest first, whether it runs here or what it
+    lacks.
     """
     if device.type != "cuda":
         status = (
@@ -92,7 +88,7 @@ def describe_kernels_for(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
     """Return `describe_kernels` for a compute capability and a version of Triton, with
-    `timed` launch configurations tuned by the owner.
+    `timed` configurations tuned by the owner.
     """
     if interpreted:
         version_text = "the interpreter of TRITON_INTERPRET=1"

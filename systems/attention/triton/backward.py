@@ -1,15 +1,14 @@
 """The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
-algorithm 2).
+algorithm 2). SPLITS and letters as in `forward`.
 
 The first kernel computes dq: one program per tile of queries loops over the keys.
 Because it holds rows of do, it also computes their delta = rowsum(o · do). The second
 kernel computes dk and dv: one program per tile of keys loops over the queries. Each
 recomputes P = exp(S - lse). No two programs write the same output, so there are no
-atomics and results are bitwise reproducible. SPLITS and letters as in `forward`.
+atomics and results are bitwise reproducible.
 
-The second kernel needs two statistics of each query, lse and delta. They are adjacent
-in memory: loaded separately, a tile's 64 numbers are fewer than the threads, and Triton
-3.6 has each thread load 32 single numbers per step.
+lse and delta of a query are adjacent in memory, because loading them separately takes
+the second kernel many small loads.
 """
 
 import triton
@@ -46,9 +45,7 @@ def dq_steps(
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Accumulate dq (without its scale) of one tile of queries over every SPLITS-th
-    tile of keys from `first` to `last`.
-    """
+    """Accumulate unscaled dq of a tile of queries over every SPLITS-th tile of keys."""
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -110,12 +107,11 @@ def dq_kernel(
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq of one tile of queries of one head. Grid and order are those of the
-    forward kernel.
+    """Compute dq of one tile of queries of one head. Grid as in the forward kernel.
 
-    statistics_ptr receives (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e), and
-    delta, which is subtracted from dp. With SPLITS > 1 dq_ptr receives (SPLITS, batch,
-    heads, n_q, HEAD), for `sum_kernel`.
+    statistics_ptr receives (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e) and
+    delta. With SPLITS > 1 dq_ptr receives (SPLITS, batch, heads, n_q, HEAD), for
+    `sum_kernel`.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
@@ -172,9 +168,8 @@ def dq_kernel(
     row_index, inside = batch_head * n_q + rows, rows < n_q
     lse = tl.load(lse_ptr + row_index, mask=inside, other=float("inf"))
     lse_log2 = drop_huge_lse(lse) * LOG2E
-    # Only split 0 stores; the other splits have the same numbers. Not `inside & (split
-    # == 0)`: the interpreter makes integers of that, which Triton 3.9 refuses as a
-    # mask.
+    # Only split 0 stores. Not `inside & (split == 0)`: the interpreter makes integers
+    # of that, which Triton 3.9 refuses as a mask.
     stored = rows < tl.where(split == 0, n_q, 0)
     tl.store(statistics_ptr + 2 * row_index, lse_log2, mask=stored)
     tl.store(statistics_ptr + 2 * row_index + 1, delta, mask=stored)
@@ -220,8 +215,8 @@ def dkdv_steps(
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk (without its scale) and dv of one tile of keys over every SPLITS-th
-    tile of queries from `first` to `last`. All scores are transposed: [keys, queries].
+    """Accumulate dk (unscaled) and dv of a tile of keys over every SPLITS-th tile of
+    queries. All scores are transposed: [keys, queries].
     """
     for start in range(first, last, BQ * SPLITS):
         rows = start + tl.arange(0, BQ)
@@ -294,10 +289,8 @@ def dkdv_kernel(
     UNIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
-    x KV heads x SPLITS.
-
-    With SPLITS > 1 dk_ptr and dv_ptr receive (SPLITS, batch, heads, n_k, HEAD), for
-    `sum_kernel`.
+    x KV heads x SPLITS. With SPLITS > 1 dk_ptr and dv_ptr receive (SPLITS, batch,
+    heads, n_k, HEAD), for `sum_kernel`.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
@@ -404,9 +397,7 @@ def sum_splits(
     batch, heads, n, SPLITS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits (SPLITS, batch, heads, n, HEAD) of ROWS rows of a gradient, always
-    in the same order.
-    """
+    """Sum the splits (SPLITS, batch, heads, n, HEAD) of ROWS rows, in a fixed order."""
     out_ptr, rows, columns, row_index = locate_rows(
         program, out_ptr, stride_b, stride_h, heads, n, ROWS, D
     )
@@ -442,9 +433,7 @@ def sum_kernel(
     DQ_SPLITS: tl.constexpr, DKDV_SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of dq, dk and dv into those gradients whose loops were split.
-    Grid: programs for dq, then dk, then dv.
-    """
+    """Sum the splits of dq, dk and dv. Grid: programs for dq, then dk, then dv."""
     program = tl.program_id(0)
     dq_programs = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0
     dk_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads

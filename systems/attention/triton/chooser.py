@@ -1,7 +1,5 @@
-"""Choose the launch configuration of a Triton kernel for a GPU.
-
-With few rows the table `FEW_ROWS` decides. With many rows configurations tuned on this
-GPU (`tuned`) override the table `CONFIGS`.
+"""Choose the launch configuration of a Triton kernel: from `FEW_ROWS` with few rows,
+else as tuned on this GPU (`tuned`) or from `CONFIGS`.
 """
 
 from functools import cache
@@ -20,7 +18,7 @@ INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """Return the key of the table for a compute capability. Unknown GPUs get the table
+    """Return the key of the table for a compute capability; for unknown GPUs the table
     that needs the least shared memory.
     """
     if capability[0] in (9, 12):
@@ -45,8 +43,8 @@ def select_by_mask(entry: Config | ByMask, causal: bool) -> Config:
 
 @cache
 def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
-    """Return the configurations that the owner of this GPU had timed, for many rows:
-    {(arithmetic, kernel, padded head dimension, causal): configuration}.
+    """Return the configurations tuned on this GPU, for many rows: {(arithmetic, kernel,
+    padded head dimension, causal): configuration}.
     """
     if not any(TUNED.glob("*.json")):
         return {}
@@ -62,10 +60,8 @@ def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Conf
 def choose_config(
     kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
 ) -> Config:
-    """Return the configuration of a kernel ("forward", "dkdv" or "dq") for head
-    dimension d and a kind of `arithmetic`.
-
-    `rows` counts the tiled rows of all heads: queries, or keys for dkdv.
+    """Return the configuration of a kernel ("forward", "dkdv" or "dq"). `rows` counts
+    the tiled rows of all heads: queries, or keys for dkdv.
     """
     if device.type == "cpu":
         return INTERPRETER_CONFIG

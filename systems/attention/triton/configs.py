@@ -1,7 +1,5 @@
 """Types of launch configurations of the Triton kernels, and the choice of loop splits
 and of head swizzle.
-
-`tables` holds the configurations, `chooser` selects one.
 """
 
 from functools import cache
@@ -20,12 +18,11 @@ class Config(NamedTuple):
     `registers` limits the registers per thread, so that more programs fit on an SM.
     Even 255, the hardware's limit, is worth setting: without a limit NVIDIA's assembler
     gives a thread that needs more only 32, and spills the rest. `ahead`: a previous
-    kernel has split float32 q, k, v and do into limbs; a step splits only p and ds.
+    kernel has split float32 q, k, v and do into limbs.
 
-    `recompute`: what a backward step recomputes to save space. "addresses": the
-    addresses of its tiles, which take two registers per copy. "tiles": these addresses,
-    and each tile used in two matmuls is loaded twice (from L2), so that shared memory
-    holds it only briefly.
+    `recompute` saves registers in a backward step. "addresses": recompute the addresses
+    of tiles. "tiles": also load tiles twice, so that shared memory holds them only
+    briefly.
     """
 
     q: int
@@ -56,11 +53,8 @@ class ByMask(NamedTuple):
 # --8<-- [start:splits]
 class SplitRule(NamedTuple):
     """Rule to split loops until an SM has `warps` warps, with at least `least_rows`
-    rows per split.
-
-    With fewer than `least_splits` splits not splitting is faster. Rows are those of a
-    whole loop; a causal mask halves them on average. Partial results of splits must be
-    written, read and combined, which pays off only for long loops.
+    rows per split and at least `least_splits` splits. Partial results must be written,
+    read and combined, which pays off only for long loops.
     """
 
     warps: int
@@ -68,9 +62,7 @@ class SplitRule(NamedTuple):
     least_splits: int = 2
 
 
-# Many warps hide latency and even out long and short tiles. Combining costs relatively
-# more if matmuls are cheap: two splits save half of a loop, four save three quarters,
-# and both add one launch.
+# Many warps hide latency. Combining costs relatively more if matmuls are cheap.
 SPLIT_RULES = {
     "half": (
         SplitRule(warps=8, least_rows=128, least_splits=4),
@@ -82,9 +74,8 @@ SPLIT_RULES = {
 MAX_SPLITS = 16
 # --8<-- [end:splits]
 # L2 budget for k and v of the heads that run concurrently, of 40 MiB (A100) or 50 MiB
-# (Hopper). Above it programs of one head drift apart and no longer share loads of k and
-# v. Float32 may use more, because its matmuls are slow; k and v count as 4 bytes per
-# element, although three limbs take 6.
+# (Hopper). Above it programs of one head drift apart and no longer share loads. Float32
+# may use more, because its matmuls are slow.
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
 # {pass: {padded head dimension: configuration, or one per mask}}; {arithmetic: Passes}.
@@ -94,10 +85,7 @@ ByArithmetic = dict[str, Passes]
 
 class FewRows(NamedTuple):
     """Configurations that are faster if all heads together have at most `most_rows`
-    rows.
-
-    They mostly have smaller tiles, which occupy more SMs. Splitting float32 into limbs
-    ahead rarely pays with few rows, because few programs read the limbs.
+    rows: mostly smaller tiles, which occupy more SMs.
     """
 
     most_rows: int
@@ -117,10 +105,8 @@ def count_sms(device: torch.device) -> int:
 def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """Return the number of splits of a loop over n rows in steps of `rows`: a power of
-    two, so that few kernels are compiled.
-
-    There are `programs` tiles, each with `warps` warps if its loop is not split.
+    """Return the number of splits of a loop over n rows in steps of `rows`, a power of
+    two. There are `programs` tiles, each with `warps` warps if its loop is not split.
     """
     if device.type == "cpu":
         return 1
@@ -135,9 +121,8 @@ def count_splits(
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
     """Return the head swizzle: how many heads run their long tiles before any short
-    tile. Their k and v fit the L2 budget.
-
-    Without a mask all tiles are equally long, and one head after another reads less.
+    tile, so that their k and v fit the L2 budget; 1 without a mask, when all tiles are
+    equally long.
     """
     if not causal:
         return 1

@@ -2,20 +2,17 @@
 algorithm 1).
 
 One program (Triton's thread block) per tile of queries loops over the tiles of keys
-with online softmax; scores stay on chip, and only o and lse are written. Tiles above
-the causal diagonal are skipped, and only tiles that the diagonal cuts are masked.
-Scores are in base 2, since GPUs compute exp2: scale · log2(e) is one factor.
+with online softmax; only o and lse are written. Tiles above the causal diagonal are
+skipped, and only tiles that the diagonal cuts are masked. Scores are in base 2, since
+GPUs compute exp2.
 
 If there are too few tiles to fill the GPU, the loop of a tile is split: each of SPLITS
-programs takes every SPLITS-th step, and a second kernel combines their partial results
-in a fixed order.
+programs takes every SPLITS-th step, and a second kernel combines their partial results.
 
 Letters: q k v o, d for gradients; s scores, p probabilities, m running maximum, l
 running sum, lse = log Σ exp s. UPPER case means known at compile time. BQ and BK are
 the rows of a tile; HEAD is the head dimension, D the same padded to a power of two;
-GROUP query heads share a KV head. LIMBS is the number of 16-bit limbs of an operand
-(see `primitives`); UNIT divides all strides except that of d. On a CPU Triton's
-interpreter runs the same kernels.
+GROUP query heads share a KV head; LIMBS as in `primitives`; UNIT divides the strides.
 """
 
 import triton
@@ -49,9 +46,7 @@ def forward_steps(
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run online softmax of one tile of queries over every SPLITS-th tile of keys from
-    `first` to `last`.
-    """
+    """Run online softmax of one tile of queries over every SPLITS-th tile of keys."""
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -110,20 +105,18 @@ def forward_kernel(
     GROUP: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute o and lse of one tile of queries of one head. Grid: tiles of queries x
-    batch x heads x SPLITS.
+    """Compute o and lse of one tile of queries. Grid: tiles x batch x heads x SPLITS.
 
     With SPLITS > 1, store the state of online softmax for `combine_kernel`: o_ptr takes
-    acc (SPLITS, batch, heads, n_q, HEAD), lse_ptr takes m and l (2, SPLITS, batch,
-    heads, n_q).
+    acc (SPLITS, batch, heads, n_q, HEAD), lse_ptr m and l (2, SPLITS, batch, heads,
+    n_q).
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
     stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
     stride_ob, stride_oh, stride_on = hint_unit(stride_ob, stride_oh, stride_on, UNIT)
     tiles = tl.cdiv(n_q, BQ)
-    # Under a causal mask the last tile has the most keys, so it starts first: no long
-    # tile is left at the end.
+    # Under a causal mask the last tile has the most keys, so it starts first.
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
@@ -189,9 +182,7 @@ def combine_kernel(
     heads, n_q, scale_log2, SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of ROWS rows of one head into o and lse: rescale their partial
-    results to one maximum and sum them.
-    """
+    """Combine the splits of ROWS rows of one head into o and lse."""
     program = tl.program_id(0)
     o_ptr, rows, columns, row_index = locate_rows(
         program, o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D

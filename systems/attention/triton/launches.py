@@ -1,7 +1,5 @@
-"""Launchers of the Triton kernels: kernels, constants and outputs for tensors of one
-layout.
+"""Launchers of the Triton kernels for tensors of one layout, cached.
 
-Everything that depends only on dtypes, shapes and strides is computed once and cached.
 A pass launches up to four kernels: split float32 into bfloat16 limbs (if the
 configuration has `ahead`); forward, or dq and dkdv; combine or sum (if loops are
 split).
@@ -31,15 +29,13 @@ from systems.attention.triton.configs import Config, choose_head_swizzle, count_
 from systems.attention.triton.forward import combine_kernel, forward_kernel
 from systems.attention.triton.primitives import LOG2E, limbs_kernel
 
-# Elements of the result that a program combines: each thread loads four of each split.
-# More elements would leave fewer programs, each waiting for more loads.
+# Elements of the result that a program combines: four per thread and split.
 COMBINED_ELEMENTS = 512
 # Elements that a program splits into limbs.
 LIMB_ELEMENTS = 2048
 # `dkdv_kernel` indexes two statistics per row with 32 bits.
 MAX_LENGTH = 2**30
-# bfloat16 limbs per float32. Tensor cores can't multiply float32; three limbs reach its
-# precision, two keep 16 bits.
+# bfloat16 limbs per float32: three reach its precision, two keep 16 bits.
 LIMBS = {"half": 1, "high": 2, "highest": 3}
 # Argument `input_precision` of tl.dot for operands not split ahead.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
@@ -47,8 +43,7 @@ PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 def choose_arithmetic(dtype: torch.dtype) -> str:
     """Return the arithmetic of matmuls: "half" for 16-bit dtypes; for float32 "high" or
-    "highest", as set by `torch.set_float32_matmul_precision` or
-    `torch.backends.cuda.matmul.fp32_precision`.
+    "highest", as `torch.set_float32_matmul_precision` sets it.
     """
     if dtype != torch.float32:
         return "half"
@@ -57,10 +52,8 @@ def choose_arithmetic(dtype: torch.dtype) -> str:
 
 
 def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """Return x and its layout, or a copy with contiguous rows and the layout of that.
-
-    Many programs read each tile, and gaps within rows cost each of them many loads. The
-    gradient of a sum, one number with strides of zero, is materialized here.
+    """Return x and its layout, or those of a copy with contiguous rows, because gaps
+    within rows cost many loads.
     """
     shape_strides = shape_and_strides(x)
     if shape_strides[1][-1] == 1:
@@ -70,17 +63,12 @@ def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
 
 
 def allocate_output(x: Tensor, splits: int) -> Tensor:
-    """Return the buffer that a kernel writes: x itself, or float32 (splits, *x.shape)
-    if its loops are split.
-    """
+    """Return x, or a float32 buffer (splits, *x.shape) if loops are split."""
     return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
 
 def output_layout(x: Layout, splits: int) -> Layout:
-    """Return the layout that `allocate_output` gives x (b, h, n, d).
-
-    With splits the batch dimension is splits · batches.
-    """
+    """Return the layout that `allocate_output` gives x: (splits · b, h, n, d)."""
     batch, heads, n, d = x.shape
     if splits == 1:
         return x
@@ -93,10 +81,8 @@ def collect_strides(*tensors: Layout) -> tuple[int, ...]:
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if 8 divides all strides except that of d but 16 does not, else 1.
-
-    Triton itself detects only divisibility by 16. Strides of dimensions of size 1 are
-    ignored.
+    """Return 8 if 8 divides all strides except that of d but 16, which Triton detects,
+    does not; else 1.
     """
     divisor = gcd(
         *(
@@ -147,9 +133,7 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
 
 
 class Forward(NamedTuple):
-    """The launches of a forward pass. `limbs` runs if float32 is split ahead, `combine`
-    if loops are split.
-    """
+    """Launches of a forward pass; `limbs` splits float32, `combine` joins splits."""
 
     limbs: Launch | None
     kernel: Launch
@@ -162,10 +146,8 @@ def forward_launches(
     splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
-    """Return the launches of a forward pass for q, k, v and o of these layouts.
-
-    Arguments not used here still belong to the cache key, because Triton compiles for
-    them.
+    """Return the launches of a forward pass for q, k, v and o of these layouts. Unused
+    arguments belong to the cache key, because Triton compiles for them.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -249,9 +231,7 @@ def run_forward(
 
 
 class Backward(NamedTuple):
-    """The launches of a backward pass. `limbs` runs if float32 is split ahead, `sums`
-    if loops are split.
-    """
+    """Launches of a backward pass; `limbs` splits float32, `sums` joins splits."""
 
     limbs: Launch | None
     dq: Launch

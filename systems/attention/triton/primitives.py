@@ -2,11 +2,10 @@
 limbs and multiply.
 
 Tensor cores multiply 16-bit numbers. A float32 is the sum of bfloat16 limbs, each the
-rounded remainder of the previous ones, and the product of two float32 is a sum of
-products of limbs (Henry, Tang and Heinecke 2019, arXiv 1904.06376). Products below the
-precision of the limbs are dropped: two limbs need three products and keep 16 bits
-(Triton's `bf16x3`), three limbs need six and keep the 24 bits of float32 (`bf16x6`).
-float16 and bfloat16 are one limb. Letters as in `forward`.
+rounded remainder of the previous ones, and a product of two float32 is a sum of
+products of limbs (Henry, Tang and Heinecke 2019, arXiv 1904.06376). Small products are
+dropped: two limbs need three products and keep 16 bits (Triton's `bf16x3`), three limbs
+need six and keep the 24 bits of float32 (`bf16x6`). Letters as in `forward`.
 """
 
 import triton
@@ -25,10 +24,8 @@ HUGE = tl.constexpr(2.0**28)
 # --8<-- [start:tiles]
 @triton.jit
 def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
-    """Return (tile, batch · heads + head, number of heads, split) of this program.
-
-    Head swizzle orders programs by group of `head_swizzle` heads, then tile, head and
-    split, so that no long tile starts after all other work is done.
+    """Return (tile, batch · heads + head, number of heads, split) of this program. Head
+    swizzle orders programs by group of `head_swizzle` heads, then tile, head and split.
     """
     # Always zero without splits, but a constant zero slows down the second loop.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
@@ -46,20 +43,16 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 
 @triton.jit
 def hint_unit(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
-    """Return the strides rewritten so that the compiler can prove that UNIT divides
-    them.
-
-    By itself it checks only divisibility by 16. A 16-byte load takes 8 numbers of 16
-    bits; a row of 40 would otherwise be loaded one number at a time.
+    """Return the strides, rewritten so that the compiler can prove that UNIT divides
+    them. By itself it checks only divisibility by 16, and a row of 40 would be loaded
+    one by one.
     """
     return stride_b // UNIT * UNIT, stride_h // UNIT * UNIT, stride_n // UNIT * UNIT
 
 
 @triton.jit
 def offsets(rows, columns, stride_n, stride_d):
-    """Return the offsets of a tile's elements, in 64 bits because a tensor can have
-    over 2³¹ elements.
-    """
+    """Return the offsets of a tile's elements in 64 bits, for over 2³¹ elements."""
     return (
         rows[:, None].to(tl.int64) * stride_n + columns[None, :].to(tl.int64) * stride_d
     )
@@ -82,10 +75,8 @@ def step_ptrs(
     stride_d,
     RECOMPUTE: tl.constexpr,
 ):
-    """Return pointers to the tile of a step, whose `rows` begin at `start`.
-
-    They are the first tile's pointers advanced, or with RECOMPUTE computed from
-    scratch, so that a thread keeps no offsets in registers between steps.
+    """Return pointers to the tile of a step, whose `rows` begin at `start`: the first
+    tile's advanced, or with RECOMPUTE computed from scratch to save registers.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
@@ -96,9 +87,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return the first step of this split in a loop. Splits take steps in turn,
-    continuing after the `steps` of earlier loops.
-    """
+    """Return the first step of this split after the `steps` of earlier loops."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
@@ -106,8 +95,8 @@ def first_step(split, steps, SPLITS: tl.constexpr):
 def round_to(x, TYPE: tl.constexpr):
     """Round float32 to the nearest value of TYPE."""
     if INTERPRETED and TYPE == tl.bfloat16 and x.dtype != TYPE:
-        # The interpreter truncates to the upper 16 bits, so add half a unit first, with
-        # ties to even. Clear the lower bits, which it could otherwise misread.
+        # The interpreter truncates, so add half a unit first, with ties to even. Clear
+        # the lower bits, which it could otherwise misread.
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(
             tl.float32, bitcast=True
@@ -175,11 +164,10 @@ def row_scale(m, scale_log2):
     """Return (factor, shift) for rows with largest score m: p = exp2(s · factor -
     shift).
 
-    The multiply-add rounds once, but `shift` = m · factor was rounded before, so the
-    largest p is exp2 of that rounding error instead of 1. For a huge score the error is
-    large, and p would be infinite or zero in the whole row. There `factor` is the next
-    power of two, whose products are exact. Two different huge scores are so far apart
-    that the smaller has p = 0 with either factor.
+    `shift` = m · factor is rounded before the multiply-add, so the largest p is exp2 of
+    that rounding error. For a huge score p would be infinite or zero in the whole row.
+    There `factor` is the next power of two, whose products are exact: different huge
+    scores are so far apart that the smaller has p = 0 with either factor.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)
@@ -198,10 +186,8 @@ def row_lse(m, l, shift, scale_log2):
 
 @triton.jit
 def drop_huge_lse(lse):
-    """Return lse for a backward pass, infinite where it is huge, so that p is zero in
-    that row.
-
-    A huge lse is too coarse: exp2(score - lse) would not be a probability.
+    """Return lse, infinite where it is so huge that exp2(score - lse) would be no
+    probability; p is zero in that row.
     """
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
 
@@ -212,9 +198,7 @@ def drop_huge_lse(lse):
 # --8<-- [start:limbs]
 @triton.jit
 def to_limbs(x, TYPE: tl.constexpr, LIMBS: tl.constexpr):
-    """Split float32 into a tuple of LIMBS limbs of TYPE, the largest first. One limb of
-    float32 is x itself.
-    """
+    """Split float32 into a tuple of LIMBS limbs of TYPE, the largest first."""
     limbs = (round_to(x, TYPE),)
     for i in tl.static_range(LIMBS - 1):
         x -= limbs[i].to(tl.float32)
@@ -271,9 +255,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def matmul(a, b, PRECISION: tl.constexpr):
-    """Return a @ b of tiles in limbs, in float32. Small products are added first, to
-    keep their bits.
-    """
+    """Return a @ b of tiles in limbs, in float32, adding small products first."""
     acc = tl.zeros([a[0].shape[0], b[0].shape[1]], tl.float32)
     for larger in tl.static_range(len(a)):
         for i in tl.static_range(len(a) - larger):
@@ -283,11 +265,8 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_matmul(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a @ b of tiles in limbs, in float32.
-
-    Tensor cores truncate sums. With 16-bit operands their rounding dominates; in
-    float32 a long sum would drift, so each step is summed on its own and added to acc
-    with rounding.
+    """Return acc + a @ b of tiles in limbs. Tensor cores truncate sums, so float32
+    steps are summed on their own and added to acc with rounding.
     """
     if len(a) == 1:
         acc = dot(a[0], b[0], acc, PRECISION)
@@ -310,10 +289,9 @@ def matmul_from_memory(
     CACHE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return acc + `matmul` of a and a tile in memory, or its transpose. Loads limb by
-    limb, so that shared memory holds one limb at a time.
-
-    A different CACHE keeps the compiler from reusing an earlier load of the tile.
+    """Return acc + `matmul` of a and a tile in memory, or its transpose, which is
+    loaded limb by limb. A different CACHE keeps the compiler from reusing an earlier
+    load.
     """
     limb = load_tile(ptrs, rows, columns, n, HEAD, RAGGED, CACHE)
     b = (tl.trans(limb),) if TRANSPOSED else (limb,)
@@ -372,9 +350,7 @@ def split_rows(
     heads, n, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     LIMBS: tl.constexpr,
 ):  # fmt: skip
-    """Split ROWS rows of a float32 tensor (batch, heads, n, HEAD) into limbs (batch,
-    heads, n, LIMBS, HEAD).
-    """
+    """Split ROWS rows of (batch, heads, n, HEAD) into limbs (..., LIMBS, HEAD)."""
     x_ptr, rows, columns, row_index = locate_rows(
         program, x_ptr, stride_b, stride_h, heads, n, ROWS, D
     )

@@ -1,9 +1,8 @@
 """Tables of launch configurations for each family of GPUs: by arithmetic, pass, padded
 head dimension and, where it matters, mask; and separate ones for few rows.
 
-The configurations for Hopper were timed on an H200. Those for other GPUs were not timed
-but chosen by the resources that the compiled kernels need. `tools/tune_flash.py` times
-configurations on your own GPU.
+Those for Hopper were timed on an H200, the others chosen by the resources that the
+compiled kernels need. `tools/tune_flash.py` times configurations on your own GPU.
 """
 
 from systems.attention.triton.configs import (
@@ -140,12 +139,9 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 
 # --- A100 -----------------------------------------------------------------------------
 # 163 KiB of shared memory per block. Every warp reads the whole streamed tile from
-# shared memory, which delivers 128 bytes per cycle. 16 x 8 x 16 matmuls that reuse
-# nothing in a warp would need 256. So the resident tile has 32 rows per warp if
-# registers allow it (128 rows on 4 warps); with 16 rows no two warps compute the same
-# matmul. No 16-bit loop spills: from d = 128 on dk, dv and two operands fill the
-# registers, so addresses are recomputed. A kernel of its own splits float32 into bf16
-# limbs beforehand, since splitting in the loop takes longer than the matmuls.
+# shared memory, so the resident tile has 32 rows per warp if registers allow it. From
+# d = 128 on dk, dv and two operands fill the registers, so addresses are recomputed. A
+# kernel of its own splits float32 into bf16 limbs beforehand.
 SM_80: ByArithmetic = {
     "half": {
         "forward": {
@@ -193,9 +189,8 @@ SM_80: ByArithmetic = {
             256: Config(16, 32, 4, 1, ahead=True),
         },
     },
-    # At d = 256 some Triton versions' assembler falls back to 32 registers and spills
-    # unless a limit is set. Two programs fit an SM if tiles are loaded twice, and spill
-    # less.
+    # At d = 256 some assemblers fall back to 32 registers and spill unless a limit is
+    # set. Two programs fit an SM if tiles are loaded twice.
     "highest": {
         "forward": {
             16: Config(64, 64, 4, 3, ahead=True),
@@ -224,8 +219,7 @@ SM_80: ByArithmetic = {
 # --- GeForce, A10, L4, L40S, and every GPU that is not named --------------------------
 # 99 KiB of shared memory per block, 48 warps per SM. Tensor cores accumulate in float32
 # at half rate or less and limit every loop, so the aims are to compute no matmul twice
-# and to fit two programs per SM. With float32 in limbs 99 KiB hold too few rows for
-# that unless the backward kernels load tiles twice.
+# and to fit two programs per SM.
 SM_86: ByArithmetic = {
     "half": {
         "forward": {
@@ -304,10 +298,9 @@ SM_86: ByArithmetic = {
 SM_120 = SM_86
 
 # --- B100, B200, B300 -----------------------------------------------------------------
-# 227 KiB of shared memory per block. Tensor cores read operands from tensor memory or
-# shared memory, in tiles of at least 64 rows, at full rate from 128 rows on. Tensor
-# memory has 512 columns for all programs of an SM. Float32 in limbs needs so many that
-# only small tiles fit, which run on the matmul instructions of the previous generation.
+# 227 KiB of shared memory per block. Tensor cores run at full rate from 128 rows on.
+# Tensor memory has 512 columns for all programs of an SM, so with float32 in limbs only
+# small tiles fit.
 SM_100: ByArithmetic = {
     "half": {
         "forward": {
@@ -381,8 +374,7 @@ SM_100: ByArithmetic = {
 }
 
 # --- All but Hopper, with few rows ----------------------------------------------------
-# Tiles of 128 rows would be fewer than the SMs; 64 rows make twice as many. Splitting
-# float32 ahead would add a launch.
+# Tiles of 128 rows would be fewer than the SMs.
 FEW_ROWS_OTHERS: FewByArithmetic = {
     "half": (
         FewRows(

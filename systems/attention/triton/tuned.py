@@ -1,8 +1,6 @@
-"""Launch configurations that the owner of a GPU had timed there: one JSON file per GPU
-model, written by `tools/tune_flash.py`.
-
-If a file is damaged, or was timed with other kernels or another Triton, this is logged
-once and the built-in tables apply. Reading a file needs only the standard library.
+"""Launch configurations that `tools/tune_flash.py` timed on the owner's GPU: one JSON
+file per GPU model. If a file is damaged, or was timed with other kernels or another
+Triton, this is logged once and the built-in tables apply.
 """
 
 import hashlib
@@ -16,8 +14,7 @@ from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# A file is valid for these kernels and launches. The chooser is left out of their hash,
-# because choosing a configuration doesn't change a kernel.
+# A file is valid for these kernels; choosing a configuration doesn't change them.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose_config")]
 # What is tuned, in this order: the most common head dimensions first.
@@ -42,8 +39,8 @@ def path_of(slug: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file. FileNotFoundError if it doesn't exist, ValueError
-    with a one-line message if it is damaged.
+    """Return the content of a file. ValueError with a one-line message if it is
+    damaged.
     """
     try:
         found = json.loads(path.read_bytes())

@@ -24,7 +24,7 @@ from tests.tools.render.svgs import figures, outside
 from tools.render import standalone
 from tools.render.frame import frame
 from tools.render.markdown import percent
-from tools.render.spanning import envelope, trace
+from tools.render.spanning import envelope
 from tools.render.stems.attention.columns import shape
 
 DOCS = ROOT / "docs"
@@ -146,13 +146,6 @@ def test_the_machine_is_as_its_data_sheet_says():
         f"{chip.fp32_flops_per_clock} FLOPs a clock",
         f"{chip.exponentials_per_clock} a clock",
     } <= set(texts("machine"))
-
-
-def test_a_memset_in_a_trace_is_no_kernel():
-    shown = trace.layer(*trace.step())
-    memsets = sum(kernel.name == "Memset" for kernel in shown.kernels)
-    assert memsets == 1
-    assert shown.work == f"{len(shown.kernels) - memsets} kernels and 1 memset"
 
 
 def test_the_picture_of_the_readme_stands_by_itself():

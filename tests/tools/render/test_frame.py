@@ -4,7 +4,7 @@ import pytest
 
 from systems.records.record import Row
 from tests.factories import make_record, make_row
-from tools.render.frame import Frame, clocks, frame, texts
+from tools.render.frame import Frame, clocks, frame
 from tools.render.rows import known, span
 
 FULL = Row({"size": "2.7B", "mode": "step", "precision": "bf16"}, "out_of_memory")
@@ -50,10 +50,7 @@ def test_rows_are_selected_and_arranged(found):
 
 def test_what_is_missing_says_why_and_what_is_misspelt_fails(found):
     full, absent = found.one(**FULL.config), found.one(size="xl")
-    assert (str(full["bytes"]), str(absent["bytes"])) == (
-        "out of memory",
-        "not measured",
-    )
+    assert f"{full['bytes']}, {absent['bytes']}" == "out of memory, not measured"
     assert str(full["forward ±"]) == str(full["step_ms"] / 2) == "out of memory"
     with pytest.raises(KeyError, match="bites"):
         found[0]["bites"]
@@ -89,17 +86,6 @@ def test_an_axis_becomes_columns(found):
     )
 
 
-def test_a_table_says_once_why_a_line_is_empty(found):
-    steps = found.where(mode="step", precision="bf16")
-    shown = steps.table(
-        "size", ("ms", "step_ms", "{:.1f}"), ("twice", lambda x: 2 * x["bytes"])
-    )
-    assert shown.splitlines()[2:] == [
-        "| small | 4.0 | 16 |",
-        "| 2.7B | out of memory |  |",
-    ]
-
-
 def test_wall_clock_and_gpu_time_stand_side_by_side():
     gpu = {"forward_gpu_ms": [2.0], "backward_gpu_ms": [1.5]}
     wall = {"forward_ms": [3.0], "backward_ms": [2.0]}
@@ -109,11 +95,3 @@ def test_wall_clock_and_gpu_time_stand_side_by_side():
         "| 1 | 5.0 | 3.5 | 1.5 | launch-bound |",
         "| 2 | 5.0 | not measured | not measured |  |",
     ]
-
-
-def test_facts_of_one_format():
-    missing = frame(make_record("end_to_end", FULL))[0]["step_ms"]
-    assert texts("{:.1f} ms", {"a": 1.25, "b": missing}) == {
-        "a": "1.2 ms",
-        "b": "out of memory",
-    }

@@ -27,16 +27,12 @@ def primary(monkeypatch, tmp_path):
     return read
 
 
-@pytest.mark.parametrize(
-    "text", ["a-gpu", '"a-gpu"', "'a-gpu'", "a-gpu  # ours", "\n    a-gpu"]
-)
+@pytest.mark.parametrize("text", ["a-gpu", "'a-gpu'", "a-gpu  # ours", "\n    a-gpu"])
 def test_primary_gpu_is_read_as_yaml(primary, text):
     assert primary(f"primary_gpu: {text}") == "a-gpu"
 
 
-@pytest.mark.parametrize(
-    "text", ["primary_gpu:", "primary_gpu: [a]", "primary_gpu: 3", "primary: a-gpu"]
-)
+@pytest.mark.parametrize("text", ["primary_gpu:", "primary_gpu: [a]", "primary: a-gpu"])
 def test_a_primary_gpu_that_is_no_name_is_refused(primary, text):
     with pytest.raises(RecordError, match=r"mkdocs.yml: extra.primary_gpu must name"):
         primary(text)

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from systems import ROOT
 from tests.factories import RESULTS, committed
 from tests.tools.render.svgs import figures, outside, overlapping, struck, words
-from tools.hooks.markup import number_figures
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, line, note, plot, spread
@@ -153,16 +152,3 @@ def test_labels_keep_their_order_and_their_distance():
     close = spread([21, 20, 20, 0], 10)
     gaps = [a - b for a, b in zip(close, close[1:], strict=False)]
     assert min(gaps) > 9.9 and sum(close) == pytest.approx(61)
-
-
-def test_figures_are_numbered_and_have_addresses():
-    page = (
-        '<figure class="a" id="mine"><svg></svg><figcaption>A</figcaption></figure>'
-        "<figure><img></figure>"
-        '<figure class="b">\n<figcaption markdown>B</figcaption></figure>'
-    )
-    built = number_figures(page)
-    assert 'href="#mine">Figure\N{NO-BREAK SPACE}1.</a> A' in built
-    assert '<figure id="figure-2" class="b">' in built
-    assert 'href="#figure-2">Figure\N{NO-BREAK SPACE}2.</a> B' in built
-    assert built.count("Figure") == 2

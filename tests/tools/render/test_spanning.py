@@ -1,0 +1,143 @@
+"""What spans experiments: the explorer, the calculator, the ladder, copied answers."""
+
+import json
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from systems.formulas.fit import peak_bytes
+from systems.formulas.memory_costs import Pass
+from systems.records.store import RecordError
+from tests.factories import RESULTS, committed, make_gpu, make_record, make_row
+from tools.render import load
+from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
+from tools.render.spanning.pages import answer_of, fragments
+from tools.render.stems.flash_ablation import ms
+
+FACTS = {"a": {"b": "1 ms"}}
+
+
+@pytest.fixture(scope="module")
+def found():
+    return load.load(RESULTS)
+
+
+def read_script(text: str) -> dict:
+    return json.loads(text.partition(" = ")[2])
+
+
+def test_the_explorer_has_the_median_of_each_metric_under_a_name_in_words(found):
+    data = read_script(explorer.fragments(found)["explorer.js"])
+    width, row, lines = len(explorer.TEXTS), [], []
+    for same, *rest in data["rows"]:
+        row = row[:same] + rest
+        line = [data["texts"][n] for n in row[:width]] + row[width:]
+        lines.append(dict(zip(data["columns"], line, strict=True)))
+    metrics = {line["metric"] for line in lines}
+    assert len(metrics) <= 40 and not any("_" in metric for metric in metrics)
+    config = {"size": "2.7B", "context": 512, "precision": "bf16"}
+    wanted = {**config, "stem": "end_to_end", "metric": "backward"}
+    (line,) = [
+        x
+        for x in lines
+        if (wanted | {"GPU": "NVIDIA H200"}).items() <= x.items()
+        and "mode step" in x["configuration"]
+    ]
+    row = committed("end_to_end").find(**config, mode="step")
+    samples = sorted(row.metrics["backward_ms"])
+    assert line["value"] == pytest.approx((samples[4] + samples[5]) / 2, rel=1e-5)
+    assert (line["unit"], line["samples"]) == ("ms", 10)
+
+
+def test_memory_was_measured_as_the_calculator_computes_it(found):
+    data = read_script(calculator.fragments(found)["calculator.js"])
+    assert len(data["memory"]) >= 15 and len(data["steps"]) >= 20
+    for point in data["memory"]:
+        names = ("size", "context", "precision", "attention", "checkpoint", "batch")
+        p = Pass(mode="step", **{name: point[name] for name in names})
+        assert peak_bytes(p) == pytest.approx(point["bytes"], rel=0.01)
+
+
+def test_without_records_predictions_stand_and_nothing_is_measured(found):
+    files, facts = ladder.fragments({}), envelope.facts({})
+    assert {*ladder.facts({}).values()} == {"not measured"}
+    assert calculator.facts({})["worst"] == "not measured"
+    assert "Not compiled" in files["ladder-needs.md"]
+    assert "Not measured" in files["ladder-bars.md"]
+    assert read_script(calculator.fragments({})["calculator.js"])["memory"] == []
+    assert facts.keys() == envelope.facts(found).keys()
+    assert facts["kernel_profile"]["softmax_bytes"] == "4.83 GB"
+    assert facts["kernel_profile"]["softmax_over_floor"] == "not measured"
+    assert "Not measured yet" in gpu.fragments({})["gpu-timelines.md"]
+
+
+def test_the_ladder_shows_what_was_compiled_for_its_triton_and_gpu_alone():
+    ours = committed("flash_ablation")
+    other = replace(ours, software={**ours.software, "triton": "0.0.1"})
+    elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
+    shown = [ladder.needs_table(each) for each in (ours, other, elsewhere)]
+    assert ["Not compiled" in table for table in shown] == [False, True, True]
+
+
+def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():
+    ours = committed("flash_ablation")
+    rows = [replace(r, metrics={**r.metrics, "ran": "triton"}) for r in ours.rows]
+    files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})
+    assert "any shape" in files["ladder-forward.md"]
+    for name in ("ladder-forward.md", "ladder-backward.md", "ladder-bars.md"):
+        assert "specialization" not in files[name]
+
+
+def test_one_outlying_call_decides_no_step():
+    row = make_row({"step": "forward"}, time_ms=[0.7, 1.1, 1.0, 1.2])
+    assert ms(make_record("flash_ablation", row), "forward") == 1.0
+
+
+def test_launches_bind_where_kernels_are_shorter_than_launches(found):
+    launches, softmax, products = envelope.regimes(load.ours(found, "kernel_profile"))
+    assert launches["each_us"] < launches["launch_us"]
+    assert launches["launch_us"] < softmax["each_us"] < products["each_us"]
+    assert softmax["of_memory"] > softmax["of_fp32"]
+    assert products["of_fp32"] > products["of_memory"]
+
+
+def test_another_gpu_has_no_parts_of_this_one(monkeypatch):
+    for module in (envelope, load):
+        monkeypatch.setattr(module, "primary_gpu", lambda: "acme-gpu")
+    other = replace(committed("kernel_profile"), device=make_gpu("ACME GPU"))
+    assert envelope.facts({"kernel_profile": [other]})["chip"]["sms"] == "not measured"
+
+
+def test_every_word_of_the_glossary_is_explained_once():
+    files = glossary.fragments()
+    forms = re.findall(r"^\*\[(.+?)\]: ", files["glossary-tooltips.md"], re.MULTILINE)
+    assert len(forms) == len(set(forms)) and {"warps", "Warps", "TMA"} <= set(forms)
+    terms = re.findall(r'<dt id="(.+?)">', files["glossary-terms.md"])
+    assert len(terms) == len(set(terms)) >= 25
+
+
+def test_an_answer_has_its_numbers_and_its_links_lead_to_its_own_page(tmp_path):
+    answer = (
+        "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md)."
+        '{@ if facts.a.b == "2" @} No.{@ endif @}'
+    )
+    for after in ("## Run it", "??? provenance", ""):
+        page = f"# T\n\n## Answer\n\n{answer}\n\n{after}\n"
+        (tmp_path / "a.md").write_text(page)
+        filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
+        assert answer_of("a", FACTS, tmp_path) == filled
+
+
+def test_an_answer_that_this_gpu_has_not_measured_is_not_copied():
+    (text,) = fragments(FACTS, {"warmup": False}).values()
+    assert "[start:warmup]" in text and "first step" not in text
+
+
+def test_a_page_without_an_answer_or_its_number_is_named(tmp_path):
+    (tmp_path / "a.md").write_text("# T\n")
+    with pytest.raises(RecordError, match=r'a\.md has no section "## Answer"'):
+        answer_of("a", FACTS, tmp_path)
+    (tmp_path / "a.md").write_text("# T\n\n## Answer\n\n{$ facts.a.c $}\n")
+    with pytest.raises(RecordError, match=r"a\.md: .*'c'"):
+        answer_of("a", FACTS, tmp_path)
