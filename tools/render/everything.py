@@ -2,8 +2,7 @@
 deterministic; no GPU, no torch.
 
 A stem's builder is the module of its name: `fragments(records)` gives the files that
-its page includes, `CAPTIONS` what stands above their tables, `facts(record)` the
-numbers that its sentences name.
+its page includes, `facts(record)` the numbers that its sentences name.
 """
 
 import json

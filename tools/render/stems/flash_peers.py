@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame
 from tools.render.load import constant
 from tools.render.markdown import per_device, percent
 from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
@@ -55,17 +56,7 @@ SHORT = 128
 # The shape of the leaderboard's test.
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
 CALLS = constant("flash_peers", "CALLS_COMPARED") + 1
-CAPTIONS = {
-    "table.md": "**The Hopper kernel at each shape:** throughput of forward + "
-    "backward, share of the data sheet's peak, and time relative to each library. "
-    "Below 1 the Hopper kernel is faster.",
-    "repeats.md": f"**Deterministic results,** compared bitwise over {CALLS} calls.",
-    "calls.md": f"**Launch overhead:** wall-clock time of a forward call at {SHORT} "
-    "tokens.",
-    "published.md": "**TFLOP/s at NVIDIA's shape, measured here and by NVIDIA:** 64 "
-    "query heads, 8 key heads, 8,192 tokens, causal. Both are sums of kernel times.",
-}
-# Lines of the figure: colour and marker.
+# Colour and marker of each line of the figure.
 LINES = {
     "fa4": (INK, "o"),
     "fa4_ordered": (DARK, "^"),
@@ -75,6 +66,7 @@ LINES = {
 }
 KEY = "● FA4   ▲ FA4, deterministic   ◆ cuDNN   ▼ FA2   ■ this guide"
 PANELS = ((64, True), (128, True), (128, False))
+fragments = Fragments()
 
 
 # Columns ------------------------------------------------------------------------------
@@ -107,8 +99,8 @@ def every_shape(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return the time of a pass over that of another implementation, missing where its
-    result is wrong or either is launch-bound.
+    """Return the time of a pass over another implementation's. It is missing where the
+    other result is wrong or either implementation is launch-bound.
     """
     own, other = x[whose], x[name]
     if error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
@@ -123,14 +115,16 @@ def error(x: Line, *results: str) -> float:
 
 
 def error_ratio(x: Line) -> float:
-    """Return the largest error of the Hopper kernel over its rival's, by result."""
+    """Return the largest ratio, over results, of the Hopper kernel's error to its
+    rival's.
+    """
     rival = x[RIVAL[x["dtype"]]]
     return most(error(x["ours"], of) / (error(rival, of) or MISSING) for of in RESULTS)
 
 
 def shape_text(x: Line) -> str:
-    """Return "8k · d 128 · full · 2 × 64/8 heads": tokens, head dimension, mask, batch
-    and heads, of keys too where these are fewer.
+    """Return "8k · d 128 · full · 2 × 64/8 heads": tokens, head dimension, mask, batch,
+    query heads and, if there are fewer, key heads.
     """
     batch, heads, n, d = (x[key] for key in ("batch", "heads", "n", "d"))
     tokens = f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}"
@@ -140,28 +134,19 @@ def shape_text(x: Line) -> str:
     batches = f"{batch} × " if batch > 1 else ""
     every = f"{batches}{heads}{of_keys} head{'s' if heads > 1 else ''}"
     parts = [tokens, f"d {d}", mask, every]
-    # A line breaks between two of them.
+    # A table cell may break between two parts, but not inside one.
     return " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
 
 
 # Tables and figure --------------------------------------------------------------------
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    reported = {r.device.slug: r for r in records if r.kind == "reported"}
-    records = measured(records)
-    return {
-        "figure.md": per_device(records, throughput_figure),
-        "table.md": per_device(records, shapes_table),
-        "repeats.md": per_device(records, repeats_table),
-        "calls.md": per_device(records, calls_table),
-        "published.md": per_device(
-            records,
-            lambda r: published_table(r, reported.get(f"reported-{r.device.slug}")),
-        ),
-    }
-
-
+@fragments.add(
+    "table.md",
+    "**The Hopper kernel at each shape:** throughput of forward + backward, share of "
+    "the data sheet's peak, and time relative to each library. Below 1 the Hopper "
+    "kernel is faster.",
+)
 def shapes_table(record: Record) -> str:
     over = {"FA4": "fa4", "FA4, deterministic": "fa4_ordered", "cuDNN": "sdpa_cudnn"}
     return shapes(record).table(
@@ -177,14 +162,17 @@ def shapes_table(record: Record) -> str:
     )
 
 
-def compared(record: Record | None, name: str) -> Frame:
-    """Rows whose results were compared between calls."""
+def compared_rows(record: Record | None, name: str) -> Frame:
+    """Return the rows of an implementation whose calls were compared bitwise."""
     found = frame(record, implementation=name)
     return found.where(lambda x: "repeats" in x.metrics)
 
 
-def repeats_table(record: Record) -> str:
-    found = ((name, compared(record, name)) for name in NAMES)
+@fragments.add(
+    "repeats.md", f"**Deterministic results,** compared bitwise over {CALLS} calls."
+)
+def determinism_table(record: Record) -> str:
+    found = ((name, compared_rows(record, name)) for name in NAMES)
     return Frame(
         Line(
             implementation=NAMES[name],
@@ -198,6 +186,10 @@ def repeats_table(record: Record) -> str:
     ).table("implementation", ("deterministic at shapes", "same"), ("varies", "varies"))
 
 
+@fragments.add(
+    "calls.md",
+    f"**Launch overhead:** wall-clock time of a forward call at {SHORT} tokens.",
+)
 def calls_table(record: Record) -> str:
     found = frame(record, n=SHORT, dtype="bf16").where(lambda x: x.get("call_ms"))
     return found.table(
@@ -206,8 +198,21 @@ def calls_table(record: Record) -> str:
     )
 
 
+@fragments.add_file(
+    "published.md",
+    "**TFLOP/s at NVIDIA's shape, measured here and by NVIDIA:** 64 query heads, 8 key "
+    "heads, 8,192 tokens, causal. Both are sums of kernel times.",
+)
+def published_file(records: list[Record]) -> str:
+    reported = {r.device.slug: r for r in records if r.kind == "reported"}
+    return per_device(
+        measured(records),
+        lambda r: published_table(r, reported.get(f"reported-{r.device.slug}")),
+    )
+
+
 def published_table(record: Record, reported: Record | None) -> str:
-    """TFLOP/s by the sum of kernels, and as NVIDIA reports them for this GPU."""
+    """Print TFLOP/s by GPU time beside those that NVIDIA reports for this GPU."""
     if reported is None:
         return ""
     names = ("ours", "fa4", "fa4_ordered", "sdpa_cudnn")
@@ -227,11 +232,12 @@ def published_table(record: Record, reported: Record | None) -> str:
 
 
 def kernel_rate(x: Line, of: str) -> float:
-    """Return TFLOP/s in GPU time; older records had it for this shape alone."""
+    """Return TFLOP/s by GPU time, which older records have for this shape alone."""
     before = f"{of}_kernels_ms"
     return flops(x, of) / x[before] / 1e9 if before in x.metrics else tflops(x, of)
 
 
+@fragments.add("figure.md")
 def throughput_figure(record: Record) -> str:
     found = shapes(record).where(lambda x: x.get("group", 1) == 1)
 
@@ -245,7 +251,7 @@ def throughput_figure(record: Record) -> str:
                 plots.line(axes, part.column("n"), rates, **look)
             plots.power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
             axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
-        # Once all are drawn: a limit of one ends the search for the others'.
+        # After the last line, because a limit stops matplotlib from fitting the axis.
         every[0].set_ylim(bottom=0)
 
     fa4, cudnn = (span(found.column(f"both / {n}")) for n in ("fa4", "sdpa_cudnn"))
@@ -274,40 +280,27 @@ def facts(record: Record | None) -> dict[str, str]:
         "fa4_both": found.column("both / fa4"),
         "ordered_both": found.column("both / fa4_ordered"),
     }
-    triton = {
-        f"triton_{d}": span(
-            relative_time(x, "both", "sdpa_cudnn", "ours_triton")
-            for x in found.where(d=d)
-        )
-        for d in (64, 128)
-    }
+
+    def span_of(whose: str, name: str, **wanted: int) -> str:
+        rows = found.where(**wanted)
+        return span(relative_time(x, "both", name, whose) for x in rows)
+
     return {
         **{name: span(values) for name, values in over.items()},
-        **triton,
+        **{
+            f"{name}_lost": say(counted(value > 1 for value in known(values)))
+            for name, values in over.items()
+        },
+        "triton_64": span_of("ours_triton", "sdpa_cudnn", d=64),
+        "triton_128": span_of("ours_triton", "sdpa_cudnn", d=128),
         "over_flash": span(found.column("both / sdpa_flash")),
         "fp32_both": span(shapes(record, "fp32").column("both / sdpa_efficient")),
-        "order_costs_fa4": span(
-            relative_time(x, "both", "fa4", "fa4_ordered") for x in found
-        ),
-        **texts(
-            "{}",
-            {
-                **{
-                    f"{name}_lost": counted(value > 1 for value in known(values))
-                    for name, values in over.items()
-                },
-                "shapes": len(found) or MISSING,
-            },
-        ),
-        **texts(
-            "{:.2f}",
-            {
-                "error_over_rival_most": most(map(error_ratio, found)),
-                "test_forward_over_any": 1 / test["forward / ours_triton"],
-                "test_backward_over_any": 1 / test["backward / ours_triton"],
-                "short_over_cudnn": short["call_over_cudnn"],
-            },
-        ),
+        "order_costs_fa4": span_of("fa4_ordered", "fa4"),
+        "shapes": say(len(found) or MISSING),
+        "error_over_rival_most": say(most(map(error_ratio, found)), "{:.2f}"),
+        "test_forward_over_any": say(1 / test["forward / ours_triton"], "{:.2f}"),
+        "test_backward_over_any": say(1 / test["backward / ours_triton"], "{:.2f}"),
+        "short_over_cudnn": say(short["call_over_cudnn"], "{:.2f}"),
         "fa4_error_80": say(error(wide, *RESULTS) if wide else MISSING, "{:.2g}"),
     }
 

@@ -4,7 +4,6 @@ precision, and what bf16 gains.
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 
 from systems.formulas.costs import forward_flops
 from systems.formulas.gpus import CONTEXT_BYTES
@@ -13,9 +12,10 @@ from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, gpu_columns, texts
-from tools.render.markdown import captioned, gib, per_device, percent
-from tools.render.rows import MISSING, known, measured, most, say, span
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame, gpu_columns
+from tools.render.markdown import gib, percent
+from tools.render.rows import MISSING, known, most, say, span
 from tools.render.stems.end_to_end.figures import (
     phases_figure,
     shares_figure,
@@ -25,85 +25,73 @@ from tools.render.stems.end_to_end.rows import BATCH, PRECISIONS, passes, steps
 
 PEAK = "peak_allocated_bytes"
 MODES = ("forward", "forward_backward", "step")
-# The sizes of sentences.
-TOLD = ("small", "2.7B")
-CAPTIONS = {
-    "headline.md": "A training step of each size at context 512.",
-    "fp32.md": (
-        "Each pass in fp32 at every size and context: mean ± standard deviation. "
-        "Backward and optimizer are phases of the step."
-    ),
-    "speedup-table.md": (
-        "fp32 against bf16 autocast at every size and context. Forward is that of a "
-        "training step, which keeps its graph: a pass without one has less to do."
-    ),
-    "speedup-tf32.md": "What TF32 and bf16 gain over fp32 in each pass, context 512.",
-}
+# The sizes that sentences and the open rows of tables show.
+SHOWN_SIZES = ("small", "2.7B")
+fragments = Fragments()
+fragments.add("shares.md")(shares_figure)
+fragments.add("phases.md")(phases_figure)
+fragments.add("speedup.md")(speedup_figure)
 
 
 # Tables -------------------------------------------------------------------------------
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    ours = measured(records)
-    grid = partial(passes_table, batch=BATCH)
-    noted = partial(passes_table, names=("size", "batch", "precision"), batch=(32, 64))
-    return {
-        "fp32.md": per_device(records, partial(grid, precision="fp32")),
-        "bf16.md": per_device(ours, partial(grid, precision="bf16")),
-        "batches.md": per_device(records, noted),
-        "headline.md": per_device(ours, headline_table),
-        "10B.md": per_device(ours, ten_billion_table),
-        "shares.md": per_device(ours, shares_figure),
-        "phases.md": per_device(ours, phases_figure),
-        "speedup.md": per_device(ours, speedup_figure),
-        "speedup-table.md": per_device(ours, speedup_table),
-        "speedup-tf32.md": per_device(ours, tf32_table),
-    }
-
-
-def passes_table(
-    record: Record, names: tuple[str, ...] = ("size", "context"), **wanted: object
-) -> str:
-    """A row for each cell, a column for each pass; as others report theirs, if a record
-    is reported.
-    """
+@fragments.add(
+    "fp32.md",
+    "Each pass in fp32 at every size and context: mean ± standard deviation. Backward "
+    "and optimizer are phases of the step.",
+    reported=True,
+)
+def fp32_table(record: Record) -> str:
     if record.kind == "reported":
-        rows, names = frame(record, **wanted), ("size", "context", "batch", "precision")
-        parts = {"forward": "forward", "backward": "backward"}
-        parts |= {"total": "forward + backward"}
-        columns: list[tuple[str, Callable[[Line], str]]] = [
-            (f"{head}, ms", partial(reported, part)) for part, head in parts.items()
-        ]
-        columns.append(("status", lambda x: x.why))
-        # Nobody reports all of them.
-        found = [column for column in columns if any(map(column[1], rows))]
-        return rows.table(*names, *found, alike=names[1:])
-    cells = passes(record).where(**wanted).pivot("mode", *MODES)
-    return cells.table(
-        *names,
+        return reported_table(record)
+    return passes_table(record, "fp32")
+
+
+@fragments.add("bf16.md")
+def bf16_table(record: Record) -> str:
+    return passes_table(record, "bf16")
+
+
+def reported_table(record: Record) -> str:
+    """Print the columns that the source of this record reports."""
+    rows = frame(record, precision="fp32", batch=BATCH)
+    heads = {"forward": "forward", "backward": "backward"}
+    heads |= {"total": "forward + backward"}
+    columns: list[tuple[str, Callable[[Line], str]]] = [
+        (f"{head}, ms", lambda x, part=part: reported_mean_std(x, part))
+        for part, head in heads.items()
+    ]
+    columns.append(("status", lambda x: x.why))
+    shown = [column for column in columns if any(map(column[1], rows))]
+    names = ("context", "batch", "precision")
+    return rows.table("size", *names, *shown, alike=names)
+
+
+def reported_mean_std(x: Line, part: str) -> str:
+    mean, std = (x.get(f"{part}_{name}_ms", None) for name in ("mean", "std"))
+    return f"{mean:.2f} ± {std:.2f}" if mean else ""
+
+
+def passes_table(record: Record, precision: str) -> str:
+    """Print a row for each size and context, with a column for each pass."""
+    cells = passes(record).where(batch=BATCH, precision=precision)
+    return cells.pivot("mode", *MODES).table(
+        "size",
+        "context",
         ("forward, ms", "forward.step ±"),
         ("forward + backward, ms", "forward_backward.step ±"),
         ("backward, ms", "step.backward ±"),
         ("optimizer, ms", "step.optimizer ±"),
         ("step, ms", "step.step ±"),
-        *gpu_time_columns("step"),
+        *((head, lambda x, of=of: of(x["step"])) for head, of in gpu_columns("step")),
         ("share of peak", "step.share", percent),
         ("peak GiB", f"step.{PEAK}", gib),
         telling=lambda x: x["context"] == 512,
     )
 
 
-def gpu_time_columns(mode: str) -> list[tuple[object, ...]]:
-    """The columns of `clocks` beside wall-clock time, of a pass of a pivoted row."""
-    return [(head, lambda x, of=of: of(x[mode])) for head, of in gpu_columns("step")]
-
-
-def reported(part: str, x: Line) -> str:
-    mean, std = (x.get(f"{part}_{name}_ms", None) for name in ("mean", "std"))
-    return f"{mean:.2f} ± {std:.2f}" if mean else ""
-
-
+@fragments.add("headline.md", "A training step of each size at context 512.")
 def headline_table(record: Record) -> str:
     bf16 = steps(record).where(context=512).arrange(size=TABLE_1, precision=["bf16"])
     return bf16.table(
@@ -118,19 +106,23 @@ def headline_table(record: Record) -> str:
     )
 
 
-def short(ms: float) -> str:
-    """For the widest table: tenths of a time below 100 ms."""
+def tenths_below_100(ms: float) -> str:
     return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
 
 
+@fragments.add(
+    "speedup-table.md",
+    "fp32 against bf16 autocast at every size and context. Forward is that of a "
+    "training step, which keeps its graph: a pass without one has less to do.",
+)
 def speedup_table(record: Record) -> str:
     shown = [
         column
-        for name in ("forward", "backward", "step")
+        for name, gain in GAINS.items()
         for column in (
-            (f"{name} fp32, ms", f"fp32.{name}_ms", short),
-            (f"{name} bf16, ms", f"{name}_ms", short),
-            (f"{name} fp32 / bf16", GAINS[name], "{:.2f}"),
+            (f"{name} fp32, ms", f"fp32.{name}_ms", tenths_below_100),
+            (f"{name} bf16, ms", f"{name}_ms", tenths_below_100),
+            (f"{name} fp32 / bf16", gain, "{:.2f}"),
         )
     ]
     bf16 = steps(record).where(precision="bf16")
@@ -140,6 +132,9 @@ def speedup_table(record: Record) -> str:
 GAINS = {"forward": "forward_gain", "backward": "backward_gain", "step": "gain"}
 
 
+@fragments.add(
+    "speedup-tf32.md", "What TF32 and bf16 gain over fp32 in each pass, context 512."
+)
 def tf32_table(record: Record) -> str:
     at_512 = steps(record).where(context=512)
     shown = [
@@ -151,16 +146,19 @@ def tf32_table(record: Record) -> str:
         )
     ]
     return at_512.arrange(size=TABLE_1, precision=PRECISIONS).table(
-        "size", "precision", *shown, telling=lambda x: x["size"] in TOLD
+        "size", "precision", *shown, telling=lambda x: x["size"] in SHOWN_SIZES
     )
 
 
+@fragments.add(
+    "10B.md", "`10B` at context 512: time, measured peak, and the peak by formula."
+)
 def ten_billion_table(record: Record) -> str:
-    """Passes of 10B beside what they need by formula, whether they fitted or not."""
+    """Print each pass of 10B with its predicted peak, even if it ran out of memory."""
     found = frame(record, size="10B", context=512).derive(
         predicted=lambda x: predicted_bytes(x["mode"], x["precision"])
     )
-    shown = found.arrange(precision=("fp32", "bf16"), mode=MODES).table(
+    return found.arrange(precision=("fp32", "bf16"), mode=MODES).table(
         "precision",
         ("pass", lambda x: x["mode"].replace("_", " and ")),
         ("time, ms", "step ±"),
@@ -168,8 +166,6 @@ def ten_billion_table(record: Record) -> str:
         ("predicted, GiB", "predicted", gib),
         left=2,
     )
-    caption = "`10B` at context 512: time, measured peak, and the peak by formula."
-    return captioned(caption, shown)
 
 
 def predicted_bytes(mode: str, precision: str) -> int:
@@ -182,64 +178,51 @@ def predicted_bytes(mode: str, precision: str) -> int:
 def facts(record: Record | None) -> dict[str, str]:
     found, of_steps = passes(record).where(batch=BATCH), steps(record)
     forward, bf16 = found.where(mode="forward"), of_steps.where(precision="bf16")
-    small, large = (
-        forward.one(size=size, context=128, precision="fp32") for size in TOLD
-    )
-    small_step, large_step = (
-        of_steps.one(size=size, context=128, precision="fp32") for size in TOLD
-    )
-    small_bf16, small_bf16_512 = (
-        forward.one(size="small", context=c, precision="bf16") for c in (128, 512)
-    )
+    short, fp32 = {"context": 128, "precision": "fp32"}, {"precision": "fp32"}
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
-    varied = known(asked(found).where(precision="fp32").column("variation"))
-    steady = sum(variation < 0.02 for variation in varied)
+    small_bf16 = forward.one(size="small", context=512, precision="bf16")
+    variations = known(select_repeatable(found).where(**fp32).column("variation"))
+    steady = sum(variation < 0.02 for variation in variations)
     gains = known(bf16.column("pass_gain"))
-    fp32_2_7B, tf32_2_7B, bf16_2_7B = (
-        of_steps.one(size="2.7B", context=512, precision=p) for p in PRECISIONS
+    step_fp32, step_bf16 = (
+        of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
     )
     return {
-        "forward_small_128_fp32": say(small["step_ms"], "{:.1f} ms"),
-        "mean_forward_small_128_fp32": mean_ms(small, "forward"),
-        "mean_forward_2_7B_128_fp32": mean_ms(large, "forward"),
-        "mean_backward_small_128_fp32": mean_ms(small_step, "backward"),
-        "mean_backward_2_7B_128_fp32": mean_ms(large_step, "backward"),
-        **texts(
-            percent,
-            {
-                "share_2_7B_512_fp32": large_512["share"],
-                "pass_share_fp32_2_7B_512": fp32_2_7B["pass_share"],
-                "pass_share_bf16_2_7B_512": bf16_2_7B["pass_share"],
-                "variation_most": most(varied),
-            },
+        "forward_small_128_fp32": say(
+            forward.one(size="small", **short)["step_ms"], "{:.1f} ms"
         ),
-        **texts(
-            "{:.2f}",
-            {
-                "growth_small_bf16": small_bf16_512["growth"],
-                "growth_2_7B_fp32": large_512["growth"],
-                "flops_growth_small": small_flops(512) / small_flops(128),
-                "speedup_small_128": bf16.one(size="small", context=128)["gain"],
-                "gain_most": most(gains),
-            },
-        ),
-        "speedup_2_7B_512": say(bf16_2_7B["gain"], "{:.1f}"),
+        **{
+            f"mean_{phase}_{key}_128_fp32": mean_std_ms(rows, phase, size=size, **short)
+            for phase, rows in (("forward", forward), ("backward", of_steps))
+            for key, size in (("small", "small"), ("2_7B", "2.7B"))
+        },
+        "share_2_7B_512_fp32": say(large_512["share"], percent),
+        "pass_share_fp32_2_7B_512": say(step_fp32["pass_share"], percent),
+        "pass_share_bf16_2_7B_512": say(step_bf16["pass_share"], percent),
+        "variation_most": say(most(variations), percent),
+        "growth_small_bf16": say(small_bf16["growth"], "{:.2f}"),
+        "growth_2_7B_fp32": say(large_512["growth"], "{:.2f}"),
+        "flops_growth_small": say(small_flops(512) / small_flops(128), "{:.2f}"),
+        "speedup_small_128": say(bf16.one(size="small", context=128)["gain"], "{:.2f}"),
+        "gain_most": say(most(gains), "{:.2f}"),
+        "speedup_2_7B_512": say(step_bf16["gain"], "{:.1f}"),
         "backward_over_forward": span(fp32_ratios(of_steps)),
-        "steady_rows": f"{steady} of {len(varied)}" if varied else say(MISSING),
+        "steady_rows": f"{steady} of {len(variations)}" if variations else say(MISSING),
         "slower_cells": say(sum(g < 1 for g in gains), f"{{}} of {len(gains)}"),
-        "gpu_memory": say(memory_of(record), lambda v: f"{gib(v)} GiB"),
-        "memory_2_7B_512_fp32": say(fp32_2_7B[PEAK], lambda v: f"{gib(v)} GiB"),
-        "runs_of_10B": runs_of_10b(record),
+        "gpu_memory": say(gpu_memory(record), lambda v: f"{gib(v)} GiB"),
+        "memory_2_7B_512_fp32": say(step_fp32[PEAK], lambda v: f"{gib(v)} GiB"),
+        "runs_of_10B": passes_of_10b(record),
     }
 
 
-def mean_ms(x: Line, phase: str) -> str:
-    """ "38.32 ± 0.36 ms"."""
+def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
+    """Return "38.32 ± 0.36 ms"."""
+    x = found.one(**wanted)
     return f"{x[f'{phase} ±']} ms" if x else say(x.missing)
 
 
-def asked(found: Frame) -> Frame:
-    """The passes whose variation the assignment asks for."""
+def select_repeatable(found: Frame) -> Frame:
+    """Select the passes whose variation the assignment asks for."""
     return found.where(mode=("forward", "forward_backward"))
 
 
@@ -252,12 +235,12 @@ def small_flops(context: int) -> int:
     return sum(forward_flops(**shape, context=context, batch=BATCH).values())
 
 
-def memory_of(record: Record | None) -> float:
+def gpu_memory(record: Record | None) -> float:
     return (record.device.memory_bytes if record else None) or MISSING
 
 
-# The passes of 10B that a GPU can run, by how many of MODES fit.
-RUNS = (
+# What a GPU can run of 10B, by how many of MODES fit.
+CAN_RUN = (
     "can run none of its passes",
     "can run a forward pass, but no backward pass",
     "can run forward and backward, but no optimizer step",
@@ -265,11 +248,11 @@ RUNS = (
 )
 
 
-def runs_of_10b(record: Record | None) -> str:
-    """By formula, in fp32."""
-    room = memory_of(record) - CONTEXT_BYTES
+def passes_of_10b(record: Record | None) -> str:
+    """Say which fp32 passes of 10B fit on this GPU by formula."""
+    room = gpu_memory(record) - CONTEXT_BYTES
     needs = [predicted_bytes(mode, "fp32") for mode in MODES]
-    return RUNS[sum(need <= room for need in needs)] if room else say(room)
+    return CAN_RUN[sum(need <= room for need in needs)] if room else say(room)
 
 
 # Claims -------------------------------------------------------------------------------
@@ -296,10 +279,10 @@ def backward_about_twice(record: Record) -> Judgement:
     because="then only the GPU's clock varies, in steps of about a hundredth.",
 )
 def passes_steady(record: Record) -> Judgement:
-    grown = asked(passes(record).where(lambda x: x["growth"] > 2, batch=BATCH))
-    found = known(grown.column("variation"))
-    at_most = say(most(found), percent)
-    numbers = f"Deviation over mean: at most {at_most}, in {len(found)} passes."
+    grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
+    found = known(select_repeatable(grown).column("variation"))
+    largest = say(most(found), percent)
+    numbers = f"Deviation over mean: at most {largest}, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)
 
 
@@ -310,14 +293,12 @@ def passes_steady(record: Record) -> Judgement:
 )
 def gain_grows(record: Record) -> Judgement:
     bf16 = steps(record).where(context=512, precision="bf16")
-    # Of the GPU, unless the record is from before its time was measured.
     by_size = bf16.arrange(size=TABLE_1)
-    clock, name = (
-        ("GPU", "pass_gpu_gain")
-        if known(by_size.column("pass_gpu_gain"))
-        else ("wall-clock", "pass_gain")
-    )
-    found = known(by_size.column(name))
-    texts = ", ".join(f"{g:.2f}" for g in found)
-    numbers = f"fp32 over bf16 in {clock} time: {texts}."
+    # Older records have no GPU time.
+    of_gpu = known(by_size.column("pass_gpu_gain"))
+    clock, found = "GPU", of_gpu
+    if not of_gpu:
+        clock, found = "wall-clock", known(by_size.column("pass_gain"))
+    gains = ", ".join(f"{gain:.2f}" for gain in found)
+    numbers = f"fp32 over bf16 in {clock} time: {gains}."
     return len(found) == len(TABLE_1) and (found == sorted(found), numbers)

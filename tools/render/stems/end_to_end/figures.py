@@ -5,7 +5,6 @@ from math import log
 
 from matplotlib.figure import Figure
 
-from systems.formulas.costs import find_peak
 from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render import plots
@@ -20,7 +19,7 @@ PHASES = {"forward": PALE, "backward": ACCENT, "optimizer": DARK}
 
 
 def by_size(found: Frame, name: str, cell: Cell) -> dict[str, list[tuple[str, float]]]:
-    """Rows of a heat map: a cell for each context of each size."""
+    """Return the rows of a heat map: a row for each size, a cell for each context."""
     contexts = contexts_of(found)
     return {
         size: [cell(found.one(size=size, context=c)[name]) for c in contexts]
@@ -33,9 +32,7 @@ def contexts_of(found: Frame) -> list[int]:
 
 
 def shares_figure(record: Record) -> str:
-    """Nothing without a data sheet: then there is no peak to have a share of."""
-    if not find_peak(record.device.slug):
-        return ""
+    """Draw nothing for a GPU whose data sheet is not listed: its peak is unknown."""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
     if not known(found.column("share")):
         return ""
@@ -106,7 +103,6 @@ def phases_figure(record: Record) -> str:
 
 
 def speedup_figure(record: Record) -> str:
-    """Nothing where no cell was measured in both precisions."""
     found = steps(record).where(lambda x: x["pass_gain"], precision="bf16")
     if not found:
         return ""

@@ -8,22 +8,21 @@ from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import MISSING, data_sheet
 
-# The batch of the assignment; those of the source notes stand in a table of their own.
+# The batch size of the assignment.
 BATCH = 4
 PRECISIONS = ("fp32", "tf32", "bf16")
-# Forward and backward together have the loss in them.
+# The phases of forward and backward together.
 PASSES = ("forward", "loss", "backward")
 
 
 def passes(record: Record | None) -> Frame:
-    """Every pass that was tried, beside the same at context 128."""
+    """Return every pass, joined with the same pass at context 128."""
     slug = record.device.slug if record else ""
     return (
         frame(record)
         .join("short", context=128)
         .derive(
             growth=lambda x: x["step_ms"] / x["short.step_ms"],
-            tflop=lambda x: flops(x) / 1e12,
             share=lambda x: share_of_peak(slug, x, x["step_ms"]),
             variation=lambda x: x.summary().variation,
         )
@@ -31,8 +30,8 @@ def passes(record: Record | None) -> Frame:
 
 
 def steps(record: Record | None) -> Frame:
-    """Training steps of the assignment's batch, beside those in fp32 and TF32. Forward
-    and backward together are compared, too: with the loss, without AdamW.
+    """Return training steps of the assignment's batch size, joined with those in fp32
+    and TF32. Columns that begin with `pass_` leave AdamW out.
     """
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
@@ -56,7 +55,7 @@ def steps(record: Record | None) -> Frame:
 
 
 def flops(x: Line) -> float:
-    """Matrix FLOPs of everything that the row timed."""
+    """Return the matmul FLOPs of all phases that the row timed."""
     if not x:
         return x.missing
     shape = {**asdict(SIZES[x["size"]]), "context": x["context"], "batch": x["batch"]}
@@ -66,7 +65,7 @@ def flops(x: Line) -> float:
 
 
 def share_of_peak(slug: str, x: Line, ms: float) -> float:
-    """FLOPs over a time, as a share of the GPU's data-sheet rate in this precision."""
+    """Return FLOPs over a time, as a share of the data sheet's rate."""
     return flops(x) / (ms / 1e3) / getattr(data_sheet(slug), x["precision"], MISSING)
 
 
@@ -78,6 +77,6 @@ def at(
     precision: str,
     batch: int = BATCH,
 ) -> Line:
-    """One row, for what reads several records."""
+    """Return one row, for pages that read several records."""
     wanted = {"size": size, "context": context, "mode": mode}
     return frame(record).one(**wanted, precision=precision, batch=batch)

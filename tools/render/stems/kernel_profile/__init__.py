@@ -8,122 +8,85 @@ from systems.model.sizes import TABLE_1
 from systems.profiling.kernel_names import MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import (
     OPEN,
+    at_most,
     columns,
     folded_name,
-    per_device,
     percent,
-    record_link,
     significant,
 )
-from tools.render.rows import Missing, known, measured, most, say, span
-from tools.render.stems.kernel_profile.figures import (
-    causes_figure,
-    roofline_figure,
-)
+from tools.render.rows import Missing, known, most, say, span
+from tools.render.stems.kernel_profile.figures import causes_figure, roofline_figure
 from tools.render.stems.kernel_profile.rows import (
     MATMULS,
     SOFTMAX_PART,
     Kernel,
     attention,
     by_name,
-    disagreement,
+    link_clock,
+    name_disagreement,
     passes,
     share,
     steps,
     total_ms,
-    unattributed,
+    unmarked_share,
 )
 
 CELL = ("size", "context", "precision")
 PRECISIONS = ("fp32", "bf16")
-# The pass whose kernels are listed one by one, and the sizes of sentences.
+# The pass whose kernels are listed one by one.
 LISTED = {"size": "small", "context": 512, "precision": "fp32"}
-TOLD = ("small", "2.7B")
-# Kernels that take less are not listed.
+# The sizes that sentences and the open rows of tables show.
+SHOWN_SIZES = ("small", "2.7B")
+# Kernels with a smaller share of the kernel time are not listed.
 LISTED_SHARE = 0.01
-
-CAPTIONS = {
-    "times.md": (
-        "Forward passes: median wall-clock time, the sum of their kernels, what is "
-        "idle."
-    ),
-    "top.md": "The kernel that takes longest, at context 512 in fp32.",
-    "others.md": (
-        "What else takes time in a forward pass of `small` at context 512 in fp32."
-    ),
-    "matmul.md": "The share of matmuls in kernel time at context 512.",
-    "gains.md": (
-        "Forward and backward in bf16: the share of wall-clock time in which the GPU "
-        "idles, the share of copies and casts in kernel time, and the gain over fp32."
-    ),
-    "attention.md": (
-        "Each part of attention at context 512, all layers of one forward pass in fp32."
-    ),
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    bodies = {
-        "times.md": times_table,
-        "top.md": top_table,
-        "others.md": others_table,
-        "matmul.md": matmul_table,
-        "gains.md": gains_table,
-        "attention.md": attention_table,
-        "causes.md": lambda record: clocked(record, causes_figure(record)),
-        "roofline.md": roofline_figure,
-    }
-    ours = measured(records)
-    return {name: per_device(ours, body) for name, body in bodies.items()}
-
-
-def clocked(record: Record, shown: str) -> str:
-    """What uses wall-clock time, and the record that has it."""
-    if not shown or record.clock is None:
-        return shown
-    link = record_link(record.clock)
-    return f"{shown}\n\nWall-clock time: {link} of `end_to_end`\n{{ .provenance }}"
+fragments = Fragments()
+fragments.add("causes.md")(causes_figure)
+fragments.add("roofline.md")(roofline_figure)
 
 
 # Tables -------------------------------------------------------------------------------
 
 
+@fragments.add(
+    "times.md",
+    "Forward passes: median wall-clock time, the sum of their kernels, what is idle.",
+)
 def times_table(record: Record) -> str:
-    """(a) Wall-clock time with and without the profiler, GPU span and GPU time."""
-    shown = (
-        passes(record)
-        .where(mode="forward")
-        .table(
-            *CELL,
-            ("wall, ms", "wall_ms", "{:.2f}"),
-            ("sum of kernels, ms", "busy_ms", "{:.2f}"),
-            ("idle", "idle_share", percent),
-            ("wall, profiled, ms", "profiled_ms", "{:.2f}"),
-            ("GPU span, profiled, ms", "span_ms", "{:.2f}"),
-            telling=lambda x: (
-                x["context"] == 512 and (x["precision"] == "fp32" or x["size"] in TOLD)
-            ),
-        )
+    """(a) Print wall-clock time with and without the profiler, GPU span, GPU time."""
+    found = passes(record).where(mode="forward")
+    shown = found.table(
+        *CELL,
+        ("wall, ms", "wall_ms", "{:.2f}"),
+        ("sum of kernels, ms", "busy_ms", "{:.2f}"),
+        ("idle", "idle_share", percent),
+        ("wall, profiled, ms", "profiled_ms", "{:.2f}"),
+        ("GPU span, profiled, ms", "span_ms", "{:.2f}"),
+        telling=lambda x: (
+            x["context"] == 512
+            and (x["precision"] == "fp32" or x["size"] in SHOWN_SIZES)
+        ),
     )
-    return clocked(record, shown)
+    return link_clock(record, shown)
 
 
+@fragments.add("top.md", "The kernel that takes longest, at context 512 in fp32.")
 def top_table(record: Record) -> str:
-    """(b) The kernel that takes longest, forward, and forward and backward together."""
+    """(b) Print the top kernel of the forward pass, and of both passes together."""
     found = passes(record).where(mode="forward", context=512, precision="fp32")
     tops = Frame(
         Line(x[top], size=x["size"], which=name)
-        for x in found.arrange(size=TOLD)
+        for x in found.arrange(size=SHOWN_SIZES)
         for name, top in TOPS.items()
         if not isinstance(x[top], Missing)
     )
     return tops.table(
         "size",
         ("pass", "which"),
-        ("top kernel", lambda x: folded(x["kernel"])),
+        ("top kernel", lambda x: format_name(x["kernel"])),
         ("calls", "calls", "{:g}"),
         ("share of kernel time", "of_whole", percent),
         left=3,
@@ -133,16 +96,20 @@ def top_table(record: Record) -> str:
 TOPS = {"forward": "top_forward", "forward and backward": "top_both"}
 
 
-def folded(kernel: Kernel) -> str:
-    """A matmul's whole name opens; that of an element-wise operation is hundreds of
-    letters long, and stands in the record.
+def format_name(kernel: Kernel) -> str:
+    """Return the kernel's short name, which opens to the whole name of a matmul. Names
+    of element-wise kernels have hundreds of letters; the record has them.
     """
     whole = kernel.name if kernel.category == MATMUL else kernel.short
     return folded_name(whole, kernel.short)
 
 
+@fragments.add(
+    "others.md",
+    "What else takes time in a forward pass of `small` at context 512 in fp32.",
+)
 def others_table(record: Record) -> str:
-    """(c) What else takes time in one forward pass, kernel by kernel."""
+    """(c) Print the kernels of one forward pass that are no matmuls."""
     x = frame(record).one(**LISTED, mode="forward")
     whole = total_ms(x)
     found = [
@@ -150,7 +117,7 @@ def others_table(record: Record) -> str:
     ]
     return columns(
         found,
-        ("kernel", folded),
+        ("kernel", format_name),
         ("category", lambda k: k.category),
         ("calls", lambda k: k.calls, "{:g}"),
         ("ms", lambda k: k.ms, "{:.3f}"),
@@ -160,8 +127,9 @@ def others_table(record: Record) -> str:
     )
 
 
+@fragments.add("matmul.md", "The share of matmuls in kernel time at context 512.")
 def matmul_table(record: Record) -> str:
-    """(d) Matmuls in inference, in forward and backward, and in a full step."""
+    """(d) Print the share of matmuls in inference, in both passes and in a step."""
     found = passes(record).where(mode="forward", context=512)
     return found.arrange(size=TABLE_1, precision=PRECISIONS).table(
         "size",
@@ -170,30 +138,39 @@ def matmul_table(record: Record) -> str:
         ("forward and backward", "matmul_both", percent),
         ("full step", "matmul_step", percent),
         ("AdamW in a full step", "adamw", percent),
-        telling=lambda x: x["size"] in TOLD,
+        telling=lambda x: x["size"] in SHOWN_SIZES,
     )
 
 
+@fragments.add(
+    "gains.md",
+    "Forward and backward in bf16: the share of wall-clock time in which the GPU "
+    "idles, the share of copies and casts in kernel time, and the gain over fp32.",
+)
 def gains_table(record: Record) -> str:
-    """Why bf16 gains less than its peak allows."""
+    """Print the gain from bf16, and why it is less than the peak rates allow."""
     shown = (
         steps(record)
         .where(precision="bf16")
         .table(
             "size",
             "context",
-            ("idle", lambda x: x["idle"] / x["wall_ms"], percent),
-            ("copies and casts", lambda x: x["copies"] / x["gpu_ms"], percent),
+            ("idle", "idle_share", percent),
+            ("copies and casts", "copies_share", percent),
             ("expected gain", "expected_gain", "{:.1f}"),
             ("measured gain", "gain", "{:.1f}"),
-            telling=lambda x: x["size"] in TOLD,
+            telling=lambda x: x["size"] in SHOWN_SIZES,
         )
     )
-    return clocked(record, shown)
+    return link_clock(record, shown)
 
 
+@fragments.add(
+    "attention.md",
+    "Each part of attention at context 512, all layers of one forward pass in fp32.",
+)
 def attention_table(record: Record) -> str:
-    """(e) Kernels, time, FLOPs and bytes of each part, and the rates reached."""
+    """(e) Print each part's kernels, time, FLOPs and bytes, and the rates reached."""
     return attention(record, context=512).table(
         "size",
         "part",
@@ -205,7 +182,7 @@ def attention_table(record: Record) -> str:
         ("share of peak", "of_fp32", percent),
         ("TB/s", lambda x: x["bandwidth"] / 1e12, "{:.2f}"),
         ("share of bandwidth", "of_bandwidth", percent),
-        telling=lambda x: x["size"] in TOLD,
+        telling=lambda x: x["size"] in SHOWN_SIZES,
     )
 
 
@@ -213,68 +190,60 @@ def attention_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found, by_cause = passes(record), steps(record)
+    found, bf16 = passes(record), steps(record).where(precision="bf16")
     forward = found.where(mode="forward")
     small, large = forward.one(**LISTED), forward.one(**LISTED | {"size": "2.7B"})
     short = forward.one(**LISTED | {"context": 128})
-    bf16 = by_cause.where(precision="bf16")
-    launching = bf16.one(size="small", context=128)
-    casting, later = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
+    idle = bf16.one(size="small", context=128)["idle_share"]
+    early, late = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
     in_bf16 = forward.one(size="2.7B", context=512, precision="bf16")
-    # A straight line through both contexts, at no tokens.
-    grown = (later["copies"] - casting["copies"]) * 128 / (1024 - 128)
+    # Copies whose time grows with the context, on a straight line through both.
+    grown = (late["copies"] - early["copies"]) * 128 / (1024 - 128)
+    # A thousand marks take as many ms as one mark takes µs.
+    mark_us = most(found.where(bool).column("thousand_marks_ms"))
     return {
-        **texts(
-            lambda ms: f"{significant(ms)} ms",
-            {
-                **{
-                    f"{name}_{key}": x[f"{name}_ms"]
-                    for key, x in (("small_128", short), ("2_7B", large))
-                    for name in ("profiled", "span", "busy")
-                },
-                "wall_2_7B": large["wall_ms"],
-            },
-        ),
-        **texts(
-            percent,
-            {
-                **{
-                    f"matmul_{name}_{key}": x[f"matmul_{name}"]
-                    for key, x in (("small", small), ("2_7B", large))
-                    for name in ("forward", "both", "step")
-                },
-                "idle_small_128": short["idle_share"],
-                "matmul_step_2_7B_bf16": in_bf16["matmul_step"],
-                "softmax_small": share(small, "softmax"),
-                "elementwise_small": share(small, "elementwise"),
-                "idle_small_128_bf16": launching["idle"] / launching["wall_ms"],
-                "copies_2_7B_128_bf16": casting["copies"] / casting["gpu_ms"],
-                "copies_2_7B_1024_bf16": later["copies"] / later["gpu_ms"],
-                "per_weight_2_7B_128_bf16": 1 - grown / casting["copies"],
-            },
-        ),
+        **{
+            f"{name}_{key}": say(x[f"{name}_ms"], format_ms)
+            for key, x in (("small_128", short), ("2_7B", large))
+            for name in ("profiled", "span", "busy")
+        },
+        "wall_2_7B": say(large["wall_ms"], format_ms),
+        **{
+            f"matmul_{name}_{key}": say(x[f"matmul_{name}"], percent)
+            for key, x in (("small", small), ("2_7B", large))
+            for name in ("forward", "both", "step")
+        },
+        "idle_small_128": say(short["idle_share"], percent),
+        "matmul_step_2_7B_bf16": say(in_bf16["matmul_step"], percent),
+        "softmax_small": say(share(small, "softmax"), percent),
+        "elementwise_small": say(share(small, "elementwise"), percent),
+        "idle_small_128_bf16": say(idle, percent),
+        "copies_2_7B_128_bf16": say(early["copies_share"], percent),
+        "copies_2_7B_1024_bf16": say(late["copies_share"], percent),
+        "per_weight_2_7B_128_bf16": say(1 - grown / early["copies"], percent),
         **top_facts(small),
         **attention_facts(attention(record, size="small", context=512)),
-        # Of a thousand marks in ms, which is one in µs.
-        "mark_us": say(
-            most(found.where(bool).column("thousand_marks_ms")), "{:.1f} µs"
-        ),
+        "mark_us": say(mark_us, "{:.1f} µs"),
     }
 
 
+def format_ms(ms: float) -> str:
+    return f"{significant(ms)} ms"
+
+
 def top_facts(x: Line) -> dict[str, str]:
-    """The top kernel of the forward pass, and of both passes."""
-    told: dict[str, str] = {}
+    """Return the top kernel of the forward pass, and of both passes."""
+    texts: dict[str, str] = {}
     for name in ("forward", "both"):
         top = x[f"top_{name}"]
-        told[f"top_{name}_small"] = say(top["code"])
-        told[f"top_{name}_calls_small"] = say(top["calls"], "{:g}")
-        told[f"top_{name}_share_small"] = say(top["of_whole"], percent)
-    return told
+        texts[f"top_{name}_small"] = say(top["code"])
+        texts[f"top_{name}_calls_small"] = say(top["calls"], "{:g}")
+        texts[f"top_{name}_share_small"] = say(top["of_whole"], percent)
+    return texts
 
 
 def attention_facts(parts: Frame) -> dict[str, str]:
-    """Softmax against the two matmuls."""
+    """Return facts that compare softmax with the two matmuls of attention."""
     softmax = parts.one(part=SOFTMAX_PART)
     scores, output = (parts.one(part=part) for part in MATMULS)
     ms = scores["part_ms"] + output["part_ms"]
@@ -330,15 +299,10 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 )
 def kernels_are_attributed(record: Record) -> Judgement:
     ran = frame(record).where(bool)
-    lost = most(map(unattributed, ran))
-    gap = most([0.0, *(abs(disagreement(x)) for x in ran)])
+    lost = most(map(unmarked_share, ran))
+    gap = most([0.0, *(abs(name_disagreement(x)) for x in ran)])
     numbers = (
         f"Without a phase {say(lost, at_most)}; names against operations at "
         f"most {say(gap, percent)}."
     )
     return known([lost]) and (lost < 0.01 and gap < 0.03, numbers)
-
-
-def at_most(value: float) -> str:
-    told = percent(value)
-    return "less than 0.1 %" if told == percent(0) else f"at most {told}"

@@ -15,6 +15,7 @@ from tools.render.rows import most, say
 from tools.render.stems.kernel_profile.rows import (
     SOFTMAX_PART,
     attention,
+    link_clock,
     steps,
 )
 
@@ -31,7 +32,7 @@ DRAWN = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 
 def causes_figure(record: Record) -> str:
-    """A panel for each size and precision, a bar for each context."""
+    """Draw a panel for each size and precision, with a bar for each context."""
     found = steps(record).where(lambda x: x["idle"])
     parts = [found.where(size=size, precision=precision) for size, precision in DRAWN]
     if not all(parts):
@@ -41,14 +42,14 @@ def causes_figure(record: Record) -> str:
     def draw(figure: Figure) -> None:
         shown = plots.panels(figure, len(parts), sharey=True)
         for axes, part in zip(shown, parts, strict=True):
-            stack(axes, part)
+            draw_bars(axes, part)
         plots.key(figure, {NAMES[cause]: color for cause, color in LOOKS.items()})
 
     idle, copies, later = (
         percent(x[cause] / x["wall_ms"])
         for x, cause in ((small, "idle"), (large, "copies"), (last, "copies"))
     )
-    return plots.plot(
+    shown = plots.plot(
         record,
         "causes",
         draw,
@@ -60,13 +61,14 @@ def causes_figure(record: Record) -> str:
         height=290,
         narrow=860,
     )
+    return link_clock(record, shown)
 
 
-def stack(axes: Axes, found: Frame) -> None:
+def draw_bars(axes: Axes, found: Frame) -> None:
     for place, x in enumerate(found):
         bottom = 0.0
         for cause, color in LOOKS.items():
-            # Kernels that took longer than the timed run leave nothing idle.
+            # Idle time is 0 if the kernels took longer than the timed pass.
             height = max(0.0, 100 * x[cause] / x["wall_ms"])
             axes.bar(place, height, 0.9, bottom, color=color)
             bottom += height
@@ -80,7 +82,6 @@ def stack(axes: Axes, found: Frame) -> None:
 
 
 # The roofline -------------------------------------------------------------------------
-
 
 POINTS = {
     "attention scores": PALE,
@@ -123,7 +124,7 @@ def roofline_figure(record: Record) -> str:
 
 
 def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
-    """What memory allows, rising with the FLOPs per byte, and what arithmetic does."""
+    """Draw the bandwidth limit, which rises with FLOPs per byte, and the peak rate."""
     ridge = peak.fp32 / peak.bandwidth
     left, right = 0.6 * min(intensities), 3 * max(ridge, *intensities)
     ends = [left, ridge, right]

@@ -1,5 +1,5 @@
 """Columns of `kernel_profile`: wall-clock time, GPU span and GPU time of a pass, its
-kernels by name, category and cause, and the parts of attention. Times are ms per pass.
+kernels by name and category, and the parts of attention. Times are ms per pass.
 """
 
 import re
@@ -21,13 +21,14 @@ from systems.profiling.kernel_names import (
 )
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
+from tools.render.markdown import record_link
 from tools.render.rows import Missing, data_sheet
 from tools.render.stems.end_to_end.rows import PASSES
 
 SOFTMAX_PART = "attention softmax"
 MATMULS = ("attention scores", "attention output")
 PARTS = (MATMULS[0], "attention mask", SOFTMAX_PART, MATMULS[1])
-# What the GPU does, by the categories of its kernels; AdamW's are none of these.
+# Why the GPU is busy, by the categories of kernels.
 CAUSES = {
     "matmuls": (MATMUL,),
     "copies": (COPY,),
@@ -36,7 +37,7 @@ CAUSES = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Every profiled pass, beside the training step of its configuration."""
+    """Return every profiled pass, joined with the training step of its cell."""
     return (
         frame(record)
         .join("step", mode="step")
@@ -57,30 +58,42 @@ def passes(record: Record | None) -> Frame:
 
 
 def wall_ms(x: Line, *phases: str) -> float:
-    """Wall-clock time of the same pass in `end_to_end`, where no profiler ran: of these
-    phases, or of all.
+    """Return the wall-clock time of these phases, or of all, in `end_to_end`, which
+    times the same pass without a profiler.
     """
     clock = x.row.clock if x and x.row else None
     return Line.of(clock).ms(*phases) if clock else x.missing
 
 
+def link_clock(record: Record, shown: str) -> str:
+    """Return what shows wall-clock times, with a link to the record that has them."""
+    if not shown or record.clock is None:
+        return shown
+    link = record_link(record.clock)
+    return f"{shown}\n\nWall-clock time: {link} of `end_to_end`\n{{ .provenance }}"
+
+
 def all_phases(x: Line, metric: str) -> float:
-    """The median over passes of all phases together, of a metric like "profiled_{}"."""
+    """Return the median over passes of a metric like "profiled_{}", summed over the
+    phases of each pass.
+    """
     names = [metric.format(phase) for phase in PHASES]
     measured = [name for name in names if f"{name}_ms" in x.metrics]
     return x.ms(*measured) if measured else x.missing
 
 
 def idle_share(x: Line) -> float:
-    """The share of wall-clock time in which no kernel runs. The kernels are of another
-    run, and may take a little longer than all of the run that was timed.
+    """Return the share of wall-clock time in which no kernel runs. It is at least 0:
+    kernels were timed in another run, and may take a little longer than the timed pass.
     """
     idle = 1 - x["busy_ms"] / x["wall_ms"]
     return 0.0 if idle < 0 else idle
 
 
 def steps(record: Record | None) -> Frame:
-    """Forward, loss and backward of each training step, by cause, beside fp32."""
+    """Return forward, loss and backward of each training step by cause, joined with
+    the same in fp32.
+    """
     peak = data_sheet(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     return (
@@ -95,10 +108,12 @@ def steps(record: Record | None) -> Frame:
             },
             gpu_ms=lambda x: x["matmuls"] + x["copies"] + x["rest"],
             idle=lambda x: x["wall_ms"] - x["gpu_ms"],
+            idle_share=lambda x: x["idle"] / x["wall_ms"],
+            copies_share=lambda x: x["copies"] / x["gpu_ms"],
         )
         .join("fp32", precision="fp32")
         .derive(
-            # What bf16 would gain if matmuls alone got faster, by the data sheet.
+            # The gain from bf16 if matmuls alone got faster, by the data sheet.
             expected_gain=lambda x: (
                 x["fp32.wall_ms"]
                 / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
@@ -114,7 +129,7 @@ Phases = str | tuple[str, ...]
 
 
 def kernels(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
-    """Kernels that were launched in these phases or in their parts."""
+    """Return the kernels that were launched in these phases or in their parts."""
     return [
         kernel
         for kernel in (x["kernels"] if x else ())
@@ -133,14 +148,14 @@ def calls(x: Line, phases: Phases = PHASES, category: str = "") -> float:
 
 
 def share(x: Line, category: str, phases: Phases = PHASES) -> float:
-    """The share of a category in the kernel time of these phases."""
+    """Return the share of a category in the kernel time of these phases."""
     whole = total_ms(x, phases)
     return total_ms(x, phases, category) / whole if whole else x.missing
 
 
 class Kernel(NamedTuple):
-    """All launches of a kernel in one pass, by its whole name: what was compiled for
-    other arguments is another kernel.
+    """All launches of a kernel in one pass. A kernel that was compiled for other
+    arguments has another name.
     """
 
     name: str
@@ -150,22 +165,22 @@ class Kernel(NamedTuple):
 
     @property
     def short(self) -> str:
-        """As it is called in a table. PyTorch compiles an element-wise operation for
-        memory without gaps (vectorized), with casts (unrolled), and for any other.
+        """The name in a table. PyTorch compiles element-wise operations vectorized
+        (contiguous tensors), unrolled (with casts), and for any other input.
         """
-        if OF_ONE.search(self.name):
+        if SCALAR_MUL.search(self.name):
             return "mul by a number"
-        found, short = WAY.search(self.name), short_name(self.name)
+        found, short = VARIANT.search(self.name), short_name(self.name)
         return short.replace("elementwise", found[1], 1) if found else short
 
 
-WAY = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
-# One of the two factors is a number that the kernel is given.
-OF_ONE = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
+VARIANT = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
+# One of the two factors is a scalar argument.
+SCALAR_MUL = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
 
 
 def by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
-    """Each kernel of these phases, the one that takes longest first."""
+    """Return the kernels of these phases, the longest kernel time first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for item in kernels(x, phases):
         sums = found[item["name"], item["category"]]
@@ -176,7 +191,7 @@ def by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
 
 
 def top(x: Line, phases: Phases) -> Line | Missing:
-    """The kernel that takes longest, with its share of the kernel time."""
+    """Return the kernel that takes longest, with its share of the kernel time."""
     found = by_name(x, phases)
     if not found:
         return x.missing
@@ -184,15 +199,15 @@ def top(x: Line, phases: Phases) -> Line | Missing:
     return Line(line, of_whole=line["ms"] / total_ms(x, phases))
 
 
-def unattributed(x: Line) -> float:
-    """The share of kernel time whose launch nobody had marked."""
+def unmarked_share(x: Line) -> float:
+    """Return the share of kernel time that was launched outside all marked phases."""
     every = sum(kernel["total_ms"] for kernel in x["kernels"])
     return 1 - total_ms(x) / every if every else 0.0
 
 
-def disagreement(x: Line) -> float:
-    """How far the time of kernels named as matmuls is from that of kernels launched by
-    matmuls. Nsight Systems does not tell operations.
+def name_disagreement(x: Line) -> float:
+    """Return the relative difference between the time of kernels whose names say matmul
+    and the time of kernels that matmuls launched. nsys does not record operations.
     """
     return total_ms(x, category=MATMUL) / x.get("matmul_ops_ms") - 1
 
@@ -201,7 +216,7 @@ def disagreement(x: Line) -> float:
 
 
 def attention(record: Record | None, **wanted: Any) -> Frame:
-    """Each part of attention in each fp32 forward pass, all layers together."""
+    """Return each part of attention in each fp32 forward pass, over all layers."""
     peak = data_sheet(record.device.slug if record else "")
     found = Frame()
     for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
@@ -220,8 +235,8 @@ def attention(record: Record | None, **wanted: Any) -> Frame:
 
 
 def part_costs(x: Line) -> dict[str, tuple[float, float]]:
-    """(FLOPs, bytes) of each part of attention, in fp32."""
-    shape = {key: x.config[key] for key in ("context", "batch")}
-    size = asdict(SIZES[x.config["size"]])
+    """Return (FLOPs, bytes) of each part of attention, in fp32."""
+    shape = {"context": x["context"], "batch": x["batch"]}
+    size = asdict(SIZES[x["size"]])
     costs = attention_part_costs(**shape, element_bytes=FP32_BYTES, **size)
     return {part: costs[part] for part in PARTS}

@@ -1,0 +1,54 @@
+"""The tables and figures of an experiment, which its pages include by file name.
+
+    fragments = Fragments()
+
+    @fragments.add("table.md", "Ten steps after each number of warm-up steps.")
+    def steps_table(record: Record) -> str: ...
+
+`fragments(records)` gives the text of each file. A file has a tab for each GPU whose
+record has something to show.
+"""
+
+from collections.abc import Callable
+
+from systems.records.record import Record
+from tools.render.markdown import captioned, per_device
+from tools.render.rows import measured
+
+ShowOne = Callable[[Record], str]
+ShowAll = Callable[[list[Record]], str]
+
+
+class Fragments:
+    def __init__(self) -> None:
+        self.files: dict[str, ShowAll] = {}
+
+    def add(
+        self, name: str, caption: str = "", *, reported: bool = False
+    ) -> Callable[[ShowOne], ShowOne]:
+        """Register a function that shows one record. It is called for measured records,
+        and with `reported` for those that others reported, too.
+        """
+
+        def register(show: ShowOne) -> ShowOne:
+            def show_all(records: list[Record]) -> str:
+                return per_device(records if reported else measured(records), show)
+
+            self.add_file(name, caption)(show_all)
+            return show
+
+        return register
+
+    def add_file(self, name: str, caption: str = "") -> Callable[[ShowAll], ShowAll]:
+        """Register a function that writes the whole file, from all records."""
+
+        def register(show: ShowAll) -> ShowAll:
+            self.files[name] = lambda records: captioned(caption, show(records))
+            return show
+
+        return register
+
+    def __call__(self, records: list[Record]) -> dict[str, str]:
+        return {
+            name: f"{show(records).rstrip()}\n" for name, show in self.files.items()
+        }
