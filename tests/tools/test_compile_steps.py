@@ -1,6 +1,4 @@
-"""What the steps of the ladder need, by compiling them: the file has every step, and
-the shortest loop is found.
-"""
+"""What the binary of a kernel says, and what the steps of the ladder compile to."""
 
 import json
 import os
@@ -13,31 +11,48 @@ import triton
 from systems import ROOT
 from systems.records.source_hash import hash_of
 from tests.needed import missing
-from tools.binary import instructions_per_score
+from tools.binary import hottest_loop, instructions_per_score
 from tools.render.compiled_files import PATH, read_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 
 REMEDY = "`python tools/compile_steps.py`"
-# A loop of four instructions with two exponentials, in one of six with a product more;
-# and a short one that multiplies nothing.
-ASSEMBLY = """
-        /*0010*/                   MOV R1, c[0x0][0x28] ;
-        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4] ;
-        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8] ;
-        /*0040*/                   MUFU.EX2 R2, R2 ;
-        /*0050*/              @!P0 MUFU.EX2 R3, R3 ;
-        /*0060*/               @P1 BRA 0x30 ;
-        /*0070*/              @!UP0 BRA 0x20 ;
-        /*0080*/                   MUFU.EX2 R3, R3 ;
-        /*0090*/               @P1 BRA 0x80 ;
-        /*00a0*/                   BRA 0xa0;
-"""
+PRODUCT = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
+COMPARE = "ISETP.GE.AND P0, PT, R2, R3, PT"
+# A product in no loop; a loop with comparisons; and that for whole tiles, which has
+# fewer instructions for its products. Each starts at 16 times its line.
+LINES = [
+    "MOV R1, R2",
+    PRODUCT,
+    *(PRODUCT, *[COMPARE] * 8, "MUFU.EX2 R2, R2", "@P1 BRA 0x20"),
+    *(PRODUCT, PRODUCT),
+    *("LDSM.16.M88.4 R8, [R30]", "LDSM.16.MT88.2 R8, [R30]"),
+    "LDGSTS.E.BYPASS.128 [R20], [R22.64]",
+    *("@!P0 MUFU.EX2 R3, R3", "FFMA R3, R3, R4, R5"),
+    *("LOP3.LUT R3, R3, R4, R5, 0x3c, !PT", "ULEA UR4, UR4, UR5, 0x10"),
+    *("STL [R1], R3", "LDL.64 R4, [R1+0x8]", "LDL R4, [R1+0x8]"),
+    *("BAR.SYNC.DEFER_BLOCKING 0x0", "@P1 BRA 0xd0"),
+]
+ASSEMBLY = "".join(f"  /*{16 * i:04x}*/  {x} ;\n" for i, x in enumerate(LINES))
+
+
+def test_what_the_loop_for_whole_tiles_executes_is_counted():
+    assert hottest_loop(ASSEMBLY) == {
+        "instructions": 14,
+        "spilled": 1,
+        "reloaded": 2,
+    }
+
+
+def test_without_a_loop_that_multiplies_and_exponentiates_there_is_none():
+    assert hottest_loop(ASSEMBLY.replace("HMMA", "FFMA")) == {}
+    assert hottest_loop(ASSEMBLY.replace("EX2", "RCP")) == {}
 
 
 def test_instructions_of_the_shortest_loop_with_products_and_exponentials():
-    assert instructions_per_score(ASSEMBLY) == 4 / 2
-    assert instructions_per_score(ASSEMBLY.replace("0x30", "0x60")) == 6 / 2
-    assert instructions_per_score(ASSEMBLY.replace("HGMMA", "FFMA")) == 0
+    assert instructions_per_score(ASSEMBLY) == 11
+    # Without the branch to the loop with comparisons there is the one for whole tiles.
+    assert instructions_per_score(ASSEMBLY.replace("0x20 ;", "0xf00 ;")) == 14
+    assert instructions_per_score(ASSEMBLY.replace("HMMA", "FFMA")) == 0
 
 
 def test_every_step_was_compiled_by_each_version():

@@ -47,11 +47,8 @@ def stale(monkeypatch):
     return stems
 
 
-def test_gpu_times_within_3_percent_are_the_same():
-    assert [*compare(found(profile(forward=17.5), nsys(forward=17.2)))] == []
-
-
 def test_a_gpu_time_beyond_3_percent_is_named_with_the_longer_record():
+    assert [*compare(found(profile(forward=17.5), nsys(forward=17.2)))] == []
     assert [*compare(found(profile(forward=17.6), nsys()))] == [
         "nvidia-h200: GPU time of forward of medium 512 4 fp32 step eager differs: "
         "17.000 ms in nsys, 17.600 ms in kernel_profile; measure kernel_profile again "
