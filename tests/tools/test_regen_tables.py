@@ -471,7 +471,10 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-TABLE, DIFFERS = "model_sizes-table.md", "differs from what the records give; run --render"
+TABLE, DIFFERS = (
+    "model_sizes-table.md",
+    "differs from what the records give; run --render",
+)
 FAULTS = {
     "edited table": (TABLE, lambda path: edit(path, "3,406,", "3,407,"), DIFFERS),
     "edited fact": ("facts.yml", lambda path: edit(path, "%", "percent"), DIFFERS),

@@ -1,10 +1,9 @@
-"""The search for launch configurations: what it tries, that a wrong result is never a
-candidate, and that what it writes is what the kernels get.
-"""
+"""The search for launch configurations, whose file decides what the kernels get."""
 
 import errno
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,25 +17,14 @@ from triton import knobs
 from systems import ROOT
 from systems.attention.triton import available, chooser, launches, tuned
 from systems.attention.triton.available import describe_kernels
-from systems.attention.triton.chooser import (
-    choose_config,
-    owner_configs,
-    select_by_mask,
-)
+from systems.attention.triton.chooser import choose_config, select_by_mask
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import ARITHMETICS, KERNELS
 from systems.records.source_hash import Reach
 from tests.factories import make_gpu
 from tools import tune_flash
-from tools.tune_flash import (
-    Candidate,
-    find_fault,
-    list_candidates,
-    read_or_create,
-    tune,
-    write,
-)
+from tools.tune_flash import Candidate, find_fault, list_candidates, read_or_create
 
 CUDA = torch.device("cuda")
 KEY = ("half", "dq", 64, True)
@@ -99,7 +87,7 @@ def a100(monkeypatch, tmp_path):
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
 
     def forget():
-        owner_configs.cache_clear()
+        chooser.owner_configs.cache_clear()
         tuned.configs.cache_clear()
 
     forget()
@@ -107,81 +95,73 @@ def a100(monkeypatch, tmp_path):
     forget()
 
 
+def choose(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
+    return choose_config(kernel, d, "half", causal, rows, CUDA)
+
+
+def published(kernel="dq", causal=True) -> Config:
+    """Return what is chosen where nobody searched."""
+    return select_by_mask(CONFIGS["sm_80"]["half"][kernel][64], causal)
+
+
 def search(a100, *configs: Config, key=KEY):
     """Write the file of a search whose times are made up."""
     found = read_or_create(a100.path, a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
-    tune(found, a100.path, {key: these}, verdicts, lambda c: MS[c.config])
+    tune_flash.tune(found, a100.path, {key: these}, verdicts, lambda c: MS[c.config])
     a100.forget()
     return found["entries"]
 
 
 def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
-    before = choose_config("dq", 64, "half", True, 2**20, CUDA)
-    said = describe_kernels(CUDA)["triton"]
+    before, said = choose(), describe_kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in said
     (entry,) = search(a100, OURS, WRONG, FAST)
     assert (entry["pass_ms"], entry["pass_with_ours_ms"]) == (0.5, 1.0)
-    assert capsys.readouterr().out == (
-        "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
-    )
-    assert choose_config("dq", 50, "half", True, 2**20, CUDA) == FAST != before
+    said = capsys.readouterr().out
+    assert said == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
+    assert choose(d=50) == FAST != before
     # The other mask, another kernel and few rows keep ours.
-    for other in (("dq", 64, "half", False), ("dkdv", 64, "half", True)):
-        kernel, d, kind, causal = other
-        ours = select_by_mask(CONFIGS["sm_80"][kind][kernel][d], causal)
-        assert choose_config(*other, 2**20, CUDA) == ours
+    for other in ({"causal": False}, {"kernel": "dkdv"}):
+        assert choose(**other) == published(**other)
     few = FEW_ROWS["sm_80"]["half"][0]
-    assert (
-        choose_config("dq", 64, "half", True, few.most_rows, CUDA)
-        == few.configs["dq"][64]
-    )
+    assert choose(rows=few.most_rows) == few.configs["dq"][64]
     said = describe_kernels(CUDA)["triton"]
     assert said == "runs, with launch configurations of the A100, 1 of them timed here"
     assert tuned.digest(a100.device.slug, "3.7.1")
 
 
 def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
-    assert [e["config"][3] for e in search(a100, OURS, TIE)] == [OURS.stages]
-    assert [e["d"] for e in search(a100, OURS, key=("half", "dq", 128, True))] == [
-        64,
-        128,
-    ]
+    (entry,) = search(a100, OURS, TIE)
+    assert entry["config"][3] == OURS.stages
+    entries = search(a100, OURS, key=("half", "dq", 128, True))
+    assert [entry["d"] for entry in entries] == [64, 128]
     # Other kernels, or another Triton, begin anew; so does --force.
     assert read_or_create(a100.path, a100.device, True)["entries"] == []
     changed = tuned.read(a100.path) | {"source_hash": "other"}
-    write(changed, a100.path)
+    tune_flash.write(changed, a100.path)
     assert read_or_create(a100.path, a100.device, False)["entries"] == []
 
 
+CHANGED = "with kernels that have changed since: our tables are used"
+# A damage of the file, as a pattern and what stands in its place; what is said of it.
 DAMAGES = {
-    "cut": (lambda text: text[:-20], "can't be used"),
-    "an older layout": (lambda text: "[]", "can't be used"),
-    "no configuration": (
-        lambda text: text.replace("[64, 64, 4, 3", "[64, 64, 5, 3"),
-        "can't be used",
-    ),
-    "no number": (lambda text: text.replace("[64, 64", '["64", 64'), "can't be used"),
-    "another Triton": (
-        lambda text: text.replace('"3.7.1"', '"3.6.0"'),
-        "timed with Triton 3.6.0",
-    ),
-    "other kernels": (
-        lambda text: text.replace(tuned.kernels_hash(), "0123456789abcdef"),
-        "with kernels that have changed since: our tables are used",
-    ),
+    "cut": (r"(?s).{20}\Z", "", "can't be used"),
+    "an older layout": (r"(?s)\A.*\Z", "[]", "can't be used"),
+    "no configuration": (r"\[64, 64, 4, 3", "[64, 64, 5, 3", "can't be used"),
+    "no number": (r"\[64, 64", '["64", 64', "can't be used"),
+    "another Triton": (r'"3\.7\.1"', '"3.6.0"', "timed with Triton 3.6.0"),
+    "other kernels": (tuned.kernels_hash(), "0123456789abcdef", CHANGED),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(damage, a100, caplog):
-    change, said = DAMAGES[damage]
+    pattern, other, said = DAMAGES[damage]
     search(a100, OURS, FAST)
-    a100.path.write_text(change(a100.path.read_text()))
-    ours = select_by_mask(CONFIGS["sm_80"]["half"]["dq"][64], True)
-    for _ in range(2):
-        assert choose_config("dq", 64, "half", True, 2**20, CUDA) == ours
+    a100.path.write_text(re.sub(pattern, other, a100.path.read_text()))
+    assert choose() == choose() == published()
     (line,) = caplog.messages
     assert said in line and "python tools/tune_flash.py" in line
     assert "\n" not in line and str(a100.path) in line
