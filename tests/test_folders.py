@@ -122,7 +122,7 @@ MOST_LINES = {
     "systems": 19_000,
     "tools/render": 9_800,
     "tools": 13_050,
-    "tests": 18_600,
+    "tests": 19_150,
 }
 
 

@@ -1,6 +1,4 @@
-"""Measuring experiments in child processes: what is said of one is what came of it, and
-none is left behind.
-"""
+"""Measuring experiments in child processes."""
 
 import json
 import os
@@ -176,24 +174,22 @@ def test_one_that_can_not_be_started_ends_the_others(child_that, monkeypatch):
 
 
 def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch):
-    monkeypatch.setattr(at_once, "visible_gpus", lambda: ["0", "1", "GPU-a"])
-    monkeypatch.setattr(at_once, "find_gpu", lambda gpu: make_gpu())
-    monkeypatch.setattr(at_once, "uuid_of", lambda gpu: gpu)
-    assert first_gpus(2) == ["0", "1"]
-    with pytest.raises(CannotShare, match="visible GPUs: 3; give --at-once 3"):
-        first_gpus(4)
-    monkeypatch.setattr(at_once, "uuid_of", lambda gpu: "one and the same")
-    with pytest.raises(CannotShare, match="names a GPU twice"):
-        first_gpus(2)
-    kinds = {"0": make_gpu("X"), "1": make_gpu("Y")}
+    kinds = {"0": make_gpu("X"), "1": make_gpu("X"), "2": make_gpu("Y")}
     monkeypatch.setattr(at_once, "find_gpu", kinds.get)
-    with pytest.raises(CannotShare, match="several kinds, X and Y: name some of one"):
-        first_gpus(2)
-    with pytest.raises(CannotShare, match="no GPU is GPU-a, see `nvidia-smi -L`"):
-        first_gpus(3)
-    monkeypatch.setattr(at_once, "visible_gpus", lambda: ["0"])
-    with pytest.raises(CannotShare, match="visible GPUs: 1; leave it out, or name"):
-        first_gpus(2)
+    monkeypatch.setattr(at_once, "uuid_of", {"0": "a", "1": "b"}.get)
+
+    def refused(count: int, *visible: str) -> str:
+        monkeypatch.setattr(at_once, "visible_gpus", lambda: [*visible])
+        with pytest.raises(CannotShare) as error:
+            first_gpus(count)
+        return str(error.value)
+
+    assert "visible GPUs: 3; give --at-once 3" in refused(4, "0", "1", "2")
+    assert first_gpus(2) == ["0", "1"]
+    assert "visible GPUs: 1; leave it out, or name" in refused(2, "0")
+    assert "names a GPU twice" in refused(2, "0", "0")
+    assert "several kinds, X and Y: name some of one" in refused(3, "0", "1", "2")
+    assert "no GPU is GPU-a, see `nvidia-smi -L`" in refused(2, "0", "GPU-a")
 
 
 def test_what_nothing_is_known_of_is_first_and_then_what_takes_longest():

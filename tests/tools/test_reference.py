@@ -1,6 +1,4 @@
-"""The quick reference: each call is in the code and in the section that it links; that
-of the code is whole.
-"""
+"""The quick reference and the reference of the code link what is there."""
 
 import re
 
@@ -11,42 +9,28 @@ from systems import ROOT
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "reference.md").read_text(encoding="utf-8")
-ROWS = re.findall(
-    r"^\| \[?`([^`]+)`(?:\]\[\S+\])? \| .+ \| \[[^\]]+\]\((\w+\.md)#([\w-]+)\) \|$",
-    TEXT,
-    re.M,
-)
+ROW = r"^\| \[?`([^`]+)`(?:\]\[\S+\])? \| .+ \| \[[^\]]+\]\((\w+\.md)#([\w-]+)\) \|$"
+ROWS = re.findall(ROW, TEXT, re.MULTILINE)
 INCLUDE = re.compile(r'^\s*--8<-- "(systems/[\w/]+\.py):(\w+)"$', re.MULTILINE)
 
 
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # A heading may name its anchor: `## Title { #anchor }`.
 HEADING = re.compile(r"^(#+) (.+?)(?: \{ #([\w-]+) \})?$", re.MULTILINE)
 
 
 def under_heading(page: str, anchor: str) -> str:
-    """What stands between the heading with this anchor and the next one of its rank,
-    with the code that it shows.
-    """
+    """Return what stands below the heading with this anchor, with included code."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    # Lines of code that begin with # are no headings, nor is what is included.
-    headings = list(
-        HEADING.finditer(
-            re.sub(r"^```.*?^```", lambda m: "." * len(m[0]), text, flags=re.M | re.S)
-        )
-    )
-    (first,) = (
-        i
-        for i, heading in enumerate(headings)
-        if (heading[3] or slugify(heading[2], "-")) == anchor
-    )
-    ends = (
-        heading.start()
-        for heading in headings[first + 1 :]
-        if len(heading[1]) <= len(headings[first][1])
-    )
+    # Lines of code that begin with # are no headings.
+    without_code = FENCED.sub(lambda match: "." * len(match[0]), text)
+    headings = list(HEADING.finditer(without_code))
+    anchors = [heading[3] or slugify(heading[2], "-") for heading in headings]
+    first, *later = headings[anchors.index(anchor) :]
+    ends = (other.start() for other in later if len(other[1]) <= len(first[1]))
     return INCLUDE.sub(
         lambda match: section(*match.groups()),
-        text[headings[first].end() : next(ends, len(text))],
+        text[first.end() : next(ends, len(text))],
     )
 
 
@@ -79,27 +63,21 @@ def test_a_call_links_its_own_documentation():
         assert last in general or re.search(rf"\b{last}\b", links[key]), call
 
 
+SOURCES = "".join(path.read_text("utf-8") for path in (ROOT / "systems").rglob("*.py"))
+
+
 @pytest.mark.parametrize(("call", "page", "anchor"), ROWS)
 def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
     name = re.sub(r"\(.*", "", call)
     # Code writes tl.max out, and a formula has its own max; of torch's long names it
     # may have imported the last part.
-    word = re.compile(
-        rf"\b{re.escape(name if name.startswith('tl.') else name.split('.')[-1])}\b"
-    )
-    assert any(
-        word.search(path.read_text(encoding="utf-8"))
-        for path in (ROOT / "systems").rglob("*.py")
-    ), call
-    assert word.search(under_heading(page, anchor)), (
-        f"{page}#{anchor} does not show {call}"
-    )
+    shown = name if name.startswith("tl.") else name.split(".")[-1]
+    word = re.compile(rf"\b{re.escape(shown)}\b")
+    assert word.search(SOURCES) and word.search(under_heading(page, anchor))
 
 
 def test_the_reference_of_the_code_has_every_module_once():
-    pages = "".join(
-        page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md")
-    )
+    pages = "".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
     # A package that says only what is in it has no entry of its own.
     files = [
@@ -108,10 +86,7 @@ def test_the_reference_of_the_code_has_every_module_once():
         if len(path.read_text(encoding="utf-8").splitlines()) > 1
     ]
     modules = {".".join(file.parts).removesuffix(".__init__") for file in files}
-    assert len(listed) == len(set(listed))
-    assert set(listed) == modules - {"systems"}, (
-        "each module of systems needs one line `::: name` on a page of docs/api"
-    )
+    assert sorted(listed) == sorted(modules - {"systems"}), "a line `::: name` for each"
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "api").glob("*.md")))

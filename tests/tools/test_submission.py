@@ -1,6 +1,4 @@
-"""What is handed in: the archive holds what is committed, the PDF holds the write-up,
-and what goes wrong costs neither.
-"""
+"""What is handed in: the archive of what is committed, and the PDF of the write-up."""
 
 import re
 import subprocess
@@ -79,7 +77,7 @@ def run(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_mistyped_gpu_or_folder_leaves_the_archive_as_it_was(run, tmp_path):
+def test_what_goes_wrong_leaves_the_archive_as_it_was(run, tmp_path, monkeypatch):
     (tmp_path / "code.zip").write_text("a good one")
     code, said = run("nope")
     assert code == 2 and said.count("\n") == 1
@@ -87,6 +85,13 @@ def test_a_mistyped_gpu_or_folder_leaves_the_archive_as_it_was(run, tmp_path):
     assert "nvidia-h200" in said
     nowhere = tmp_path / "nowhere"
     assert run(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
+    # Without a repository.
+    monkeypatch.setattr(submission, "ROOT", tmp_path)
+    monkeypatch.setattr(submission, "records_of", lambda *_: [])
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    code, said = run()
+    assert code == 2 and said.count("\n") == 1
+    assert said.startswith("error: code.zip holds what is committed: ")
     assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
     assert (tmp_path / "code.zip").read_text() == "a good one"
 
@@ -96,19 +101,6 @@ def test_what_stops_mkdocs_is_named_whatever_follows(capsys):
     with pytest.raises(SystemExit):
         submission.run_command("no site", sys.executable, "-c", script)
     assert capsys.readouterr().err.endswith("no site: WARNING - no such link\n")
-
-
-def test_without_a_repository_it_is_one_line(run, tmp_path, monkeypatch):
-    """And an older archive stays."""
-    (tmp_path / "code.zip").write_text("a good one")
-    monkeypatch.setattr(submission, "ROOT", tmp_path)
-    monkeypatch.setattr(submission, "records_of", lambda *_: [])
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    code, said = run()
-    assert code == 2 and said.count("\n") == 1
-    assert said.startswith("error: code.zip holds what is committed: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
-    assert (tmp_path / "code.zip").read_text() == "a good one"
 
 
 def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive(
