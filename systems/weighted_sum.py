@@ -7,9 +7,6 @@ and keeps the sum in registers. Backward: dx_nd = dy_n w_d is written tile by ti
 row, and PyTorch sums them: no atomics, and bitwise reproducible.
 
     weighted_sum(x, w)      # x (..., d), w (d,) -> (...)
-
-Loads and stores are masked where a tile may cross the edge. Offsets are explicit: start
-+ row · stride + column · stride.
 """
 
 # The type checker doesn't know that `triton.jit` kernels take a grid, launch options
@@ -107,9 +104,7 @@ def columns_tile(d: int) -> int:
 
 # --8<-- [start:function]
 class WeightedSum(torch.autograd.Function):
-    """Autograd Function: `WeightedSum.apply(x, w)` for x (n, d) and w (d,) -> (n,).
-    Arguments are not checked here but in `weighted_sum`.
-    """
+    """Autograd Function: `WeightedSum.apply(x, w)` for x (n, d) and w (d,) -> (n,)."""
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
@@ -153,10 +148,8 @@ def weighted_sum(
     x: Float[Tensor, "... d"], w: Float[Tensor, " d"]
 ) -> Float[Tensor, "..."]:
     """Return Σ_d w_d x_d for each row of x, summed in float32, in the dtype of x:
-    float32, float16 or bfloat16.
-
-    `TypeError` or `ValueError` names an unsupported argument. Differentiable once; a
-    second derivative is refused.
+    float32, float16 or bfloat16. `TypeError` or `ValueError` names an unsupported
+    argument. Differentiable once.
     """
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:

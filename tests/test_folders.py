@@ -117,9 +117,9 @@ def test_the_top_floor_of_systems_is_small():
 
 # Lines of Python by room. The numbers may only fall: the goal is 45,000 in all.
 MOST_LINES = {
-    "systems/attention": 7_110,
-    "systems/experiments": 3_840,
-    "systems": 19_000,
+    "systems/attention": 7_085,
+    "systems/experiments": 3_780,
+    "systems": 18_750,
     "tools/render": 9_800,
     "tools": 13_050,
     "tests": 19_150,

@@ -8,11 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    TransformType,
-    is_batchedtensor,
-    is_legacy_batchedtensor,
-)
+from torch._C._functorch import TransformType, is_batchedtensor, is_legacy_batchedtensor
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 

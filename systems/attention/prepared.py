@@ -99,12 +99,7 @@ class PreparedCall:
 
 
 def prepare_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None,
-    backend: str,
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
     """Return a prepared call, or None if a compiler traces, the Hopper kernels may run,
     rows have gaps, or `dispatch.check_call` has to raise.

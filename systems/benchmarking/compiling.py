@@ -1,9 +1,6 @@
 """`torch.compile`, measured fairly: empty caches, no compilation in a timed step, and
-recompiles counted.
-
-Compilation happens in the first calls, so warm-up steps are timed too, as separate
-samples. Their time beyond that of as many steady steps is the cost of compiling. In
-timed steps a recompile is an error.
+recompiles counted. Compilation happens in the first calls, so warm-up steps are timed
+too, as separate samples.
 """
 
 import os
@@ -27,8 +24,8 @@ BACKEND = "inductor"
 
 # --8<-- [start:graph]
 def compiled(work: Any, dynamic: bool | None = False) -> Any:
-    """Return `work` compiled as one graph, where a graph break is an error. Shapes are
-    static unless `dynamic`.
+    """Return `work` compiled as one graph with static shapes; a graph break is an
+    error.
     """
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
 
@@ -40,7 +37,7 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 @contextmanager
 def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
     """Give the compiler the state of a new process: nothing compiled and empty disk
-    caches, but already imported. With `folder` the caches are there and persist.
+    caches. With `folder` the caches are there and persist.
     """
     load(device)
     torch.compiler.reset()
@@ -53,15 +50,14 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
         ):
             yield
     finally:
-        # Compiled code can keep tensors alive, which the next memory reading would
-        # count.
+        # Compiled code can keep tensors alive, which memory readings would count.
         torch.compiler.reset()
 
 
 @cache
 def load(device: str) -> None:
     """Import the compiler, start its worker processes and run a matmul in both dtypes,
-    forward and backward. Otherwise the first step of a process would pay for all that.
+    for which the first step of a process would otherwise pay.
     """
     for dtype in (torch.float32, torch.bfloat16):
         w = torch.ones(8, 8, device=device, dtype=dtype, requires_grad=True)
@@ -79,9 +75,8 @@ def measure(
     step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None]
 ) -> dict[str, list[float] | int]:
     """Measure like `timing.measure`, also keep the warm-up steps as samples
-    (`warmup_..._ms`), and count the compiled graphs.
-
-    RuntimeError if a measured step recompiles.
+    (`warmup_..._ms`), and count the compiled graphs. RuntimeError if a measured step
+    recompiles.
     """
     before = graphs()
     first = timing.measure(
@@ -110,8 +105,8 @@ def measure(
 
 @contextmanager
 def kept_in(folder: Path | None) -> Iterator[None]:
-    """Keep the caches of Inductor and Triton in this folder. Autotuning results are not
-    kept, because timings made while other processes run are unreliable.
+    """Keep the caches of Inductor and Triton in this folder, without autotuning
+    results, because timings made while other processes run are unreliable.
     """
     if folder is None:
         yield

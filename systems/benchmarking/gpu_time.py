@@ -1,10 +1,9 @@
 """GPU time: how long the GPU works, independent of the speed of its host.
 
 The wall-clock time of a phase differs up to twofold between hosts with the same GPU,
-the sum of kernel times by less than 3 %. CUPTI, NVIDIA's library for profilers, records
-kernel times for torch.profiler. `do_bench` is Triton's benchmark, which the assignment
-asks for: it measures between two CUDA events, so it includes time in which the GPU
-waits for launches.
+the sum of kernel times by less than 3 %. CUPTI records kernel times for torch.profiler.
+`do_bench` is Triton's benchmark, which the assignment asks for: it measures between two
+CUDA events, so it includes time in which the GPU waits for launches.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,8 +53,7 @@ def measure(
     """Return the GPU time of each phase in ms, a sample per profiled pass
     (`forward_gpu_ms`). Empty on a CPU.
 
-    Call it after all timing and memory measurements, because the profiler slows down
-    later launches until `systems.running.profilers` detaches it. `between` runs before
+    Call it last, because the profiler slows down later launches. `between` runs before
     each pass. `cold` empties the L2 cache before each phase. `counted` adds the number
     of kernels per phase. If profiling fails, `no_gpu_time` holds the reason.
     """
@@ -86,9 +84,8 @@ def add_round(
     between: Callable[[], None] | None = None,
     counted: bool = False,
 ) -> None:
-    """Add a round to a row: GPU times with a cold L2 cache, and their median
-    (`forward_rounds_ms`), for ratios of implementations that alternate in rounds. A
-    warm-up pass precedes them, since another implementation ran before.
+    """Add a round to a row: GPU times with a cold L2 cache after a warm-up pass, and
+    their median (`forward_rounds_ms`), for ratios of implementations that alternate.
     """
     if device != "cuda":
         return
@@ -137,11 +134,9 @@ def do_bench_ms(
     """Return samples in ms of one call of `work` by `triton.testing.do_bench`: at most
     SAMPLES_KEPT, spread over the run. On a CPU they are wall-clock times.
 
-    `do_bench` calls once, five more times to estimate the duration, and then as often
-    as fills `warmup_ms` and `rep_ms`. Before each measured call it overwrites a buffer
-    larger than the L2 cache, so inputs come from HBM. CUDA events right before and
-    after the call time it, so the time of a short call includes waiting for its
-    launches.
+    `do_bench` estimates the duration, then calls as often as fills `warmup_ms` and
+    `rep_ms`. Before each measured call it empties the L2 cache. CUDA events right
+    before and after time the call, so a short one includes waiting for its launches.
     """
     if device == "cpu":
         clock = Clock(device)
@@ -166,11 +161,8 @@ def pass_times_ms(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
     """Return samples in ms by `do_bench` of the forward pass (which records its graph),
-    of forward and backward, and of the backward pass. Gradients are returned, not
-    accumulated.
-
-    All backward passes share one graph, built last, so its tensors are held during no
-    other timing.
+    of forward and backward, and of the backward pass, whose calls share one graph.
+    Gradients are returned, not accumulated.
     """
     device, inputs = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)
@@ -188,9 +180,7 @@ def pass_times_ms(
 
 
 def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
-    """Return a call that multiplies (m, k) by (k, m): 2·m²·k FLOPs. dtype "tf32" is
-    fp32 with TF32 allowed.
-    """
+    """Return a call that multiplies (m, k) by (k, m); "tf32" is fp32 with TF32."""
     precision = "high" if dtype == "tf32" else "highest"
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     a, b = (torch.randn(shape, device=device, dtype=kind) for shape in ((m, k), (k, m)))

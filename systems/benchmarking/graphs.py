@@ -1,10 +1,9 @@
 """A pass as CUDA graphs, one per phase: the same kernels in the same order, launched by
 one call.
 
-Eager mode launches each kernel separately. If launching takes the CPU longer than the
-kernels take the GPU, wall-clock time measures the CPU. A graph is captured once and
-replayed without that launch overhead. It computes with the tensors of its capture, so a
-training loop would copy each batch into them.
+Eager mode launches each kernel separately. If that takes the CPU longer than the
+kernels take the GPU, wall-clock time measures the CPU. A graph computes with the
+tensors of its capture, so a training loop would copy each batch into them.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,12 +27,9 @@ def capture_stream() -> torch.cuda.Stream:
 # --8<-- [start:captured]
 @contextmanager
 def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step]:
-    """Yield a step that replays, phase by phase, the launches of `step` at its capture.
-    `clear` empties the gradients.
-
-    A step before the capture creates what only the first step creates, such as
-    optimizer state and library workspaces. `Unsupported` without a GPU, or if the step
-    can't be captured.
+    """Yield a step that replays, phase by phase, the launches of `step`, after one step
+    that creates optimizer state and workspaces. `clear` empties the gradients.
+    `Unsupported` without a GPU, or if the step can't be captured.
     """
     if device != "cuda":
         raise Unsupported("a CPU has no CUDA graphs")

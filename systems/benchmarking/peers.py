@@ -1,10 +1,9 @@
 """The attention implementations that are measured, by name: FlashAttention of this
-project ("ours..."), plain PyTorch, PyTorch's fused ones and, if installed,
-FlashAttention-4.
+project ("ours..."), plain PyTorch, PyTorch's fused ones and FlashAttention-4.
 
-Each is a function (q, k, v) -> o of tensors (b, h, n, d). Run it inside `only(name)`:
-there the named implementation runs or `Unsupported` is raised, and no other takes its
-place. Names with "_ordered" request deterministic gradients.
+Each is a function (q, k, v) -> o of tensors (b, h, n, d). Inside `only(name)` the named
+implementation runs or `Unsupported` is raised. Names with "_ordered" request
+deterministic gradients.
 """
 
 import math
@@ -93,8 +92,8 @@ def attention(
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Restrict SDPA to the backend of this implementation, and set its fp32 matmul
-    precision, inside the context.
+    """Restrict SDPA to this implementation's backend, and set its fp32 matmul
+    precision.
     """
     with ExitStack() as held:
         held.callback(torch.set_float32_matmul_precision, "highest")
@@ -131,8 +130,7 @@ def find_refusal(name: str, error: Exception) -> str:
 
 def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
     """Return whether an error comes from code of these packages or from what they
-    called. PyTorch calls backward passes, so a `try` of ours around the forward call
-    would miss them.
+    called, also in a backward pass, which PyTorch calls.
     """
     modules = (
         str(frame.f_globals.get("__name__"))
@@ -143,9 +141,8 @@ def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
 
 @contextmanager
 def flash_4_in_sdpa() -> Iterator[None]:
-    """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA, and
-    restore the previous one afterwards. NotInstalled without the package or a recent
-    torch.
+    """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA inside
+    the context. NotInstalled without the package or a recent torch.
     """
     where: Any = torch.nn.attention
     if not hasattr(where, "restore_flash_attention_impl"):
@@ -162,16 +159,14 @@ def flash_4_in_sdpa() -> Iterator[None]:
 
 
 def keep_compiled_flash_4() -> None:
-    """Cache FlashAttention-4's compiled kernels on disk, so that other processes find
-    them. Call it before the import.
-    """
+    """Cache FlashAttention-4's compiled kernels on disk. Call it before the import."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Make PyTorch use deterministic algorithms inside the context. It would also fill
-    new memory, which would be timed, so that is disabled.
+    """Make PyTorch use deterministic algorithms inside the context, without filling new
+    memory, which would be timed.
     """
     how: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
@@ -201,24 +196,19 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
 
 
 def allow_shared_graphs() -> None:
-    """Let the backward pass of a compiled function run more than once per forward pass,
-    as timing it alone requires.
-    """
+    """Let a compiled backward pass run more than once per forward pass."""
     import torch._dynamo.config
     import torch._functorch.config
 
     # Otherwise a compiled backward pass overwrites saved tensors.
     torch._functorch.config.donated_buffer = False
-    # Each dtype, head dimension and index width is compiled separately: more often than
-    # the default limit allows.
+    # Each dtype, head dimension and index width is compiled separately.
     torch._dynamo.config.recompile_limit = 64
 
 
 @cache
 def compiled_plain(causal: bool) -> Attention:
-    """Return plain attention under torch.compile; one compilation per dtype and head
-    dimension serves every length.
-    """
+    """Return plain attention under torch.compile, compiled once for all lengths."""
     from systems.benchmarking.compiling import compiled
 
     allow_shared_graphs()
@@ -233,8 +223,8 @@ def compiled_plain(causal: bool) -> Attention:
 
 
 def flash_4(causal: bool, ordered: bool) -> Attention:
-    """Return FlashAttention-4 (`pip install '.[peers]'`) for (b, h, n, d); its own
-    layout is (b, n, h, d). NotInstalled without it.
+    """Return FlashAttention-4 for (b, h, n, d); its own layout is (b, n, h, d).
+    NotInstalled without it.
     """
     keep_compiled_flash_4()
     try:

@@ -1,7 +1,5 @@
-"""The phases of a training step, and the mark that profilers see.
-
-`mark("forward")` is an NVTX range (Nsight Systems) and a profiler record
-(torch.profiler) in one context manager.
+"""The phases of a training step, and the mark that profilers see: `mark("forward")` is
+an NVTX range (Nsight Systems) and a profiler record (torch.profiler).
 """
 
 from collections.abc import Iterator

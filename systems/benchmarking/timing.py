@@ -1,8 +1,7 @@
 """The only wall clock and the only reader of peak memory.
 
 A CUDA call returns before the GPU has finished, so the clock synchronizes before it
-starts and before it stops. The time of a phase is wall time between the two: what a
-user waits for, launch overhead included.
+starts and before it stops.
 """
 
 import gc
@@ -39,9 +38,7 @@ def synchronize(device: str) -> None:
 # --8<-- [start:clock]
 class Clock:
     """Times named phases: `with clock.phase("forward"): ...` adds one sample to
-    `samples_ms["forward_ms"]`.
-
-    Work that raises leaves no sample.
+    `samples_ms["forward_ms"]`. Work that raises leaves no sample.
     """
 
     def __init__(self, device: str):
@@ -71,11 +68,10 @@ def measure(
     between: Callable[[], None] | None = None,
 ) -> dict[str, list[float] | int]:
     """Run `step` warmup + repeats times. Return the samples of the repeats in ms by
-    phase, and their peak memory in bytes.
+    phase, and their peak memory in bytes, which is absent on a CPU.
 
     `between` runs before each step, outside the clock (to clear gradients, for
-    example). Memory is absent on a CPU. Exceptions of the step propagate, out of memory
-    included.
+    example).
     """
     warm, clock = Clock(device), Clock(device)
     for i in range(warmup + repeats):

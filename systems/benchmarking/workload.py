@@ -1,7 +1,5 @@
 """The measured work, set up in one place for all experiments: a pass of the model, and
 the inputs of attention.
-
-So time, memory and kernels of a configuration belong to the same pass.
 """
 
 import torch
@@ -64,8 +62,8 @@ class Workload:
         elif self.mode == "forward_two_graphs":
             with phase(phases.FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
-            # Like a loop that reuses a variable: the first graph is freed only when
-            # `logits` is assigned again, after the second graph is built.
+            # The first graph is freed only after the second is built, as in a training
+            # loop.
             with phase(SECOND_FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
             del logits

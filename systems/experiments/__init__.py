@@ -1,6 +1,4 @@
-"""All experiments by stem: the name shared by module, record, fragments and page.
-Imports nothing heavy.
-"""
+"""All experiments by stem, the name of module, record and page. Imports no torch."""
 
 import sys
 from dataclasses import dataclass
@@ -18,8 +16,8 @@ class Stem:
     "cpu", or "meta" (tensors without data).
 
     On a GPU, rows of the implementations or executions in `rehearsed` are compiled
-    ahead in parallel, by processes of `cores_of_each` cores. `needs` lists modules that
-    the import requires besides torch.
+    ahead in parallel, by processes of `cores_of_each` cores. `needs` lists modules
+    besides torch.
     """
 
     module: str

@@ -1,9 +1,8 @@
 """Plain attention in isolation: forward time, backward time, and the memory saved in
-between, eager and compiled.
+between, eager and compiled, with one head, over head width d and sequence length n.
 
-The model's own `scaled_dot_product_attention` with one head, over head width d and
-sequence length n. The backward pass is timed alone: the forward pass that builds its
-graph is outside the clock. Afterwards eager and compiled alternate for GPU time.
+The backward pass is timed alone: the forward pass that builds its graph is outside the
+clock. Afterwards eager and compiled alternate for GPU time.
 
     python -m systems.experiments.attention --d 64 --n 4096 --execution compiled
 """
@@ -38,12 +37,11 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 FORMATS = ("fp32", "bf16")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
-# Twice the assignment's longest length, where eager attention runs out of memory on a
-# GPU of 140 GiB.
+# Twice the assignment's longest length exceeds a GPU of 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
-# The assignment asks for 100 passes of its own cells. For others from this length on,
-# fewer passes suffice for a median and a deviation.
+# The assignment asks for 100 passes of its own cells. Others take fewer from this
+# length on.
 LONG, PASSES_IF_LONG = 8192, 30
 
 
@@ -156,8 +154,8 @@ def run(config: Config) -> Turns:
 def inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and do, cached for both executions; otherwise the tensors of one
-    would count as the other's memory.
+    """Return q, k, v and do, cached so that one execution's inputs don't count as the
+    other's memory.
     """
     return random_inputs(shape, dtype, device)
 

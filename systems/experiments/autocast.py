@@ -36,7 +36,7 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return the configurations: both autocast dtypes for each part, and the
-    Transformer without autocast to compare the number of operations.
+    Transformer without autocast.
     """
     if quick:
         return [Config(part, "bf16") for part in PARTS]
@@ -136,9 +136,7 @@ def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
 
 
 def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return the dtypes of the first block and of the layers around the blocks, in the
-    order of the forward pass.
-    """
+    """Return the dtypes of the first block and of the layers around the blocks."""
     layer = "layers.0"
     norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
     return {

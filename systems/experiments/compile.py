@@ -3,9 +3,8 @@ compiled, with the cost of compiling; and the eager step as CUDA graphs, without
 overhead.
 
 The executions of a cell share one model and alternate, so that a slow moment of the
-host affects all of them. GPU time is measured in passes after that. `compiled` compiles
-the model; the loss and AdamW stay eager, unless `--optimizer` compiles AdamW's step as
-well.
+host affects all of them. GPU time is measured in passes after that. `--optimizer`
+compiles AdamW's step as well.
 
     python -m systems.experiments.compile --precision bf16 --execution compiled
 """
@@ -48,7 +47,7 @@ EXECUTIONS = {
     "compiled": "through torch.compile",
 }
 # Steps until the model has compiled, and until AdamW has: its first step creates the
-# state, its second compiles for a constant t, its third for any t.
+# state, its second and third compile for a constant and for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
 # Sizes that may be launch-bound; elsewhere a CUDA graph is as slow as eager.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
@@ -181,9 +180,7 @@ CELLS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
 def shared(config: Config, device: str) -> Workload:
-    """Return the workload of this cell, which its executions share: they differ in how
-    it runs, not in what it computes.
-    """
+    """Return the workload of this cell, which its executions share."""
     cell = replace(config, execution="eager")
     work = CELLS.get(cell)
     if work is None:
@@ -194,8 +191,8 @@ def shared(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """One execution of a shared workload: whether its model and its optimizer's step
-    are compiled. Active inside `running`.
+    """One execution of a shared workload, which `running` activates: whether its model
+    and its optimizer's step are compiled.
     """
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
@@ -209,8 +206,8 @@ class Execution:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Switch the workload to this execution inside the context. `Unsupported` if
-        AdamW's step doesn't compile.
+        """Switch the workload to this execution. `Unsupported` if AdamW doesn't
+        compile.
         """
         work = self.work
         work.forward = self.forward
@@ -243,8 +240,8 @@ CONTEXT_BYTES = 2**30
 
 
 def bytes_ahead(config: Config) -> int:
-    """Return the GPU memory that `precompile` needs, by formula: as much as the eager
-    pass, since a compiled pass keeps less.
+    """Return the GPU memory that `precompile` needs, by formula: that of the eager
+    pass.
     """
     c, mode = config, mode_ahead(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
@@ -258,8 +255,8 @@ def mode_ahead(config: Config) -> str:
 # --8<-- [start:ahead]
 def precompile(config: Config) -> None:
     """Compile this cell in its own process from empty caches, and store the compiled
-    code and the step times for `run`. The model compiles without AdamW's state, because
-    other cells compile on the same GPU at the same time.
+    code and the step times for `run`. The model compiles without AdamW's state, to save
+    memory.
     """
     c, device = config, timing.default_device()
     folder = precompiled.ahead(name_of(c))

@@ -1,8 +1,5 @@
 """The time of a forward pass, a backward pass and a training step, as wall-clock and as
-GPU time, and their peak memory.
-
-The assignment's benchmarking script: one configuration from the command line, or every
-size and context as a table.
+GPU time, and their peak memory: the assignment's benchmarking script.
 
     python -m systems.experiments.end_to_end --size small --mode step --precision bf16
 """

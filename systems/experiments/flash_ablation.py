@@ -1,13 +1,10 @@
 """The speedup from each technique of the kernels, added one at a time at the
 leaderboard's shape after the first kernel of the guide.
 
-Two techniques are measured where they matter: split loops with one head, which has few
-tiles, and head swizzle with many short heads. Splitting float32 into limbs ahead is
-measured at one shape.
-
-The forward kernel here is the smallest with switches: whole tiles, contiguous (heads,
-n, d), no strides. The Triton kernel of `systems.attention.triton.forward` comes next,
-with any layout, tuned configurations and head swizzle. The backward pass has two
+Split loops are measured with one head, which has few tiles, head swizzle with many
+short heads, and splitting float32 into limbs ahead at one shape. The forward kernel
+here is the smallest with switches: whole tiles, contiguous (heads, n, d). The Triton
+kernel of `systems.attention.triton.forward` comes next. The backward pass has two
 variants with five matmuls instead of seven: one adds dq by atomics in no fixed order,
 the Hopper kernel by TMA in a fixed order.
 
@@ -291,9 +288,7 @@ def atomic_kernel(
 def atomic_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return (dq, dk, dv) of causal attention; dq is summed in float32 in an order that
-    varies between calls.
-    """
+    """Return (dq, dk, dv) of causal attention; the order of the sums in dq varies."""
     heads, n, d = q.shape
     delta = (o.float() * do.float()).sum(-1)
     dq, dk, dv = (
@@ -400,9 +395,7 @@ def prepare(
 
 
 def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:
-    """Return the first rows of o, or of dq, of the first head in float64. Under a
-    causal mask they need only the first keys.
-    """
+    """Return the first rows of o, or of dq, of the first head in float64."""
     q, k, v, do = (
         x[:1, :CHECKED_ROWS].double().requires_grad_() for x in (q, k, v, do)
     )

@@ -1,8 +1,6 @@
-"""Errors of each attention against float64 in o, lse, dq, dk and dv, for our kernels
-and PyTorch's; and whether 200 calls of our kernels are bitwise equal.
-
-Errors come from one random normal input per configuration; the oracle is plain
-attention in float64 on the same inputs.
+"""Errors of each attention in o, lse, dq, dk and dv, for our kernels and PyTorch's,
+against plain attention in float64 on the same random normal input; and whether 200
+calls of our kernels are bitwise equal.
 
     python -m systems.experiments.flash_accuracy --implementation triton --d 64 --n 4096
 """
@@ -61,8 +59,7 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return the configurations: every implementation over dtypes, head dimensions, a
-    ragged and a long sequence, with and without a mask; and shapes for which the Hopper
-    kernels are chosen.
+    ragged and a long sequence, with and without a mask; and the Hopper shapes.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
@@ -89,8 +86,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Return the relative and the largest absolute error of each result against
-    float64; for our kernels also whether many calls are bitwise equal. SDPA returns no
-    lse.
+    float64; for our kernels also whether many calls are bitwise equal.
     """
     device, causal = timing.default_device(), config.causal
     shape = (1, config.heads, config.n, config.d)

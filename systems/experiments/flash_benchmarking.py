@@ -1,8 +1,8 @@
-"""Flash attention compared with plain PyTorch: forward, backward and both, over the
-assignment's 80 configurations.
+"""Flash attention compared with plain PyTorch, compiled PyTorch and PyTorch's fused
+attention: forward, backward and both, over the assignment's 80 configurations (batch 1,
+one head, causal).
 
-Batch 1, one head, causal. Compiled PyTorch and PyTorch's fused attention are measured
-too. `forward_ms`, `backward_ms` and `both_ms` come from Triton's `do_bench`, as the
+`forward_ms`, `backward_ms` and `both_ms` come from Triton's `do_bench`, as the
 assignment asks; `forward_gpu_ms` and so on are GPU time, for which the implementations
 of a shape alternate.
 
@@ -32,8 +32,7 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
-# The assignment's PyTorch class with a compiled backward pass. It loops over tiles in
-# Python, so it is timed only at short lengths.
+# The assignment's PyTorch class with a compiled backward pass, only at short lengths.
 TILES, TILES_LENGTHS = "tiles", (1024, 4096)
 # Size of the reference for peak throughput: a large matmul, (n, d) by (d, n).
 CEILING = 8192

@@ -1,8 +1,8 @@
 """The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head
 dimension 64, bf16, causal.
 
-Our kernels run under torch.compile as the test prescribes, timed by `do_bench`, and so
-do the libraries. GPU time is then measured in alternation, and the time of each kernel.
+Our kernels and the libraries run under torch.compile, timed by `do_bench`. GPU time is
+then measured in alternation, and the time of each kernel.
 
     python -m systems.experiments.flash_leaderboard --implementation ours
 """
@@ -62,8 +62,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure the test: samples in ms, GPU time, what ran, and the name and samples in
-    ms per call of each kernel.
+    """Measure the test: samples in ms, GPU time, what ran, and samples in ms per call
+    of each kernel.
     """
     device = timing.default_device()
     if config.implementation == "ceiling":
@@ -90,8 +90,8 @@ def run(config: Config) -> Turns:
         attend = attention(
             config.implementation, causal=True, n=config.n, device=device
         )
-        # Libraries take (b, h, n, d). Their output keeps its batch dimension, because
-        # removing it would materialize the expanded gradient of the sum.
+        # Libraries take (b, h, n, d). Removing the batch dimension of their output
+        # would materialize the expanded gradient of the sum.
         call = forward_backward(
             lambda q, k, v: attend(q[None], k[None], v[None]), q, k, v
         )
@@ -118,8 +118,8 @@ def run(config: Config) -> Turns:
 
 
 def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
-    """Return the call that the test times. The gradient of a sum is one number,
-    expanded, so all strides of do are 0.
+    """Return the call that the test times. All strides of do, the gradient of a sum,
+    are 0.
     """
 
     def call() -> None:

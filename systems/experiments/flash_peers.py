@@ -1,8 +1,6 @@
 """Flash attention compared with libraries: GPU time and error of our kernels, PyTorch's
-fused attentions and FlashAttention-4 by shape, and bitwise reproducibility.
-
-All implementations of a shape alternate, so that their ratios don't depend on when each
-ran: `run` ends each turn with a `yield`.
+fused attentions and FlashAttention-4 by shape, and bitwise reproducibility. All
+implementations of a shape alternate: `run` ends each turn with a `yield`.
 
     python -m systems.experiments.flash_peers --implementation ours --n 4096 --d 128
 """
@@ -259,8 +257,8 @@ def exact(
 
 
 def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> float:
-    """Return the wall-clock time in ms of one forward call: the mean of many, issued
-    without waiting for the GPU.
+    """Return the wall-clock time in ms of a forward call: the mean of many,
+    unsynchronized.
     """
     calls = CALLS if device == "cuda" else 1
     clock = timing.Clock(device)

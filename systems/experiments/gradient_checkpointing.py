@@ -3,8 +3,7 @@ of blocks, half blocks, nested runs, attention only.
 
 Each row has two peaks. In the first, the backward pass allocates gradients as it
 proceeds, as after `zero_grad()`; in the second they exist from the start, as with
-accumulation over several batches. Only then do weights and gradients contribute equally
-to every row.
+accumulation over several batches.
 
     python -m systems.experiments.gradient_checkpointing --strategy runs --run 4
 """
@@ -60,8 +59,7 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return the configurations: the assignment's model with `flash` attention at every
-    useful run length, two with plain attention, then the other strategies and compiled
-    blocks.
+    useful run length, two with plain attention, then the other strategies.
     """
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}

@@ -1,9 +1,5 @@
 """The kernels of a forward pass and of a training step, phase by phase, and how long
-the GPU idles between them.
-
-A few passes run under torch.profiler or Nsight Systems, with every part marked. Both
-give the same rows. `end_to_end` measures the wall-clock time of the same passes without
-a profiler.
+the GPU idles between them, by torch.profiler or Nsight Systems.
 
     python -m systems.experiments.kernel_profile --mode step --profiler nsys
 """
@@ -71,7 +67,7 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return the configurations: all sizes and contexts in fp32 and bf16 under
-    torch.profiler, which needs no installation; `nsys` compares both profilers.
+    torch.profiler, which needs no installation.
     """
     if quick:
         return [
@@ -193,9 +189,7 @@ def captured() -> Iterator[None]:
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return the trace's path, one per configuration, without dots in its stem because
-    programs would cut it there.
-    """
+    """Return the trace's path; its stem has no dots, where programs would cut it."""
     parts = (
         config.size.replace(".", "_"),
         config.context,

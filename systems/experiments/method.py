@@ -66,9 +66,8 @@ def run(config: Config) -> dict[str, Any]:
     """Return samples in ms of the same pass by each instrument.
 
     `clock_ms` and `events_ms` alternate and synchronize after each pass.
-    `queued_events_ms` and `graph_ms` synchronize once, after all passes, so that the
-    GPU always has work queued: the difference to `events_ms` is the cost of
-    synchronizing. The passes of `graph_ms` are CUDA graphs. GPU time by CUPTI comes
+    `queued_events_ms` and `graph_ms` (CUDA graphs) synchronize once, after all passes:
+    the difference to `events_ms` is the cost of synchronizing. GPU time by CUPTI comes
     last, because its profiler makes launches slower.
     """
     c, device = config, timing.default_device()

@@ -1,11 +1,8 @@
 """The effect of precision on training: loss curves in fp32, under bf16 autocast, and in
-pure bf16.
+pure bf16, on a synthetic language of known entropy, the minimum of the loss.
 
 Rounding changes the effective step size, so fp32 and pure bf16 are also trained at a
-lower and a higher learning rate, to compare each at its best.
-
-The data is a synthetic language of known entropy, which is the minimum of the loss. A
-seed fixes the initial weights and the data for all three precisions.
+lower and a higher learning rate. A seed fixes the initial weights and the data.
 
     python -m systems.experiments.mixed_precision --precision bf16 --seed 0 --steps 300
 """
@@ -38,8 +35,7 @@ PRECISIONS = {
     "bf16": "bf16 autocast; weights, gradients and optimizer state in fp32",
     "bf16_pure": "weights, gradients and optimizer state in bf16",
 }
-# Tensors of different magnitude: about 1 in the first and the last, a few hundredths in
-# the matrix.
+# Tensors of different magnitude: about 1, a few hundredths in the matrix.
 WATCHED = {
     "embedding": "token_embeddings.weight",
     "matrix": "layers.0.ffn.w1.weight",
@@ -77,8 +73,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, object]:
     """Train and return the loss of each step, its minimum, the shares of weights that a
-    step leaves unchanged, wall-clock and GPU time, and memory. `Unsupported`, which is
-    a result, if training diverges.
+    step leaves unchanged, times and memory. `Unsupported` if training diverges.
     """
     device = timing.default_device()
     torch.manual_seed(config.seed)
@@ -139,8 +134,8 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """The share of elements of a few tensors that a step leaves bitwise unchanged,
-    every `WATCH_EVERY` steps.
+    """Return the share of elements of a few tensors that a step leaves bitwise
+    unchanged, every `WATCH_EVERY` steps.
     """
 
     def __init__(self, model: nn.Module):

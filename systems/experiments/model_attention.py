@@ -1,10 +1,10 @@
 """The effect of the attention implementation on a training step: eager, PyTorch's fused
 attention, and FlashAttention of this project.
 
-The step and protocol of `end_to_end` in bf16, for every size at context 1024 and for
-`small` up to 16384. The three attentions of a cell alternate, so that the host affects
-all of them equally; only one model is in memory at a time. GPU time is measured too,
-because a faster attention doesn't shorten a launch-bound step.
+The step of `end_to_end` in bf16, for every size at context 1024 and for `small` up to
+16384. The three attentions of a cell alternate; only one model is in memory at a time.
+GPU time is measured too, because a faster attention doesn't shorten a launch-bound
+step.
 
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
@@ -59,8 +59,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure each phase of a training step: samples in ms, peak memory in bytes, GPU
-    time, and the attention that ran. A turn runs its share of the steps after the
-    warm-up steps.
+    time, and the attention that ran. A turn runs its share of the steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
     ends, metrics = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()

@@ -1,7 +1,5 @@
 """The size of each model: parameters by part, and FLOPs of one forward pass as counted
-by PyTorch.
-
-Built on the meta device, where tensors have shapes but no data, so no GPU is needed:
+by PyTorch. Built on the meta device (shapes without data), so no GPU is needed.
 
     python -m systems.experiments.model_sizes --size 2.7B --context 512
 """
@@ -48,9 +46,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, int]:
-    """Return the hyperparameters, the parameters of each part (which sum to the
-    model's), and matmul FLOPs of a forward pass.
-    """
+    """Return the hyperparameters, the parameters of each part, and the matmul FLOPs."""
     with torch.device("meta"):
         model = build_model(config.size, config.context, config.vocab)
         token_ids = torch.zeros(config.batch, config.context, dtype=torch.int64)

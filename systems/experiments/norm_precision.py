@@ -64,8 +64,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return each stage of the norm of each vector, computed and rounded in the dtype
-    of x. RMSNorm subtracts no mean.
+    """Return each stage of the norm of each vector in the dtype of x. RMSNorm subtracts
+    no mean.
     """
     average = running_mean if running else torch.mean
     found = {}
@@ -99,9 +99,7 @@ def running_mean(
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
-    """Return the stages as the configuration computes them; only the output if PyTorch
-    doesn't expose the others.
-    """
+    """Return the stages as configured; only the output if PyTorch hides the others."""
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
         return {"output": fused(x, x.shape[-1:], eps=EPS)}
@@ -113,10 +111,8 @@ def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float | None]]:
-    """Return the errors of each stage by magnitude of the input, and its shares of
-    elements that are not finite or wrongly zero.
-
-    The error is None if any element is not finite.
+    """Return the errors of each stage by magnitude of the input (None if any element is
+    not finite), and its shares of elements that are not finite or wrongly zero.
     """
     device = timing.default_device()
     z = 1 + torch.randn(

@@ -2,8 +2,7 @@
 so on.
 
 A first, plain pass gives the allocator's peak. A second pass records the allocator's
-history for the categories; with --keep-snapshots this history is kept, for
-pytorch.org/memory_viz. `end_to_end` and `gradient_checkpointing` measure times.
+history; --keep-snapshots keeps it for pytorch.org/memory_viz.
 
     python -m systems.experiments.peak_memory --size small --precision bf16
 """
@@ -63,8 +62,8 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return the configurations: 2.7B at three contexts and every size at 512, in every
-    mode; and what saves memory for 2.7B at 512 and 2048. CS336 of 2026 asks for 128 and
-    2048, where a step of 2.7B only fits with flash attention or checkpoints.
+    mode; and what saves memory for 2.7B at 512 and 2048, where a step only fits with
+    flash attention or checkpoints.
     """
     if quick:
         return [
@@ -180,8 +179,8 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
 
 
 def snapshot_path(config: Config) -> Path:
-    """Return the snapshot's path, one per configuration, without dots in its stem
-    because programs would cut it there.
+    """Return the snapshot's path, without dots in its stem because programs cut it
+    there.
     """
     parts = [
         config.size.replace(".", "_"),

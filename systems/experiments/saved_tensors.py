@@ -1,9 +1,8 @@
 """The tensors that autograd saves for the backward pass, and the code that saves them:
 for a norm, a block, and four blocks; eager, compiled, and with recomputation.
 
-`torch.autograd.graph.saved_tensors_hooks` reports every tensor as it is saved. Memory
-that several operations save is counted once, and parameters not at all. Built on the
-meta device, where tensors have shapes but no data:
+`torch.autograd.graph.saved_tensors_hooks` reports every tensor. Shared memory is
+counted once, and parameters not at all. Built on the meta device (shapes without data):
 
     python -m systems.experiments.saved_tensors --part block --context 2048
 """
@@ -63,8 +62,8 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Return the saved tensors with their bytes, each memory once, the largest first;
-    the number of saves and their total bytes; and the gradient bytes of parameters and
-    of the input.
+    the number and bytes of all saves; and the gradient bytes of parameters and of the
+    input.
     """
     c, shape = config, SIZES[config.size]
     with torch.device("meta"):

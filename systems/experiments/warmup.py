@@ -2,8 +2,7 @@
 steps.
 
 Each row runs in a new process, or earlier rows would warm up later ones. Each number of
-warm-up steps gets five processes, in alternation, because a single one may hit a slow
-moment of the host. `end_to_end` has the GPU time of this cell.
+warm-up steps gets five processes, in alternation, against slow moments of the host.
 
     python -m systems.experiments.warmup --warmup 0
 """
@@ -47,8 +46,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Return samples in ms of each phase, in the order of steps, and the time to build
-    the model (`setup_ms`).
+    """Return samples in ms of each phase in the order of steps, and of setup
+    (`setup_ms`).
     """
     device = timing.default_device()
     setup = timing.Clock(device)

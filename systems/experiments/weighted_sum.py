@@ -1,8 +1,5 @@
 """The throughput of a first kernel: the weighted sum of rows compared with PyTorch's
-own, and with a copy of as many bytes.
-
-Each number of x is used once forward and once backward, so both passes are
-bandwidth-bound, and a copy shows the achievable bandwidth.
+own, and with a copy of as many bytes, because both passes are bandwidth-bound.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """
@@ -50,8 +47,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: every implementation in both dtypes. x is far larger
-    than the L2 cache.
+    """Return the configurations: every implementation in both dtypes, beyond the L2
+    cache.
     """
     names = (*IMPLEMENTATIONS, "copy")
     if quick:
@@ -61,8 +58,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure GPU time in ms of the forward and the backward pass, errors, and whether
-    two calls are bitwise equal; for a copy its bytes and GPU time.
+    """Measure GPU time in ms of both passes, errors, and whether two calls are bitwise
+    equal; for a copy its bytes and GPU time.
     """
     device = timing.default_device()
     x, w, dy = made(config, device)

@@ -3,8 +3,8 @@ backward pass.
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": keep only the input
 of every run of blocks; section 4.4 nests runs. Korthikanti et al. 2022, "Reducing
-Activation Recomputation in Large Transformer Models", section 5: recompute only the
-attention scores, which take much memory and few FLOPs.
+Activation Recomputation in Large Transformer Models": recompute only the attention
+scores.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,8 +46,7 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 def checkpoint_function(function: Function) -> Function:
     """Return the function wrapped so that autograd saves only its arguments."""
-    # The model has no dropout, so no random state to restore. Unlike a closure, a
-    # partial can be copied and saved with its model.
+    # No dropout, so no random state. A partial can be copied and saved, a closure not.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -83,8 +82,7 @@ class CheckpointedHalves(TransformerBlock):
 # --8<-- [start:nested]
 def checkpoint_halving(model: BasicsTransformerLM) -> None:
     """Checkpoint by nested halves: keep the input of each half of the blocks; while a
-    half is recomputed, keep the input of each of its quarters, and so on. Each level
-    keeps one input.
+    half is recomputed, keep the input of each of its quarters, and so on.
     """
     model.set_run_blocks(checkpoint_halves)
 
@@ -102,8 +100,8 @@ def checkpoint_halves(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 def checkpoint_chain(model: BasicsTransformerLM) -> None:
     """Checkpoint the whole chain: keep only the model's input; while all blocks but the
-    last are recomputed, keep only their input, and so on. Two inputs are kept for any
-    number of blocks; N blocks take N (N + 3) / 2 block computations.
+    last are recomputed, keep only their input, and so on. N blocks take N (N + 3) / 2
+    block computations.
     """
     model.set_run_blocks(checkpoint_function(checkpoint_all_but_last))
 
@@ -121,9 +119,8 @@ def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 # --8<-- [start:by-hand]
 class RecomputeBlock(torch.autograd.Function):
-    """Recompute a block in its backward pass, like the first `torch.utils.checkpoint`.
-
-    The forward pass records no graph; the backward pass builds one and runs through it.
+    """Recompute a block in its backward pass, which builds a graph of the block and
+    runs through it.
     """
 
     @staticmethod
@@ -146,8 +143,8 @@ class RecomputeBlock(torch.autograd.Function):
 
 def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
     for block in blocks:
-        # Autograd doesn't see a block's weights; an empty tensor that requires
-        # gradients if they do makes it call `backward`.
+        # Autograd doesn't see a block's weights; an empty tensor makes it call
+        # `backward`.
         trainable = any(weight.requires_grad for weight in block.parameters())
         x = RecomputeBlock.apply(block, x, torch.empty(0, requires_grad=trainable))
     return x

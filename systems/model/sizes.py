@@ -1,6 +1,4 @@
-"""The five models of the assignment's Table 1, and one added by CS336 in 2026. Imports
-no torch, because the pages' renderer reads this module.
-"""
+"""The models of the assignment's Table 1, and one of 2026. Imports no torch."""
 
 from dataclasses import dataclass
 

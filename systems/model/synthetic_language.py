@@ -2,8 +2,7 @@
 seeded sparse Markov chain.
 
 Each token has a few random successors with fixed probabilities proportional to 1, 1/2,
-1/3, ... So the next token has the same entropy in any context, and no model's expected
-loss is lower.
+1/3, ... So the next token has the same entropy in any context.
 """
 
 import math
@@ -24,7 +23,7 @@ def sample(
     vocab: int, sequences: int, length: int, seed: int
 ) -> Int[Tensor, "sequences length"]:
     """Return sequences of the language (int64, on the CPU). Its transition table
-    depends only on the vocabulary, not on the seed or torch's default dtype and device.
+    depends only on the vocabulary, not on the seed.
     """
     if vocab < SUCCESSORS:
         raise ValueError(f"vocab must be {SUCCESSORS} or more, not {vocab}")

@@ -1,8 +1,5 @@
-"""Record the dtype of every operation, gradient and optimizer state without changing
-the model.
-
-Hooks watch modules, gradients and the optimizer. A dispatch mode watches operations
-below autocast, so it sees the inputs that autocast produced, casts included.
+"""Record the dtype of every operation, gradient and optimizer state of a model, by
+hooks and by a dispatch mode that works below autocast and so sees its casts.
 """
 
 from collections.abc import Iterable
@@ -19,9 +16,7 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """Record by name the dtypes of a model, its loss function and its optimizer while
-    the context is active.
-    """
+    """Record by name the dtypes of a model, its loss function and its optimizer."""
 
     def __init__(
         self,
@@ -100,7 +95,7 @@ class DtypeTrace(TorchDispatchMode):
 
     def result_dtype(self, scope: str, operation: str, last: bool = False) -> str:
         """Return the dtype of the result of the first (or last) operation of this name
-        in a module's forward pass. `ValueError` if the module ran no such operation.
+        in a module. `ValueError` if the module ran no such operation.
         """
         dtypes = [
             dtype

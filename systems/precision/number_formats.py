@@ -1,8 +1,5 @@
 """Floating-point formats in exact arithmetic: range, spacing, rounding, and the step at
-which a running sum stops growing.
-
-Results are exact because every finite number of a format is a fraction. Imports no
-torch, because the pages' renderer reads this module.
+which a running sum stops growing. Imports no torch.
 """
 
 import math
@@ -13,9 +10,7 @@ from fractions import Fraction
 # --8<-- [start:format]
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: a sign bit, a biased exponent and a fraction with
-    an implied leading 1.
-    """
+    """A binary format: a sign, a biased exponent, a fraction with an implied 1."""
 
     exponent_bits: int
     fraction_bits: int
@@ -43,9 +38,7 @@ class Format:
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
     def round_to_nearest(self, value: Fraction) -> Fraction:
-        """Return `value` rounded to this format, ties to even. It must be far below
-        `max_finite`.
-        """
+        """Return `value` (far below `max_finite`) rounded, ties to even."""
         unit = self.spacing(value)
         return round(value / unit) * unit
 
@@ -74,16 +67,13 @@ def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
     """Return the last step at which adding `term` still increases a running sum, and
     the sum there.
 
-    `term` must be a number of the format. A step adds nothing once the term is below
-    half the spacing of the sum, or equal to half with a tie to even. Numbers in a
-    binade are equally spaced, so each step gains the same and one multiplication covers
-    the binade.
+    `term` must be a number of the format. Numbers in a binade are equally spaced, so
+    each step gains the same and one multiplication covers the binade.
     """
     total, step, before = term, 1, None
     while gain := number_format.round_to_nearest(total + term) - total:
         top = 2 * binade(total)
-        # In the first step of a binade a tie can round the other way, so only a gain
-        # seen twice is extrapolated.
+        # In a binade's first step a tie can round the other way, so compare two gains.
         repeats = (
             max(1, math.ceil((top - term - total) / gain)) if gain == before else 1
         )

@@ -1,8 +1,5 @@
-"""The model's eager attention with marks around its four parts, for profilers. Never
-timed, because marks take time.
-
-The operations are those of `systems.model.transformer.eager_attention` in the same
-order, so the outputs are bitwise equal.
+"""The model's eager attention with marks around its four parts, for profilers; its
+outputs are bitwise equal. Never timed, because marks take time.
 """
 
 import math
@@ -22,10 +19,8 @@ def causal_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Float[Tensor, "b h s e"]:
-    """Compute eager causal attention inside four marks: scores, mask, softmax, output.
-
-    The scale belongs to the mask, because both pass over the score matrix without a
-    matmul.
+    """Compute eager causal attention inside four marks: scores, mask (with the scale),
+    softmax, output.
     """
     with mark(SCORES):
         scores = torch.einsum("...qe,...ke->...qk", q, k)

@@ -1,7 +1,5 @@
 """Reduce a profiled step to what a record stores: GPU times of each phase, and a row
-for each kernel of each phase.
-
-All times are in ms per pass. Kernels keep the profiler's names; tables shorten them.
+for each kernel of each phase. All times are in ms per pass.
 """
 
 from collections import defaultdict
@@ -25,9 +23,8 @@ def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
     """Return the GPU span and the sum of kernel times of each phase and pass in ms, and
-    a row for each kernel of each phase.
-
-    `TraceError` if the trace does not hold `passes` steps with kernels.
+    a row for each kernel of each phase. `TraceError` without `passes` steps with
+    kernels.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
@@ -87,9 +84,7 @@ def calls_per_pass(calls: int, passes: int) -> int | float:
 
 def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str, Any]]]:
     """Return the kernels of the second layer of the last forward pass, with start times
-    in ms after the first kernel.
-
-    The first layer may still be launch-bound. Empty in other modes.
+    in ms after the first kernel. Empty in other modes.
     """
     layers = sorted(
         {mark for kernel in kernels for mark in kernel.marks if mark.name == LAYER},

@@ -1,9 +1,9 @@
-"""Short names and categories of kernels, from the names that a profiler reports.
+"""Short names and categories of kernels, from the names (demangled or mangled) that a
+profiler reports.
 
 Library kernels are named for what they do (`ampere_sgemm_128x64_tn`). PyTorch's generic
 kernels name the operation in a template argument: `elementwise_kernel<128, 2, ...
-exp_kernel_cuda(...) ...>` is an exponential. Names may be demangled or mangled. Imports
-no torch.
+exp_kernel_cuda(...) ...>` is an exponential.
 """
 
 import re
@@ -65,8 +65,7 @@ OPERATIONS = (
 GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
-# Split-K GEMMs launch a second kernel that reduces the partial sums. cuBLAS has one of
-# its own, and each xmma kernel has a variant.
+# Split-K GEMMs launch a second kernel that sums: from cuBLAS, or of each xmma kernel.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
 # A name without template or call arguments: a library's own, or a short one.
 PLAIN_NAME = re.compile(r"[^<(:]*")
@@ -80,10 +79,8 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """Return the category of a kernel.
-
-    In a phase named softmax or optimizer every kernel gets that category, because
-    unfused both consist of ordinary element-wise kernels and reductions.
+    """Return the category of a kernel. In a phase named softmax or optimizer it is
+    that, because unfused both consist of ordinary element-wise kernels and reductions.
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:
@@ -100,9 +97,7 @@ def _category_by_name(name: str) -> str:
 
 
 def is_split_k_sum(name: str) -> bool:
-    """Return whether a kernel is the second kernel of a split-K GEMM, which reduces the
-    partial sums.
-    """
+    """Return whether a kernel sums the partial results of a split-K GEMM."""
     return SPLIT_K_SUM.search(demangle(name)) is not None
 
 
@@ -162,8 +157,8 @@ def _find_operation(arguments: str) -> str:
 
 @cache
 def demangle(name: str) -> str:
-    """Return the identifiers of a mangled name (`_ZN2at6native...`), separated by
-    spaces. Other names are returned unchanged.
+    """Return the identifiers of a mangled name (`_ZN2at6native...`) with spaces
+    between.
     """
     if not name.startswith("_Z"):
         return name

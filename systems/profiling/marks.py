@@ -1,6 +1,4 @@
-"""Names of the marks in a profiled step. Imports no torch, because the pages' renderer
-reads exports by these names.
-"""
+"""Names of the marks in a profiled step. Imports no torch."""
 
 # Marks of a pass and of a layer, which are not phases.
 STEP, LAYER = "step", "layer"

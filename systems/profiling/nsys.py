@@ -1,9 +1,6 @@
 """Profile a command with Nsight Systems, export the report to SQLite, and read its
-kernels.
-
-`nsys` is a separate program that starts the process it profiles. It records only
-between `cudaProfilerStart` and `cudaProfilerStop`, so reports contain no warm-up.
-Imports no torch.
+kernels. `nsys` starts the process, and records only between `cudaProfilerStart` and
+`cudaProfilerStop`, so reports contain no warm-up. Imports no torch.
 """
 
 import re
@@ -25,8 +22,7 @@ from systems.profiling.trace import (
     wrap_errors,
 )
 
-# The first version whose --capture-range-end lets the process finish, and whose exports
-# have all columns read here.
+# The first version whose --capture-range-end lets the process finish.
 MIN_VERSION = (2022, 1)
 REPORT = ".nsys-rep"
 
@@ -105,9 +101,7 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
 
 
 def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
-    """Return the standard output of a command. `NsysError` with the command and its
-    last line of output if it fails.
-    """
+    """Return the standard output of a command. `NsysError` if it fails."""
     try:
         process = subprocess.run(
             command, cwd=cwd, capture_output=True, text=True, errors="replace"
@@ -153,10 +147,7 @@ PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     """Return the kernels of an SQLite export, sorted by start, each with those `marks`
-    that were open at its launch.
-
-    `TraceError` for any other file. Versions of nsys differ: a text is a string or an
-    index into StringIds, and empty tables are absent.
+    that were open at its launch. `TraceError` for any other file.
     """
     if not path.is_file():
         raise TraceError(
@@ -217,10 +208,7 @@ def query_kernels(
             launched[number, process_id(thread)] = launched[number, None] = launch
     kernel_names = ("demangledName", "mangledName", "shortName")
     on_gpu = [
-        (
-            strings.get(long) or strings.get(mangled) or strings.get(short),
-            *rest,
-        )
+        (strings.get(long) or strings.get(mangled) or strings.get(short), *rest)
         for long, mangled, short, *rest in select(KERNELS, *kernel_names, *GPU_COLUMNS)
     ]
     on_gpu += [(WHOLE_GRAPH, *rest) for rest in select(GRAPHS, *GPU_COLUMNS)]

@@ -1,8 +1,5 @@
 """Inspect a step instead of timing it: kernels of each phase, time of each kernel, and
-memory saved for the backward pass.
-
-A probe's `phase` replaces a clock's, so the inspected step is the timed one, in a
-separate pass.
+memory saved for the backward pass. A probe's `phase` replaces a clock's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,9 +32,8 @@ def phase_kernels(
     """Return the kernels that each phase launches, in each of a few profiled passes.
     Empty on a CPU.
 
-    `between` runs before each pass. `cold` empties the L2 cache before each phase. A
-    profile may lose a kernel, so TraceError is raised only if passes launch different
-    numbers of kernels twice.
+    `between` runs before each pass. `cold` empties the L2 cache before each phase.
+    TraceError if passes launch different numbers of kernels twice.
     """
     if device != "cuda":
         return {}
@@ -68,9 +64,7 @@ def phase_kernels(
 
 
 def l2_buffer(device: str) -> Tensor:
-    """Return a tensor larger than any L2 cache, like that of Triton's `do_bench`:
-    writing it evicts everything else.
-    """
+    """Return a tensor larger than any L2 cache; writing it evicts everything else."""
     return torch.empty(2**28, dtype=torch.int8, device=device)
 
 
@@ -96,13 +90,9 @@ def split_by_phase(
     return found
 
 
-def kernel_counts(
-    found: dict[str, list[list[Kernel]]],
-) -> dict[str, int | list[str]]:
-    """Return how many kernels each phase launches, and the names of those that
-    TorchInductor generated.
-
-    Copies and fills of memory are not counted. Empty on a CPU.
+def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[str]]:
+    """Return how many kernels each phase launches, without copies and fills of memory,
+    and the names of those that TorchInductor generated. Empty on a CPU.
     """
     names = {
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
@@ -120,11 +110,9 @@ def kernel_counts(
 def kernel_samples_ms(
     work: Callable[[], object], calls: int, device: str
 ) -> dict[str, list[float]]:
-    """Return GPU times in ms by kernel name, one sample for each of `calls` calls.
-    Launches of one call are summed. Empty on a CPU.
-
-    The L2 cache stays warm between calls. `TraceError` if two profiles in a row show
-    calls with different launches: a profile can lose a kernel.
+    """Return GPU times in ms by kernel name, one sample for each of `calls` calls, with
+    a warm L2 cache. Empty on a CPU. `TraceError` if two profiles in a row show calls
+    with different launches: a profile can lose a kernel.
     """
     work()
     if device != "cuda":
@@ -140,9 +128,7 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """Return the summed durations of each kernel name per call, in ms, from kernels in
-    the order of their launches.
-    """
+    """Return the durations in ms of each kernel name, summed per call."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)
@@ -161,9 +147,8 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 
 # --8<-- [start:saved]
 class SavedTensors:
-    """Recorder of each tensor that autograd saves in the forward phase.
-
-    `adds_bytes` counts each storage once, and no storage of the inputs.
+    """Recorder of each tensor that autograd saves in the forward phase. `adds_bytes`
+    counts each storage once, and no storage of the inputs.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):
@@ -194,9 +179,7 @@ class SavedTensors:
 
 
 class MemoryInUse:
-    """Recorder of the bytes allocated on the GPU just before each phase, such as
-    `before_backward_bytes`. Empty on a CPU.
-    """
+    """Recorder of the GPU bytes in use before each phase (`before_backward_bytes`)."""
 
     def __init__(self, device: str):
         self.device = device

@@ -1,8 +1,4 @@
-"""Run work under torch.profiler and read the kernels from the exported trace.
-
-All use of PyTorch's profiler goes through here. Callers group the kernels by name,
-phase or time.
-"""
+"""Run work under torch.profiler and read the kernels from the exported trace."""
 
 import gc
 import gzip
@@ -63,9 +59,7 @@ def profile_kernels(
 
 @cache
 def load_profiler() -> None:
-    """Profile one kernel and discard it: the first profile of a process may miss
-    kernels while the profiler loads.
-    """
+    """Profile one kernel and discard it, because the first profile may miss kernels."""
     run_profiled(lambda: torch.zeros(1, device="cuda"), "cuda")
 
 
@@ -76,9 +70,7 @@ def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profi
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with warnings.catch_warnings():
-        # PyTorch up to 2.11 warns that another cycle would clear the events.
-        # acc_events=True avoids that, but builds a table of all events at the end,
-        # which takes many times as long as the trace.
+        # PyTorch up to 2.11 warns without acc_events=True, which builds a slow table.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         with profile(activities=activities) as profiler:
             result = work()
@@ -88,9 +80,7 @@ def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profi
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Pause garbage collection, because parsing a trace creates no garbage, yet each
-    collection would traverse all events.
-    """
+    """Pause garbage collection, because it would traverse all events of a trace."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -136,9 +126,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Return the kernels of a trace's events, sorted by start. Raises one of MALFORMED
-    for an invalid event.
-    """
+    """Return the kernels of a trace's events by start, or raise one of MALFORMED."""
     launches: dict[Any, Launch] = {}
     op_launches: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []
@@ -174,7 +162,5 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 
 
 def external_id(args: dict[str, Any]) -> Any:
-    """Return the number that links an operation to its kernels; its key differs between
-    versions of PyTorch.
-    """
+    """Return the number that links an operation to its kernels in any PyTorch."""
     return args.get("External id", args.get("external id", args.get("External Id")))

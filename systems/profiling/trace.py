@@ -1,12 +1,10 @@
 """Kernels of a profile, from either profiler, each with the phase that launched it.
-
-`torch_trace` reads traces of torch.profiler, `nsys` reads SQLite exports of Nsight
-Systems; both return the `Kernel` defined here.
+`torch_trace` and `nsys` read them.
 
 A kernel runs long after its launch by the CPU, so its phase is the one that was marked
 at the launch. Both profilers number each launch (the correlation id) and store that
-number with the kernel. The marks of the launching thread count. Autograd launches the
-backward pass from a thread without marks; then the marks of the waiting thread count.
+number with the kernel. Autograd launches the backward pass from a thread without marks;
+then the marks of the waiting thread count.
 
 Times are integers in ns on the trace's clock; rows have ms. Imports no torch.
 """
@@ -46,9 +44,7 @@ def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
 
 
 def check_times(name: Any, start: Any, end: Any) -> tuple[str, int, int]:
-    """Return the name, start and end of an event, with times as integers in ns. Raises
-    one of MALFORMED for any other value.
-    """
+    """Return the name, start and end of an event in ns, or raise one of MALFORMED."""
     if not isinstance(name, str):
         raise TypeError(f"a name is {name!r}")
     start, end = round(start), round(end)
@@ -59,9 +55,7 @@ def check_times(name: Any, start: Any, end: Any) -> tuple[str, int, int]:
 
 @dataclass(frozen=True)
 class Span:
-    """A named interval on a CPU thread, from start to end in ns: a marked phase or an
-    operation.
-    """
+    """A named interval on a CPU thread, in ns: a marked phase or an operation."""
 
     name: str
     start: int
@@ -156,9 +150,7 @@ def span_ms(kernels: Iterable[Kernel]) -> float:
 
 
 def busy_ms(kernels: Iterable[Kernel]) -> float:
-    """Return the time during which at least one kernel runs, in ms: the sum of the
-    durations, with overlaps (a copy beside a kernel) counted once.
-    """
+    """Return the time in ms during which at least one kernel runs."""
     total = until = 0
     for kernel in sorted(kernels, key=lambda kernel: kernel.start):
         total += max(0, kernel.end - max(kernel.start, until))
@@ -170,9 +162,7 @@ def busy_ms(kernels: Iterable[Kernel]) -> float:
 def find_open_spans(
     spans: Iterable[Span], launches: Iterable[Launch]
 ) -> dict[Launch, list[Span]]:
-    """Return the spans of all threads that are open at each launch, outermost first, in
-    one sweep over both in order of time.
-    """
+    """Return the spans of all threads that are open at each launch, outermost first."""
     pending = sorted(spans, key=lambda span: (span.start, -span.end), reverse=True)
     open_by_launch: dict[Launch, list[Span]] = {}
     current: list[Span] = []
@@ -190,9 +180,7 @@ def attribute_kernels(
     ops: Iterable[Span] = (),
 ) -> list[Kernel]:
     """Return kernels, sorted by start, with the phase and operation that were open at
-    their launch.
-
-    `runs` are (name, start, end, launch). A run without a launch belongs to no phase.
+    their launch. `runs` are (name, start, end, launch or None).
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]

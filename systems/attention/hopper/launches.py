@@ -10,12 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from systems.attention.hopper.configs import (
-    CONFIGS,
-    SHORT,
-    SHORT_FORWARD,
-    Config,
-)
+from systems.attention.hopper.configs import CONFIGS, SHORT, SHORT_FORWARD, Config
 from systems.attention.hopper.limits import (
     TILE_DIMS,
     make_tma_readable,

@@ -27,11 +27,7 @@ from systems.attention.hopper.accumulation import (
     compute_partial_dq,
 )
 from systems.attention.hopper.dkdv import Streamed, fill_stage_with_statistics
-from systems.attention.hopper.forward import (
-    PRODUCER_REGISTERS,
-    async_load,
-    wait_full,
-)
+from systems.attention.hopper.forward import PRODUCER_REGISTERS, async_load, wait_full
 from systems.attention.hopper.matmuls import Rows, zero_accumulators
 from systems.attention.hopper.narrow import process_narrow_tiles
 from systems.attention.hopper.one_pass import (

@@ -66,14 +66,7 @@ def advance_rows(ptr, rows, stride_n):
 
 @triton.jit
 def step_ptrs(
-    ptr,
-    tile_offsets,
-    start,
-    rows,
-    columns,
-    stride_n,
-    stride_d,
-    RECOMPUTE: tl.constexpr,
+    ptr, tile_offsets, start, rows, columns, stride_n, stride_d, RECOMPUTE: tl.constexpr
 ):
     """Return pointers to the tile of a step, whose `rows` begin at `start`: the first
     tile's advanced, or with RECOMPUTE computed from scratch to save registers.

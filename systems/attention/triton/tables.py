@@ -32,8 +32,7 @@ SM_90: ByArithmetic = {
             16: Config(64, 64, 4, 3, registers=168),
             32: Config(64, 64, 4, 3, registers=168),
             64: ByMask(
-                causal=Config(64, 64, 4, 3),
-                full=Config(64, 64, 4, 3, registers=168),
+                causal=Config(64, 64, 4, 3), full=Config(64, 64, 4, 3, registers=168)
             ),
             128: Config(64, 128, 8, 3),
             256: Config(64, 64, 8, 2),

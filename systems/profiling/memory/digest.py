@@ -6,12 +6,7 @@ from collections import Counter
 from pathlib import PurePath
 from typing import Any
 
-from systems.profiling.memory.snapshot import (
-    CATEGORIES,
-    Block,
-    History,
-    bytes_in_use,
-)
+from systems.profiling.memory.snapshot import CATEGORIES, Block, History, bytes_in_use
 
 # Points of a sampled timeline, which includes the extremes of each stretch.
 TIMELINE_POINTS = 240
@@ -22,8 +17,8 @@ Group = dict[str, Any]
 
 # --8<-- [start:digest]
 def digest(history: History, timeline: bool = False) -> dict[str, Any]:
-    """Summarize a history without times: bytes by category at the peak, the maximum of
-    each category, the peak of each phase, and the largest blocks.
+    """Summarize a history: bytes by category at the peak, the maximum of each category,
+    the peak of each phase, and the largest blocks.
     """
     layers = bytes_by_category(history)
     total = bytes_in_use(history)
@@ -103,9 +98,7 @@ def sample_timeline(
 
 
 def group_blocks(blocks: list[Block]) -> list[Group]:
-    """Group blocks of the same size, category, phase, owner pattern and allocation
-    site, largest first.
-    """
+    """Group blocks of equal size, category, phase, owner and code, largest first."""
     counts = Counter(
         (
             b.bytes,
@@ -148,9 +141,7 @@ def owner_pattern(owner: str | None) -> str:
 
 
 def allocation_site(block: Block) -> str:
-    """Return the two innermost stack frames that are in `systems`: `model.py:46
-    forward, model.py:92 forward`.
-    """
+    """Return the two innermost frames in `systems`: `model.py:46 forward, ...`."""
     frames = [
         f"{PurePath(file).name}:{line} {function}"
         for function, file, line in block.stack
@@ -160,10 +151,8 @@ def allocation_site(block: Block) -> str:
 
 
 def is_in_systems(file: PurePath) -> bool:
-    """Return whether a file is a module of `systems`, at any depth.
-
-    A virtual environment in a folder named `systems` doesn't count: `site-packages` is
-    not a valid package name.
+    """Return whether a file is a module of `systems`, not of `site-packages` in a
+    virtual environment below a folder of that name.
     """
     *_, below = file.as_posix().rpartition("/systems/")
     packages = PurePath(below).parts[:-1]

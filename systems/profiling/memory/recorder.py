@@ -83,9 +83,7 @@ class Recorder:
         drop_marker(self.device)
 
     def find_owners(self) -> dict[int, tuple[str, str]]:
-        """Return {address: (category, name)} of the tensors that the model and the
-        optimizer own now.
-        """
+        """Return {address: (category, name)} of the tensors of model and optimizer."""
         owner_by_address: dict[int, tuple[str, str]] = {}
         for name, tensor in [
             *self.model.named_parameters(),
@@ -111,9 +109,7 @@ class Recorder:
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
-        """Return the recorded history. `SnapshotError` if its peak differs from the
-        allocator's own.
-        """
+        """Return the history. `SnapshotError` if its peak is not the allocator's."""
         recorded = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
         )
@@ -139,19 +135,13 @@ def drop_marker(device: torch.device) -> None:
 
 
 def drop_pause(device: torch.device) -> None:
-    """Allocate and free one byte to start a pause: allocations until the next mark
-    don't belong to the pass.
-    """
+    """Allocate and free one byte: events until the next mark are not of the pass."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
     """Return {address: (category, name)} of the low-precision weight copies in
-    autocast's cache.
-
-    A matmul gets each copy from autocast and saves it for the backward pass. These
-    matmuls add nothing to the cache, because the copy exists and the other operand
-    already has low precision.
+    autocast's cache, found by matmuls that save them for the backward pass.
     """
     owner_by_address: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():

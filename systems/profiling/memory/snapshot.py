@@ -1,12 +1,10 @@
 """The allocator's history as blocks, each with an owner, a phase and a category.
 
-PyTorch's allocator can record each allocation and free with its Python stack;
-pytorch.org/memory_viz draws this history. Here it becomes blocks that live from
+PyTorch's allocator can record each allocation and free with its Python stack
+(`systems.profiling.memory.recorder`). Here this becomes blocks that live from
 allocation to free. The category of a block follows from its owner (parameter, gradient,
 optimizer state, autocast's copy of a weight) and its lifetime: a block that survives
-the forward or loss phase is saved for the backward pass. Sizes are not used.
-
-`systems.profiling.memory.recorder` records; this module needs no GPU and no torch.
+the forward or loss phase is saved for the backward pass. Imports no torch.
 """
 
 import pickle
@@ -27,11 +25,10 @@ CATEGORIES = (
 )
 # Blocks that these phases allocate and leave are saved for the backward pass.
 SAVING_PHASES = ("forward", "second_forward", "loss")
-# The function whose allocations mark phases. Unlike times, these marks are exactly
-# ordered among other allocations.
+# The function whose allocations mark phases, in exact order with others.
 MARKER = "drop_marker"
-# The function whose allocation starts a pause until the next mark. The recorder
-# searches for owners in it, so its events don't count.
+# The function whose allocation starts a pause until the next mark, in which the
+# recorder searches for owners.
 PAUSE = "drop_pause"
 Frame = tuple[str, str, int]
 
@@ -58,8 +55,7 @@ class Block:
     start: int
     # None if it is never freed.
     end: int | None = None
-    # (function, file, line), innermost first. Empty without Python code, as in
-    # autograd's own thread.
+    # (function, file, line), innermost first. Empty without Python code.
     stack: tuple[Frame, ...] = ()
     # Whether it predates the history.
     older: bool = False
@@ -93,10 +89,8 @@ class History:
 def build_history(
     snapshot: dict[str, Any], marks: list[Mark], device: int = 0
 ) -> History:
-    """Return the history of a snapshot, with a category for each block.
-
-    `marks` are in recording order. `SnapshotError` if the history is empty or
-    incomplete.
+    """Return the history of a snapshot, with a category for each block. `marks` are in
+    recording order. `SnapshotError` if the history is empty or incomplete.
     """
     blocks, mark_events, events = replay_events(snapshot, device)
     if len(mark_events) != len(marks):
@@ -147,8 +141,7 @@ def replay_events(
     marks: list[int] = []
     event, paused = 0, False
     for entry in traces[device]:
-        # Skip segment events of the pool, and requests to free, which precede the free:
-        # neither changes the bytes in use.
+        # Events of segments, and requests to free, do not change the bytes in use.
         if entry["action"] == "alloc":
             block = Block(
                 entry["addr"], entry["size"], event, stack=python_stack(entry)
@@ -195,9 +188,7 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """Yield the blocks of a segment that predate the history. Remove the others from
-    `live`.
-    """
+    """Yield the blocks of a segment that predate the history; pop others of `live`."""
     address = segment["address"]
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):
