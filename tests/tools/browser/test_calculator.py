@@ -75,6 +75,8 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     root = page.locator("#calculator")
     verdict, context = root.locator(".verdict"), root.locator("input[name=context]")
     expect(context).to_have_value("2048")
+    names = root.locator("select[name=size] option").all_inner_texts()
+    assert {"2.7B (2026: xl)", "small"} <= set(names)
     expect(verdict).to_contain_text(re.compile("[Ff]it"))
     # The fastest of several: what else runs on the machine is not the page's.
     milliseconds = page.evaluate("""() => {

@@ -9,19 +9,20 @@ from tests.tools.browser.looking import DESK, PHONE, Page, expect, open_first
 pytestmark = pytest.mark.browser
 
 
-def test_the_toggle_changes_the_figure_and_print_is_light(
+def test_the_first_click_on_the_button_of_colours_changes_them_but_not_in_print(
     page: Page, pages: list[Path]
 ) -> None:
     ink = "element => getComputedStyle(element).fill"
-    word = open_first(page, pages, "svg.plot.wide text").first
+    word, body = (
+        open_first(page, pages, "svg.plot.wide text").first,
+        page.locator("body"),
+    )
+    expect(body).to_have_attribute("data-md-color-scheme", "default")
     light = word.evaluate(ink)
-    for _ in range(3):
-        page.locator(
-            ".md-header label.md-header__button[for^=__palette]:visible"
-        ).click()
-        if page.locator("body").get_attribute("data-md-color-scheme") == "slate":
-            break
-    assert word.evaluate(ink) != light
+    for scheme in ("slate", "default", "default", "slate"):
+        page.locator("label[for^=__palette]:visible").click()
+        expect(body).to_have_attribute("data-md-color-scheme", scheme)
+        assert (word.evaluate(ink) != light) == (scheme == "slate")
     page.emulate_media(media="print")
     assert word.evaluate(ink) == light
 

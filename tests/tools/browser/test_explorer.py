@@ -15,15 +15,17 @@ pytestmark = pytest.mark.browser
 
 def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> None:
     page.goto((site / "explorer.html").as_uri() + "#all")
-    status, rows = (
-        page.locator("#explorer [role=status]"),
-        page.locator("#explorer tbody tr"),
-    )
+    status = page.locator("#explorer [role=status]")
+    rows = page.locator("#explorer tbody tr")
     expect(status).to_contain_text(
         re.compile(r"^([\d,]+) of \1 lines match; 100 are shown")
     )
     page.locator("#explorer .more").click()
     expect(rows).to_have_count(200)
+    size = page.locator("#explorer select[name=size]")
+    size.select_option(label="2.7B (2026: xl)")
+    expect(size).to_have_value("2.7B")
+    size.select_option("")
     page.locator("#explorer select[name=stem]").select_option("end_to_end")
     page.locator("#explorer select[name=metric]").select_option("forward")
     page.locator("#explorer input[name=words]").fill("mode step, -batch 64")
@@ -44,17 +46,12 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
             page.locator(f"#explorer [data-download={kind}]").click()
         assert waited.value.suggested_filename == f"results.{kind}"
         texts[kind] = Path(waited.value.path()).read_text(encoding="utf-8")
-    lines, objects = (
-        list(csv.DictReader(io.StringIO(texts["csv"]))),
-        json.loads(texts["json"]),
-    )
-    assert len(lines) == len(objects) == len(values)
-    assert [float(line["value"]) for line in lines] == [
-        line["value"] for line in objects
-    ]
-    assert (
-        objects[0]["metric"] == "forward" and "mode step" in lines[0]["configuration"]
-    )
+    lines = list(csv.DictReader(io.StringIO(texts["csv"])))
+    objects = json.loads(texts["json"])
+    shown = [[float(line["value"]) for line in of] for of in (lines, objects)]
+    assert shown == [values, values]
+    assert objects[0]["metric"] == "forward"
+    assert "mode step" in lines[0]["configuration"]
     assert not any("batch 64" in line["configuration"] for line in lines)
     page.locator("#explorer button[type=reset]").click()
     expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
@@ -101,14 +98,3 @@ def test_the_explorer_draws_what_its_address_says(
     expect(chart).to_contain_text("choose one to see it drawn")
     assert page.evaluate(address) == "#all"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("name", ["explorer", "calculator"])
-def test_a_choice_of_sizes_names_those_of_2026(
-    page: Page, site: Path, name: str
-) -> None:
-    page.goto((site / f"{name}.html").as_uri() + "#all")
-    shown = page.locator(f"#{name} select[name=size]").evaluate(
-        "one => Object.fromEntries([...one.options].map((o) => [o.text, o.value]))"
-    )
-    assert shown["2.7B (2026: xl)"] == "2.7B" and shown["small"] == "small"
