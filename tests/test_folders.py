@@ -122,7 +122,7 @@ MOST_LINES = {
     "systems": 18_750,
     "tools/render": 9_800,
     "tools": 13_050,
-    "tests": 18_400,
+    "tests": 18_250,
 }
 
 
