@@ -57,9 +57,7 @@ def run_once(device: str) -> dict[str, list[float]]:
             "computes wrongly here"
         )
     return clock.samples_ms
-
-
-# --8<-- [end:check]
+    # --8<-- [end:check]
 
 
 def attention_kernels(device: str) -> dict[str, str]:

@@ -50,9 +50,7 @@ def weighted_sum_forward_kernel(
         w = tl.load(w_ptr + columns * stride_w, mask=columns < d, other=0.0)
         y += tl.sum(x.to(tl.float32) * w.to(tl.float32)[None, :], 1)
     tl.store(y_ptr + rows, y.to(y_ptr.dtype.element_ty), mask=rows < n)
-
-
-# --8<-- [end:forward]
+    # --8<-- [end:forward]
 
 
 # --8<-- [start:backward]
@@ -89,9 +87,7 @@ def weighted_sum_backward_kernel(
         )
         dw = tl.sum(x.to(tl.float32) * dy[:, None], 0)
         tl.store(partial_dw_ptr + program * d + columns, dw, mask=columns < d)
-
-
-# --8<-- [end:backward]
+    # --8<-- [end:backward]
 
 
 def columns_tile(d: int) -> int:
@@ -140,8 +136,7 @@ class WeightedSum(torch.autograd.Function):
         )  # fmt: skip
         return dx, partial_dw.sum(0).to(w.dtype)
 
-
-# --8<-- [end:function]
+    # --8<-- [end:function]
 
 
 def weighted_sum(

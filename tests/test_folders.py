@@ -117,9 +117,9 @@ def test_the_top_floor_of_systems_is_small():
 
 # Lines of Python by room. The numbers may only fall: the goal is 45,000 in all.
 MOST_LINES = {
-    "systems/attention": 7_085,
-    "systems/experiments": 3_780,
-    "systems": 18_750,
+    "systems/attention": 6_985,
+    "systems/experiments": 3_710,
+    "systems": 18_510,
     "tools/render": 9_800,
     "tools": 13_050,
     "tests": 18_250,

@@ -53,9 +53,7 @@ def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
     if backend == "hopper" and (reason := limits.find_refusal(q, k, v)):
         raise ValueError(f"hopper: {reason}")
     return backend
-
-
-# --8<-- [end:chosen]
+    # --8<-- [end:chosen]
 
 
 def run_forward(

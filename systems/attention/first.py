@@ -50,9 +50,7 @@ def tile(first, TILE: tl.constexpr, D: tl.constexpr):
 def product(x, y):
     """Return x @ y, summed in float32; "ieee" prevents rounding of float32 to TF32."""
     return tl.dot(x, y, input_precision="ieee")
-
-
-# --8<-- [end:helpers]
+    # --8<-- [end:helpers]
 
 
 # --8<-- [start:scores]
@@ -64,9 +62,7 @@ def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
         t = tl.arange(0, TILE)
         s = tl.where((i + t)[:, None] >= (j + t)[None, :], s, float("-inf"))
     return s
-
-
-# --8<-- [end:scores]
+    # --8<-- [end:scores]
 
 
 # --8<-- [start:forward]
@@ -105,10 +101,8 @@ def forward_kernel(
     lse = m + tl.log(l)
     tl.store(o_ptr + tile(head + i, TILE, D), o.to(o_ptr.dtype.element_ty))
     tl.store(lse_ptr + head + i + tl.arange(0, TILE), lse)
-
-
-# --8<-- [end:forward_end]
-# --8<-- [end:forward]
+    # --8<-- [end:forward_end]
+    # --8<-- [end:forward]
 
 
 # --8<-- [start:p_and_ds]
@@ -121,9 +115,7 @@ def p_and_ds(
     p = tl.exp(s - lse[:, None])
     dp = product(do, tl.trans(v))
     return p, p * (dp - delta[:, None])
-
-
-# --8<-- [end:p_and_ds]
+    # --8<-- [end:p_and_ds]
 
 
 # --8<-- [start:dk_dv]
@@ -156,9 +148,7 @@ def dk_dv_kernel(
     # --8<-- [end:dk_dv_loop]
     tl.store(dk_ptr + tile(head + j, TILE, D), (dk * scale).to(dk_ptr.dtype.element_ty))
     tl.store(dv_ptr + tile(head + j, TILE, D), dv.to(dv_ptr.dtype.element_ty))
-
-
-# --8<-- [end:dk_dv]
+    # --8<-- [end:dk_dv]
 
 
 # --8<-- [start:dq]
@@ -188,9 +178,7 @@ def dq_kernel(
         dq += product(ds.to(k.dtype), k)
     # --8<-- [end:dq_loop]
     tl.store(dq_ptr + tile(head + i, TILE, D), (dq * scale).to(dq_ptr.dtype.element_ty))
-
-
-# --8<-- [end:dq]
+    # --8<-- [end:dq]
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
@@ -248,8 +236,7 @@ class FlashAttentionFirst(torch.autograd.Function):
             )
         return dq, dk, dv, *(None for _ in ctx.needs_input_grad[3:])
 
-
-# --8<-- [end:function]
+    # --8<-- [end:function]
 
 
 def first_attention(

@@ -24,6 +24,4 @@ def recompute_backward(
     delta = (o.float() * do).sum(-1, keepdim=True)
     ds = (p * (dp - delta) * scale).to(q.dtype)
     return ds @ k, ds.mT @ q, dv
-
-
-# --8<-- [end:backward]
+    # --8<-- [end:backward]

@@ -164,9 +164,7 @@ def make_launcher(
         )
 
     return launch
-
-
-# --8<-- [end:launcher]
+    # --8<-- [end:launcher]
 
 
 def empty_row_statistics(x: Tensor) -> Tensor:

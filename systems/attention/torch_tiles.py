@@ -68,9 +68,7 @@ def forward_tiles(
         o[..., rows, :] = (acc / l[..., None]).to(o.dtype)
         lse[..., rows] = m + torch.log(l)
     return o, lse
-
-
-# --8<-- [end:forward]
+    # --8<-- [end:forward]
 
 
 def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
@@ -120,9 +118,7 @@ def backward_tiles(
         dk[..., keys, :] = dk_j.to(dk.dtype)
         dv[..., keys, :] = dv_j.to(dv.dtype)
     return (dq * scale).to(o.dtype), dk, dv
-
-
-# --8<-- [end:backward]
+    # --8<-- [end:backward]
 
 
 # --8<-- [start:key_tile]
@@ -145,9 +141,7 @@ def key_tile(
     dp = do @ v.mT
     ds = p * (dp - delta[..., None])
     return ds @ k, ds.mT @ q, dv
-
-
-# --8<-- [end:key_tile]
+    # --8<-- [end:key_tile]
 
 
 @cache

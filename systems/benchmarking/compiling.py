@@ -28,9 +28,7 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
     error.
     """
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
-
-
-# --8<-- [end:graph]
+    # --8<-- [end:graph]
 
 
 # --8<-- [start:clock]
@@ -98,9 +96,7 @@ def measure(
         "graphs": settled - before,
         "recompiles": graphs() - settled,
     }
-
-
-# --8<-- [end:clock]
+    # --8<-- [end:clock]
 
 
 @contextmanager

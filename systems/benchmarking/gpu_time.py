@@ -69,9 +69,7 @@ def measure(
         if all(in_passes)
     }
     return times | (probes.kernel_counts(found) if counted else {})
-
-
-# --8<-- [end:gpu_time]
+    # --8<-- [end:gpu_time]
 
 
 # --8<-- [start:round]
@@ -122,9 +120,7 @@ def attention_passes(
             torch.autograd.grad(attention(q, k, v), inputs, do)
 
     return step
-
-
-# --8<-- [end:round]
+    # --8<-- [end:round]
 
 
 # --8<-- [start:do_bench]
@@ -151,9 +147,7 @@ def do_bench_ms(
     )
     assert isinstance(times, list)
     return [round(time, 6) for time in times[:: -(-len(times) // SAMPLES_KEPT)]]
-
-
-# --8<-- [end:do_bench]
+    # --8<-- [end:do_bench]
 
 
 # --8<-- [start:pass_times]
@@ -174,9 +168,7 @@ def pass_times_ms(
         lambda: torch.autograd.grad(o, inputs, do, retain_graph=True), device
     )
     return {"forward_ms": forward, "backward_ms": backward, "both_ms": both}
-
-
-# --8<-- [end:pass_times]
+    # --8<-- [end:pass_times]
 
 
 def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:

@@ -70,9 +70,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
             clear()
             # Free cuBLAS's workspace of this stream, which no later measurement uses.
             torch._C._cuda_clearCublasWorkspaces()
-
-
-# --8<-- [end:captured]
+    # --8<-- [end:captured]
 
 
 @contextmanager

@@ -56,9 +56,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         rows, keys = (torch.arange(x.shape[-2], device=x.device) for x in (q, k))
         s = s.masked_fill(rows[:, None] < keys, float("-inf"))
     return torch.softmax(s, -1) @ v
-
-
-# --8<-- [end:plain]
+    # --8<-- [end:plain]
 
 
 def attention(

@@ -81,9 +81,7 @@ def measure(
             between()
         step((warm if i < warmup else clock).phase)
     return {**clock.samples_ms, **peak_memory(device)}
-
-
-# --8<-- [end:clock]
+    # --8<-- [end:clock]
 
 
 # --8<-- [start:peak]
@@ -97,9 +95,7 @@ def peak_memory(device: str) -> dict[str, int]:
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
     }
-
-
-# --8<-- [end:peak]
+    # --8<-- [end:peak]
 
 
 def give_back(device: str) -> None:

@@ -71,8 +71,7 @@ class Workload:
             batch = (self.token_ids, self.targets)
             training_step(self.forward, *batch, self.autocast, self.optimizer, phase)
 
-
-# --8<-- [end:workload]
+    # --8<-- [end:workload]
 
 
 def random_inputs(

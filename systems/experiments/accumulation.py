@@ -63,9 +63,7 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
         s += x if config.cast == "implicit" else x.type(s.dtype)
         sums[i] = s
     return sums.cpu()
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def run(config: Config) -> dict[str, object]:

@@ -158,9 +158,8 @@ def inputs(
     other's memory.
     """
     return random_inputs(shape, dtype, device)
+    # --8<-- [end:run]
 
-
-# --8<-- [end:run]
 
 if __name__ == "__main__":
     main(Config, run)

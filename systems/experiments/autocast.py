@@ -59,8 +59,7 @@ class ToyModel(nn.Module):
     def forward(self, x: Float[Tensor, "b i"]) -> Float[Tensor, "b o"]:
         return self.fc2(self.ln(self.relu(self.fc1(x))))
 
-
-# --8<-- [end:toy]
+    # --8<-- [end:toy]
 
 
 # --8<-- [start:run]
@@ -81,9 +80,7 @@ def trace_step(
         loss.backward()
         optimizer.step()
     return trace
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def run(config: Config) -> dict[str, object]:

@@ -145,9 +145,7 @@ def measure(
     return compiling.measure(
         work.step, warmup=warmup, repeats=steps, device=device, between=clear
     )
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 WARMUP = "warmup_"
@@ -276,9 +274,8 @@ def precompile(config: Config) -> None:
                 between=work.model.zero_grad,
             )
         precompiled.keep_samples(folder, samples)
+    # --8<-- [end:ahead]
 
-
-# --8<-- [end:ahead]
 
 if __name__ == "__main__":
     main(Config, run)

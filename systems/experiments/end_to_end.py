@@ -37,9 +37,7 @@ class Config:
     attention: str = option(
         "eager", "attention implementation", choices=IMPLEMENTATIONS
     )
-
-
-# --8<-- [end:config]
+    # --8<-- [end:config]
 
 
 def configs(quick: bool = False) -> list[Config]:
@@ -89,9 +87,8 @@ def run(config: Config) -> dict[str, Any]:
         work.step, warmup=c.warmup, repeats=c.steps, device=device, between=clear
     )
     return timed | gpu_time.measure(work.step, device, between=clear)
+    # --8<-- [end:run]
 
-
-# --8<-- [end:run]
 
 if __name__ == "__main__":
     main(Config, run)

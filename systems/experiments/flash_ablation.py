@@ -162,9 +162,7 @@ def steps(
         acc = dot(round_to(p, v.dtype), v, acc * rescale[:, None], "ieee")
         m = m_new
     return acc, m, l
-
-
-# --8<-- [end:loop]
+    # --8<-- [end:loop]
 
 
 @triton.jit
@@ -342,9 +340,7 @@ def run(config: Config) -> Turns:
         gpu_time.add_round(metrics, step, device)
         yield
     return metrics
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def options(how: str, of: str, q: Tensor) -> dict[str, Any]:

@@ -106,9 +106,7 @@ def run(config: Config) -> dict[str, Any]:
         largest = (value.double() - expected[name]).abs().max()
         errors[f"{name}_largest_error"] = largest.item()
     return errors
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 # --8<-- [start:repeats]
@@ -121,9 +119,7 @@ def repeats(
         again = results(tested, *inputs)
         differing += not all(torch.equal(first[name], again[name]) for name in first)
     return {"calls": calls, "differing_calls": differing}
-
-
-# --8<-- [end:repeats]
+    # --8<-- [end:repeats]
 
 
 def results(

@@ -115,9 +115,7 @@ def run(config: Config) -> Turns:
         timing.give_back(device)
         yield
     return metrics
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def product_times(config: Config, device: str) -> dict[str, Any]:

@@ -127,9 +127,7 @@ def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
         o.sum().backward()
 
     return call
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def ceiling(device: str) -> dict[str, Any]:

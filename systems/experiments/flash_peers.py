@@ -221,9 +221,7 @@ def repeats(
                 varying.add(name)
     varies = ", ".join(name for name in RESULTS if name in varying)
     return {"repeats": not varying, "varies": varies}
-
-
-# --8<-- [end:repeats]
+    # --8<-- [end:repeats]
 
 
 def exact(

@@ -126,9 +126,8 @@ def measured(c: Config, work: Workload, device: str) -> dict[str, Any]:
     if kept := measure(0, 1, keep_gradients).get("peak_allocated_bytes"):
         found["kept_peak_allocated_bytes"] = kept
     return found | gpu_time.measure(work.step, device, between=clear)
+    # --8<-- [end:run]
 
-
-# --8<-- [end:run]
 
 if __name__ == "__main__":
     main(Config, run)

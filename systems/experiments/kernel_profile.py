@@ -102,9 +102,7 @@ def run(config: Config) -> dict[str, Any]:
     metrics |= {f"profiled_{name}": samples for name, samples in watched.items()}
     metrics |= cost_of_marks(device) | gpu_metrics(kernels, config.passes)
     return metrics | layer_timeline(kernels, config.mode)
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:

@@ -116,10 +116,10 @@ def run(config: Config) -> dict[str, Any]:
     )
 
 
-def nothing() -> None: ...
+def nothing() -> None:
+    ...
+    # --8<-- [end:run]
 
-
-# --8<-- [end:run]
 
 if __name__ == "__main__":
     main(Config, run)

@@ -128,9 +128,7 @@ def run(config: Config) -> dict[str, object]:
         **measured,
         **gpu_time.measure(first_step_again, device),
     }
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 class Watch:

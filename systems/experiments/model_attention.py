@@ -99,9 +99,7 @@ def gpu_times(c: Config, device: str) -> dict[str, Any]:
     # AdamW's first step creates its state.
     timing.measure(work.step, warmup=1, repeats=0, device=device, between=clear)
     return gpu_time.measure(work.step, device, between=clear)
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 if __name__ == "__main__":

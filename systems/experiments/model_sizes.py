@@ -62,9 +62,8 @@ def run(config: Config) -> dict[str, int]:
         **parameters,
         "forward_flops": counter.get_total_flops(),
     }
+    # --8<-- [end:run]
 
-
-# --8<-- [end:run]
 
 if __name__ == "__main__":
     main(Config, run)

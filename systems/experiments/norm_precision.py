@@ -78,9 +78,7 @@ def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Ten
     found["rsqrt"] = torch.rsqrt(found["eps"])
     found["output"] = x * found["rsqrt"]
     return found
-
-
-# --8<-- [end:stages]
+    # --8<-- [end:stages]
 
 
 # --8<-- [start:running]
@@ -93,9 +91,7 @@ def running_mean(
     for term in rest:
         total += term
     return total / x.shape[dim]
-
-
-# --8<-- [end:running]
+    # --8<-- [end:running]
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
@@ -135,9 +131,7 @@ def run(config: Config) -> dict[str, list[float | None]]:
         metrics[f"{stage}_nonfinite"] = share(~value.isfinite())
         metrics[f"{stage}_zero"] = share((value == 0) & (exact[stage] != 0))
     return metrics
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def share(true: Tensor) -> list[float | None]:

@@ -65,9 +65,7 @@ def run(config: Config) -> dict[str, Any]:
             for name in (f"profiled_{phase}", f"{phase}_gpu_busy"):
                 metrics[f"{instrument}_{name}_ms"] = found[f"{name}_ms"]
     return metrics
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def phase_of(kernel: dict[str, Any]) -> str:

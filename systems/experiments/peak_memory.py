@@ -55,9 +55,7 @@ class Config:
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(1, "passes before the peak counts")
     steps: int = option(3, "passes whose peak is kept")
-
-
-# --8<-- [end:config]
+    # --8<-- [end:config]
 
 
 def configs(quick: bool = False) -> list[Config]:
@@ -134,9 +132,7 @@ def run(config: Config) -> dict[str, Any]:
         "allocator": allocator_settings(),
         **recorded(config, work),
     }
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def gpu() -> str:

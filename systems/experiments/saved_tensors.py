@@ -140,9 +140,8 @@ def line_of_the_model() -> str:
             return f"{code.co_qualname.removesuffix('.forward')}: {line}"
         frame = frame.f_back
     return "compiled"
+    # --8<-- [end:run]
 
-
-# --8<-- [end:run]
 
 if __name__ == "__main__":
     main(Config, run)

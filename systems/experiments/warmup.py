@@ -64,9 +64,8 @@ def run(config: Config) -> dict[str, list[float] | int]:
         between=work.model.zero_grad,
     )
     return {**setup.samples_ms, **samples}
+    # --8<-- [end:run]
 
-
-# --8<-- [end:run]
 
 if __name__ == "__main__":
     main(Config, run)

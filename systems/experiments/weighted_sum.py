@@ -86,9 +86,7 @@ def run(config: Config) -> Turns:
         gpu_time.add_round(metrics, step, device)
         yield
     return metrics
-
-
-# --8<-- [end:run]
+    # --8<-- [end:run]
 
 
 def checked(

@@ -24,9 +24,7 @@ def parameters_by_part(
         "norms": num_layers * 2 * d_model + d_model,
         "head": vocab_size * d_model,
     }
-
-
-# --8<-- [end:parameters]
+    # --8<-- [end:parameters]
 
 
 # --8<-- [start:flops]
@@ -85,9 +83,7 @@ def attention_saved_bytes(
         **({"mask (n, n)": n * n} if causal else {}),
         "output (b, n, d)": rows * d * element_bytes,
     }
-
-
-# --8<-- [end:attention_saved]
+    # --8<-- [end:attention_saved]
 
 
 # --8<-- [start:attention_peak]
@@ -111,9 +107,7 @@ def attention_peak_bytes(
         **{f"{name} (b, n, n)": rows * n * element_bytes for name in matrices},
         "q, k, v, do and dv (b, n, d)": 5 * rows * d * element_bytes,
     }
-
-
-# --8<-- [end:attention_peak]
+    # --8<-- [end:attention_peak]
 
 
 # --8<-- [start:attention]
@@ -130,9 +124,7 @@ def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
 def attention_flops(name: str, *, d: int, **shape: Any) -> int:
     """Return the matmul FLOPs of a pass of attention, for any implementation."""
     return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
-
-
-# --8<-- [end:attention]
+    # --8<-- [end:attention]
 
 
 # --8<-- [start:kernels]
@@ -194,9 +186,7 @@ def attention_part_costs(
         "attention softmax": (5 * n, element_bytes * 8 * n),
         "attention output": (2 * n * head_dim, element_bytes * (2 * inputs + n)),
     }
-
-
-# --8<-- [end:attention_parts]
+    # --8<-- [end:attention_parts]
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,7 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
     """
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
     return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth
-
-
-# --8<-- [end:fit]
+    # --8<-- [end:fit]
 
 
 def print_report(p: Pass, gpu: Gpu) -> None:

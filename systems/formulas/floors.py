@@ -26,9 +26,7 @@ def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
     arithmetic = work.flops / getattr(peak, precision)
     memory = work.moved_bytes / peak.bandwidth
     return max(arithmetic, memory)
-
-
-# --8<-- [end:floor]
+    # --8<-- [end:floor]
 
 
 def ridge_intensity(peak: Peak, precision: str) -> float:

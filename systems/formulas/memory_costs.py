@@ -185,9 +185,7 @@ def logits_bytes(p: Pass) -> int:
 def residual_bytes(p: Pass) -> int:
     """Return the bytes of one residual stream (b, s, d), which autocast keeps fp32."""
     return p.tokens * p.shape.d_model * p.wide
-
-
-# --8<-- [end:saved]
+    # --8<-- [end:saved]
 
 
 def weight_bytes(p: Pass) -> int:

@@ -42,9 +42,7 @@ def category_peaks(p: Pass) -> Bytes:
         "saved activations": graphs * graph_bytes(p)
         + (sum(loss_saved(p).values()) if trains else 0),
     }
-
-
-# --8<-- [end:most]
+    # --8<-- [end:most]
 
 
 # --8<-- [start:peak]
@@ -295,6 +293,4 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
             moment["weight copies"] += needed
         moments[half] = moment
     return moments
-
-
-# --8<-- [end:peak]
+    # --8<-- [end:peak]

@@ -139,6 +139,4 @@ def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}
-
-
-# --8<-- [end:peaks]
+    # --8<-- [end:peaks]

@@ -48,9 +48,7 @@ def checkpoint_function(function: Function) -> Function:
     """Return the function wrapped so that autograd saves only its arguments."""
     # No dropout, so no random state. A partial can be copied and saved, a closure not.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
-
-
-# --8<-- [end:checkpoint]
+    # --8<-- [end:checkpoint]
 
 
 # --8<-- [start:parts]
@@ -75,8 +73,7 @@ class CheckpointedHalves(TransformerBlock):
         x = checkpoint_function(lambda x: x + self.attn(self.ln1(x)))(x)
         return checkpoint_function(lambda x: x + self.ffn(self.ln2(x)))(x)
 
-
-# --8<-- [end:parts]
+    # --8<-- [end:parts]
 
 
 # --8<-- [start:nested]
@@ -112,9 +109,7 @@ def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
     if before:
         x = checkpoint_function(checkpoint_all_but_last)(before, x)
     return last(x)
-
-
-# --8<-- [end:nested]
+    # --8<-- [end:nested]
 
 
 # --8<-- [start:by-hand]
@@ -148,9 +143,7 @@ def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
         trainable = any(weight.requires_grad for weight in block.parameters())
         x = RecomputeBlock.apply(block, x, torch.empty(0, requires_grad=trainable))
     return x
-
-
-# --8<-- [end:by-hand]
+    # --8<-- [end:by-hand]
 
 
 def current_autocast(device: str) -> torch.autocast:

@@ -40,6 +40,4 @@ def sample(
         )
         tokens.append(table[tokens[-1], choice])
     return torch.stack(tokens, dim=1)
-
-
-# --8<-- [end:sample]
+    # --8<-- [end:sample]

@@ -42,8 +42,8 @@ class Format:
         unit = self.spacing(value)
         return round(value / unit) * unit
 
+    # --8<-- [end:format]
 
-# --8<-- [end:format]
 
 # TF32 is not a storage format: tensor cores ignore the last 13 fraction bits of fp32.
 FORMATS = {
@@ -80,6 +80,4 @@ def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
         total, step = total + repeats * gain, step + repeats
         before = gain if total < top else None
     return step, total
-
-
-# --8<-- [end:stall]
+    # --8<-- [end:stall]

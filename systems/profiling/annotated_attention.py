@@ -35,6 +35,4 @@ def causal_attention(
         weights = transformer.softmax(scores)
     with mark(OUTPUT):
         return torch.einsum("...qk,...ke->...qe", weights, v)
-
-
-# --8<-- [end:attention]
+    # --8<-- [end:attention]

@@ -73,9 +73,7 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
         *("--force-overwrite", "true", "--output", str(report.with_suffix(""))),
         *work,
     ]
-
-
-# --8<-- [end:command]
+    # --8<-- [end:command]
 
 
 def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:

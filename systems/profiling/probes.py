@@ -191,5 +191,4 @@ class MemoryInUse:
             self.bytes[f"before_{name}_bytes"] = torch.cuda.memory_allocated()
         yield
 
-
-# --8<-- [end:saved]
+    # --8<-- [end:saved]

@@ -206,6 +206,4 @@ def attribute_kernels(
             )
         kernels.append(Kernel(name, start, end, tuple(marks), op))
     return kernels
-
-
-# --8<-- [end:attribute]
+    # --8<-- [end:attribute]

@@ -44,6 +44,4 @@ def let_go() -> None:
         os.environ.pop(LEAVE)
         if kept is not None:
             os.environ[LEAVE] = kept
-
-
-# --8<-- [end:let_go]
+    # --8<-- [end:let_go]

@@ -153,6 +153,4 @@ def verify_stem(name: str, results: Path) -> int:
             store.write(record, path)
     report(event="complete")
     return 0
-
-
-# --8<-- [end:verify]
+    # --8<-- [end:verify]

@@ -76,9 +76,7 @@ def compute_partial_dq(
         rows.store(x)
     fence_async_shared()
     mbarrier.arrive(dq_ring.full.index(dq_stage), count=1)
-
-
-# --8<-- [end:dq]
+    # --8<-- [end:dq]
 
 
 @builtin
@@ -155,6 +153,4 @@ def add_partial(
     mbarrier.arrive(dq_ring.empty.index(ME), count=1)
     fence_before_release()
     gl.atomic_add(semaphores_ptr + number, 1, sem="release", scope="gpu")
-
-
-# --8<-- [end:writer]
+    # --8<-- [end:writer]

@@ -211,9 +211,7 @@ def dkdv_consumer(
     async_store(dk_desc, [batch, kv_head, k_start, 0], dk_out)
     async_store(dv_desc, [batch, kv_head, k_start, 0], dv_out)
     tma.store_wait(0)
-
-
-# --8<-- [end:dkdv]
+    # --8<-- [end:dkdv]
 
 
 @gluon.jit(do_not_specialize=["heads", "n_q", "n_k"])

@@ -168,9 +168,7 @@ def dq_consumer(
     fence_async_shared()
     async_store(dq_desc, [tile.batch, tile.head, q_start, 0], q)
     tma.store_wait(0)
-
-
-# --8<-- [end:dq]
+    # --8<-- [end:dq]
 
 
 class Rows(NamedTuple):

@@ -123,17 +123,15 @@ def wait_full(ring, i, needed=True):
 def release_stage(ring, i):
     """Signal the producer that this consumer has read the tiles of step i."""
     mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
+    # --8<-- [end:waits]
 
 
-# --8<-- [end:waits]
 @gluon.jit
 def skip_step(ring, i):
     """Release step i unread, because phases of a barrier differ only by parity."""
     wait_full(ring, i)
     release_stage(ring, i)
-
-
-# --8<-- [end:ring]
+    # --8<-- [end:ring]
 
 
 # --8<-- [start:producer]
@@ -168,9 +166,7 @@ def forward_producer(
             start = (item.steps - 1 - i) * BK
             fill_stage(ring, steps_done + i, k_desc, v_desc, item.batch, kv_head, start)
         steps_done += item.steps
-
-
-# --8<-- [end:producer]
+    # --8<-- [end:producer]
 
 
 # --8<-- [start:turns]
@@ -195,9 +191,7 @@ def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
         [FIRST_BARRIER + (GROUP + 1) % GROUPS],
         dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
-
-
-# --8<-- [end:turns]
+    # --8<-- [end:turns]
 
 
 # --8<-- [start:consumer]
@@ -313,9 +307,7 @@ def forward_consumer(
         recompute_huge_rows(
             memory, problem, schedule, GROUP, BQ, BK, HEAD, D, HEADS_PER_KV, CAUSAL
         )
-
-
-# --8<-- [end:consumer]
+    # --8<-- [end:consumer]
 
 
 @gluon.jit(do_not_specialize=["heads", "n_q", "n_k"])

@@ -116,6 +116,4 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
     """
     rows = q.numel() // q.shape[-1]
     return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES
-
-
-# --8<-- [end:takes]
+    # --8<-- [end:takes]

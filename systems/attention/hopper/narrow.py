@@ -57,9 +57,7 @@ def process_narrow_tile(
     sums = warpgroup_mma_wait(0, deps=(s_token,) + tokens)  # noqa: RUF005
     release_stage(ring, i)
     return sums[3:], sums[1:3], sums[0], q_next, do_next
-
-
-# --8<-- [end:process_narrow_tile]
+    # --8<-- [end:process_narrow_tile]
 
 
 @gluon.jit

@@ -153,9 +153,7 @@ def process_tile(
     dv, dk = warpgroup_mma_wait(0, deps=sums)
     release_stage(ring, i)
     return (dk,), (dv,), q_next, do_next
-
-
-# --8<-- [end:step]
+    # --8<-- [end:step]
 
 
 @gluon.jit

@@ -104,9 +104,7 @@ def get_tile(step, item, walk, CAUSAL: gl.constexpr):
             if tile // QUERY_TILES >= walk.tiles_k:
                 order = walk.tiles_k - 1 - item.keys
     return tile, order
-
-
-# --8<-- [end:walk]
+    # --8<-- [end:walk]
 
 
 @gluon.jit

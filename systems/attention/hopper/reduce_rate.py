@@ -44,6 +44,4 @@ def add_ones(sums: Tensor, programs: int, steps: int) -> None:
     add_kernel[(programs,)](
         descriptor(sums), tiles, steps, num_warps=4, enable_fp_fusion=True
     )
-
-
-# --8<-- [end:additions]
+    # --8<-- [end:additions]

@@ -60,9 +60,7 @@ def make_schedule(
     return as_tensor(starts), as_tensor(
         [item for items in items_by_program for item in items]
     )
-
-
-# --8<-- [end:schedule]
+    # --8<-- [end:schedule]
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:

@@ -87,9 +87,7 @@ def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
         tile = (keys * QUERY_TILES + step) % (tiles * QUERY_TILES)
         order = step // QUERY_TILES
     return tile, order
-
-
-# --8<-- [end:walk]
+    # --8<-- [end:walk]
 
 
 @gluon.jit

@@ -127,9 +127,7 @@ def choose_walk(
     if groups and not (ordered and is_narrow(q.shape[-1])):
         return Shift(groups)
     return ordered
-
-
-# --8<-- [end:walks]
+    # --8<-- [end:walks]
 
 
 def is_narrow(d: int) -> bool:

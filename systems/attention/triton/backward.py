@@ -201,9 +201,7 @@ def dq_kernel(
         n_q,
         HEAD,
     )
-
-
-# --8<-- [end:dq]
+    # --8<-- [end:dq]
 
 
 # --8<-- [start:dkdv]
@@ -385,9 +383,7 @@ def dkdv_kernel(
         n_k,
         HEAD,
     )
-
-
-# --8<-- [end:dkdv]
+    # --8<-- [end:dkdv]
 
 
 # --8<-- [start:sum]
@@ -453,6 +449,4 @@ def sum_kernel(
             stride_dvh, stride_dvn, stride_dvd, batch, kv_heads, n_k, DKDV_SPLITS, ROWS,
             HEAD, D,
         )  # fmt: skip
-
-
-# --8<-- [end:sum]
+    # --8<-- [end:sum]

@@ -45,9 +45,7 @@ class ByMask(NamedTuple):
 
     causal: Config
     full: Config
-
-
-# --8<-- [end:config]
+    # --8<-- [end:config]
 
 
 # --8<-- [start:splits]

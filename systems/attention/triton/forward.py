@@ -87,9 +87,7 @@ def forward_steps(
         )
         shift = new_shift
     return acc, m, l, shift
-
-
-# --8<-- [end:forward_steps]
+    # --8<-- [end:forward_steps]
 
 
 # --8<-- [start:forward_kernel]
@@ -170,9 +168,7 @@ def forward_kernel(
         store_tile(o_ptrs, acc, rows, columns, n_q, HEAD)
         tl.store(lse_ptrs, m, mask=rows < n_q)
         tl.store(advance_rows(lse_ptrs, SPLITS * batch_heads, n_q), l, mask=rows < n_q)
-
-
-# --8<-- [end:forward_kernel]
+    # --8<-- [end:forward_kernel]
 
 
 # --8<-- [start:combine]
@@ -222,6 +218,4 @@ def combine_kernel(
         HEAD,
     )
     tl.store(lse_ptr + row_index, row_lse(m, l, shift, scale_log2), mask=inside)
-
-
-# --8<-- [end:combine]
+    # --8<-- [end:combine]

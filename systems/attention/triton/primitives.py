@@ -146,9 +146,7 @@ def locate_rows(
         columns,
         batch_head * n + rows,
     )
-
-
-# --8<-- [end:tiles]
+    # --8<-- [end:tiles]
 
 
 # --8<-- [start:huge]
@@ -183,9 +181,7 @@ def drop_huge_lse(lse):
     probability; p is zero in that row.
     """
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
-
-
-# --8<-- [end:huge]
+    # --8<-- [end:huge]
 
 
 # --8<-- [start:limbs]
@@ -331,9 +327,7 @@ def add_matmul_from_memory(
             PRECISION,
         )
     return acc
-
-
-# --8<-- [end:limbs]
+    # --8<-- [end:limbs]
 
 
 # --8<-- [start:limbs_kernel]
@@ -398,6 +392,4 @@ def limbs_kernel(
             program - q_programs - 2 * k_programs, do_ptr, do_limbs_ptr, stride_gb,
             stride_gh, stride_gn, stride_gd, heads, n_q, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
-
-
-# --8<-- [end:limbs_kernel]
+    # --8<-- [end:limbs_kernel]

@@ -55,9 +55,7 @@ def digest(history: History, timeline: bool = False) -> dict[str, Any]:
         )[:group_count],
         **({"timeline": sample_timeline(layers, total, history)} if timeline else {}),
     }
-
-
-# --8<-- [end:digest]
+    # --8<-- [end:digest]
 
 
 def bytes_by_category(history: History) -> dict[str, list[int]]:

@@ -125,8 +125,7 @@ class Recorder:
     def save(self, path: Path) -> None:
         snapshot.write_snapshot(self.snapshot, self.marks, path)
 
-
-# --8<-- [end:recorder]
+    # --8<-- [end:recorder]
 
 
 def drop_marker(device: torch.device) -> None:

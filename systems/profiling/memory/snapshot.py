@@ -180,9 +180,7 @@ def replay_events(
             "with: record again"
         )
     return blocks, marks, event
-
-
-# --8<-- [end:history]
+    # --8<-- [end:history]
 
 
 def surviving_blocks(
