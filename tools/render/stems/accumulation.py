@@ -1,4 +1,4 @@
-"""Tables, figure and facts of `accumulation`: running sums, and what adding costs."""
+"""Tables, figure and facts of `accumulation`: errors of running sums."""
 
 from fractions import Fraction
 from typing import Any
@@ -9,22 +9,24 @@ from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import columns, per_device
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import axis, counted, measured, say
+from tools.render.rows import axis, counted, say
 
 # The assignment's snippets, by the names of their facts.
 SNIPPETS = ("fp32_in_fp32", "fp16_in_fp16", "fp16_in_fp32", "fp16_cast_to_fp32")
+COLORS = {"fp32": GREY, "fp16": DARK, "bf16": ACCENT}
+fragments = Fragments()
 
 
 def sums(record: Record | None) -> Frame:
-    """A row for each sum: its error, how much of it comes from rounding the term and
-    how much from adding, and where the accumulator's format alone would let it stall.
+    """Return a row for each sum: its error, the parts of the error from rounding the
+    term and from adding, and the value at which the accumulator's format stalls.
     """
-    found = frame(record).derive(name=name_of, sum=label)
+    found = frame(record).derive(name=name_fact, sum=label)
     for x in filter(None, found):
-        # 0.01 is meant to be one hundredth, whatever a format makes of it.
+        # Exact values: of the decimal term, and of the term rounded to its format.
         meant, stored = Fraction(str(x["term"])), Fraction(x["stored"])
         steps, form = x["steps"], FORMATS[x["accumulator"]]
         total = Fraction(x.get("device_result", x.get("result")))
@@ -44,8 +46,7 @@ def sums(record: Record | None) -> Frame:
     return found
 
 
-def name_of(x: Line) -> str:
-    """The name of its facts."""
+def name_fact(x: Line) -> str:
     if x["term"] < 0.01:
         return f"{x['value']}_small_steps"
     how = "in" if x["cast"] == "implicit" else "cast_to"
@@ -59,104 +60,85 @@ def label(x: Line) -> str:
 
 
 def signed(value: Fraction) -> str:
-    """Six decimals, or the size of what they would not show."""
+    """Return six decimals; for smaller values, the power of ten."""
     shown = "{:+.6f}" if abs(value) >= Fraction(1, 10**5) else "{:+.1e}"
     return shown.format(float(value)) if value else "0"
 
 
-CAPTIONS = {
-    "results.md": (
-        "Sums of a thousand times 0.01: where they end, and how much of the error "
-        "comes from rounding the term, how much from adding. Snippets 1 to 4 are the "
-        "assignment's."
-    ),
-    "formats.md": "What each format can hold, and how far apart its numbers stand.",
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    ours = measured(records)
-    return {
-        "formats.md": formats_table() + "\n",
-        "results.md": per_device(ours, results_table),
-        "stalls.md": per_device(ours, stalls_table),
-        "sums.md": per_device(ours, sums_figure),
-    }
-
-
-def formats_table() -> str:
-    """The formats, which nobody measures."""
-
-    def number(of: Any) -> Any:
-        return lambda name: float(of(FORMATS[name]))
-
-    def bits(name: str) -> str:
-        return f"1 + {FORMATS[name].exponent_bits} + {FORMATS[name].fraction_bits}"
-
-    return columns(
-        FORMATS,
-        ("format", str),
-        ("sign + exponent + fraction bits", bits),
-        ("largest", number(lambda f: f.max_finite), "{:.3g}"),
-        ("smallest normal", number(lambda f: f.smallest_normal), "{:.3g}"),
-        ("smallest", number(lambda f: f.smallest_subnormal), "{:.3g}"),
-        ("spacing at 1", number(lambda f: f.spacing(Fraction(1))), "{:.3g}"),
-        ("spacing at 8", number(lambda f: f.spacing(Fraction(8))), "{:.3g}"),
-        (
-            "0.01 becomes",
-            number(lambda f: f.round_to_nearest(Fraction("0.01"))),
-            "{:.9f}",
-        ),
+@fragments.add_file(
+    "formats.md", "What each format can hold, and how far apart its numbers stand."
+)
+def formats_table(_: list[Record]) -> str:
+    return Frame(
+        Line(
+            format=name,
+            bits=f"1 + {form.exponent_bits} + {form.fraction_bits}",
+            largest=float(form.max_finite),
+            normal=float(form.smallest_normal),
+            smallest=float(form.smallest_subnormal),
+            at_1=float(form.spacing(Fraction(1))),
+            at_8=float(form.spacing(Fraction(8))),
+            hundredth=float(form.round_to_nearest(Fraction("0.01"))),
+        )
+        for name, form in FORMATS.items()
+    ).table(
+        "format",
+        ("sign + exponent + fraction bits", "bits"),
+        ("largest", "largest", "{:.3g}"),
+        ("smallest normal", "normal", "{:.3g}"),
+        ("smallest", "smallest", "{:.3g}"),
+        ("spacing at 1", "at_1", "{:.3g}"),
+        ("spacing at 8", "at_8", "{:.3g}"),
+        ("0.01 becomes", "hundredth", "{:.9f}"),
     )
 
 
 ADDED = ("added", lambda x: f"{x['steps']:,} × {x['term']:g}")
 
 
+@fragments.add(
+    "results.md",
+    "Sums of a thousand times 0.01: where they end, and how much of the error comes "
+    "from rounding the term, how much from adding. Snippets 1 to 4 are the "
+    "assignment's.",
+)
 def results_table(record: Record) -> str:
     number = {name: n for n, name in enumerate(SNIPPETS, start=1)}
     same = "same bits on CPU and GPU"
-    return (
-        sums(record)
-        .where(steps=1000)
-        .table(
-            ("snippet", lambda x: number.get(x["name"], "")),
-            ("sum", "sum"),
-            ADDED,
-            ("result", "total", "{:.6f}"),
-            ("error", "error", signed),
-            ("of it, rounding the term", "of_term", signed),
-            ("of it, adding", "of_adding", signed),
-            (same, "alike"),
-            left=2,
-            alike=("added", same),
-        )
+    found = sums(record).where(steps=1000)
+    return found.table(
+        ("snippet", lambda x: number.get(x["name"], "")),
+        ("sum", "sum"),
+        ADDED,
+        ("result", "total", "{:.6f}"),
+        ("error", "error", signed),
+        ("of it, rounding the term", "of_term", signed),
+        ("of it, adding", "of_adding", signed),
+        (same, "alike"),
+        left=2,
+        alike=("added", same),
     )
 
 
+@fragments.add("stalls.md")
 def stalls_table(record: Record) -> str:
-    def found(x: Line) -> Any:
+    def last_change(x: Line) -> Any:
         late = x and not x["stalled"]
         return f"not within {x['steps']:,}" if late else say(x["last_change"], "{:,}")
 
-    return (
-        sums(record)
-        .where(cast="implicit")
-        .table(
-            ("sum", "sum"),
-            ADDED,
-            ("stalls at", "top", "{:,.6g}"),
-            ("spacing there", "spacing", "{:.4g}"),
-            ("last step that adds, predicted", "last", "{:,}"),
-            ("found", found),
-            left=2,
-        )
+    found = sums(record).where(cast="implicit")
+    return found.table(
+        ("sum", "sum"),
+        ADDED,
+        ("stalls at", "top", "{:,.6g}"),
+        ("spacing there", "spacing", "{:.4g}"),
+        ("last step that adds, predicted", "last", "{:,}"),
+        ("found", last_change),
+        left=2,
     )
 
 
-COLORS = {"fp32": GREY, "fp16": DARK, "bf16": ACCENT}
-
-
+@fragments.add("sums.md")
 def sums_figure(record: Record) -> str:
     if not (terms := axis(record, "term")):
         return ""
@@ -167,7 +149,7 @@ def sums_figure(record: Record) -> str:
             for name in axis(record, "accumulator"):
                 x = found.one(value=name, accumulator=name, term=term)
                 if x:
-                    # The record keeps some of the sums.
+                    # The record keeps every n-th sum.
                     steps = [x["kept_every"] * (i + 1) for i in range(len(x["sums"]))]
                     color = COLORS.get(name, GREY)
                     plots.line(
@@ -176,7 +158,7 @@ def sums_figure(record: Record) -> str:
                 if x["stalled"]:
                     end = x["last_change"], x["total"]
                     axes.plot(*end, "x", color=INK, markersize=8, markeredgewidth=2)
-                    # Off the sums that still rise.
+                    # Beside the curves that still rise.
                     place = {"ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
                         place = {"ha": "left", "offset": (44, 6)}
@@ -201,13 +183,11 @@ def sums_figure(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Results and errors of the sums, and whether devices and predictions agree."""
     found = sums(record)
     ran = found.where(bool)
     names = (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
-    of = {name: found.one(name=name) for name in names}
     return {
-        **texts("{:.6f}", {name: x["total"] for name, x in of.items()}),
+        **{name: say(found.one(name=name)["total"], "{:.6f}") for name in names},
         "agreeing": say(counted(ran.column("alike"))),
         "stalls_as_predicted": say(counted(ran.column("as_predicted"))),
     }

@@ -12,16 +12,16 @@ from systems.model.sizes import TABLE_1
 from systems.records.record import PHASES, Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, gpu_columns, texts
-from tools.render.markdown import captioned, per_device
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.plots import ACCENT, DARK, GREY, PALE
-from tools.render.rows import known, least, measured, most, ranges, say, span
+from tools.render.rows import known, least, most, ranges, say, span
 
 PRECISIONS = ("fp32", "bf16")
-# The sizes that sentences and the first rows of a table show.
-TOLD = ("small", "2.7B")
-# What the column "compiled" says of an execution with or without AdamW, which has eager
-# rows of its own; and the phases that are compiled.
+# The sizes that sentences and the open rows of tables show.
+SHOWN_SIZES = ("small", "2.7B")
+# By (execution, whether AdamW is compiled or is eager beside a compiled one): the text
+# of the column "compiled", and the phases that are compiled.
 WAYS = {
     ("eager", False): ("nothing", ()),
     ("graph", False): ("nothing; CUDA graphs", ()),
@@ -31,20 +31,14 @@ WAYS = {
 }
 NAMES = [name for name, _ in WAYS.values()]
 NAME = ("size", "precision", "compiled")
-CAPTIONS = {
-    "table.md": (
-        "A training step at context 512 by phase, eager and compiled: mean ± standard "
-        "deviation."
-    ),
-    "price.md": "Compile time, and the number of steps after which it pays.",
-}
+fragments = Fragments()
 
 
 # Columns ------------------------------------------------------------------------------
 
 
 def steps(record: Record | None) -> Frame:
-    """Training steps, each beside the eager one that it alternated with."""
+    """Return training steps, joined with the eager step that each alternated with."""
     found = frame(record).join("eager", execution="eager")
     return found.derive(
         compiled=lambda x: way(x)[0],
@@ -63,8 +57,8 @@ def way(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def gain(x: Line, *phases: str) -> float:
-    """Eager time over the time of this row: the median over rounds of the ratio of
-    their medians, since a round meets one state of the host.
+    """Return eager time over compiled time: the median over rounds of the ratio of
+    medians, because the host is in the same state during a round.
     """
     both = zip(by_round(x["eager"], phases), by_round(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
@@ -78,8 +72,8 @@ def by_round(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
 
 
 def beyond_settled(x: Line, start: str, *phases: str) -> float:
-    """Seconds that the first steps took beyond as many settled ones, in the compiled
-    phases: what compiling takes.
+    """Return the compile time in seconds: how much longer the compiled phases of the
+    first steps took than those of as many later steps.
     """
     if not x.get(f"{start}_forward_ms"):
         return x.missing
@@ -87,7 +81,7 @@ def beyond_settled(x: Line, start: str, *phases: str) -> float:
 
 
 def steps_to_pay(x: Line) -> Any:
-    """Steps after which compiling has paid for itself, or "never"."""
+    """Return the number of steps after which compiling saves time, or "never"."""
     if x["saved_ms"] <= 0:
         return "never"
     return math.ceil(x["compile_s"] / (x["saved_ms"] / 1e3))
@@ -96,18 +90,14 @@ def steps_to_pay(x: Line) -> Any:
 # Tables -------------------------------------------------------------------------------
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    ours = measured(records)
-    return {
-        "table.md": per_device(records, times_table),
-        "speedups.md": per_device(ours, speedup_figure),
-        "speedup-table.md": per_device(ours, speedups_table),
-        "price.md": per_device(ours, price_table),
-    }
-
-
+@fragments.add(
+    "table.md",
+    "A training step at context 512 by phase, eager and compiled: mean ± standard "
+    "deviation.",
+    reported=True,
+)
 def times_table(record: Record) -> str:
-    """The reported ones as they are reported: one number for each phase."""
+    """Print the time of each phase; a reported record has one number for each."""
     if record.kind == "reported":
         shown = [
             (f"{p.replace('_', ' ')}, ms", lambda x, p=p: x[f"{p}_mean_ms"], "{:.2f}")
@@ -115,14 +105,14 @@ def times_table(record: Record) -> str:
         ]
         found = frame(record).derive(compiled=lambda x: way(x)[0])
         return found.table(*NAME, *shown)
-    # The loss takes a fifth of a millisecond, and the table is wide.
+    # Without the loss, which takes a fifth of a millisecond: the table is wide.
     shown = [(f"{p}, ms", f"{p} ±") for p in (*PHASES, "step") if p != "loss"]
     telling = ("nothing", "model")
     return steps(record).table(
         *NAME,
         *shown,
         *gpu_columns("step"),
-        telling=lambda x: x["size"] in TOLD and x["compiled"] in telling,
+        telling=lambda x: x["size"] in SHOWN_SIZES and x["compiled"] in telling,
     )
 
 
@@ -130,38 +120,38 @@ def compiled(record: Record | None) -> Frame:
     return steps(record).where(bool, execution="compiled")
 
 
+@fragments.add(
+    "speedup-table.md", "Eager time over compiled time of each phase, context 512."
+)
 def speedups_table(record: Record) -> str:
     gains = {"forward": "forward_gain", "backward": "backward_gain"}
     gains |= {"AdamW": "optimizer_gain", "step": "gain", "step, GPU time": "gpu_gain"}
-    shown = compiled(record).table(
+    return compiled(record).table(
         *NAME,
         *((head, name, "{:.2f}") for head, name in gains.items()),
-        telling=lambda x: x["size"] in TOLD,
+        telling=lambda x: x["size"] in SHOWN_SIZES,
     )
-    return captioned("Eager time over compiled time of each phase, context 512.", shown)
 
 
+@fragments.add("price.md", "Compile time, and the number of steps after which it pays.")
 def price_table(record: Record) -> str:
-    return (
-        compiled(record)
-        .where(size=TOLD)
-        .table(
-            *NAME,
-            ("compiling, s", "compile_s", "{:.1f}"),
-            ("at once", lambda x: x.get("compiled_at_once", 1)),
-            ("from its cache, s", "again_s", "{:.1f}"),
-            ("saved per step, ms", "saved_ms", "{:.1f}"),
-            ("pays after steps", "pays", "{:,.0f}"),
-        )
+    found = compiled(record).where(size=SHOWN_SIZES)
+    return found.table(
+        *NAME,
+        ("compiling, s", "compile_s", "{:.1f}"),
+        ("at once", lambda x: x.get("compiled_at_once", 1)),
+        ("from its cache, s", "again_s", "{:.1f}"),
+        ("saved per step, ms", "saved_ms", "{:.1f}"),
+        ("pays after steps", "pays", "{:,.0f}"),
     )
 
 
-# The dots of a line in the figure: the column of a step's time, and its colour.
+# The colours of the dots on a line of the figure.
 DOTS = {"eager": GREY, "as CUDA graphs": DARK, "compiled": ACCENT}
 
 
+@fragments.add("speedups.md")
 def speedup_figure(record: Record) -> str:
-    """Eager to CUDA graphs is launch overhead, graphs to compiled is memory traffic."""
     found = steps(record).join("graph", execution="graph").where(compiled="model")
     times = ("eager.step_ms", "graph.step_ms", "step_ms")
 
@@ -205,21 +195,17 @@ def facts(record: Record | None) -> dict[str, str]:
     found = steps(record)
     model = found.where(compiled="model")
     small, large = (
-        {p: model.one(size=size, precision=p) for p in PRECISIONS} for size in TOLD
+        {p: model.one(size=size, precision=p) for p in PRECISIONS}
+        for size in SHOWN_SIZES
     )
     graph = found.where(execution="graph", precision="bf16")
     return {
-        **texts(
-            "{:.2f}",
-            {
-                **{f"speedup_2_7B_{p}": x["gain"] for p, x in large.items()},
-                "graph_small": graph.one(size="small")["gain"],
-                "graph_2_7B": graph.one(size="2.7B")["gain"],
-                "speedup_least": least(model.column("gain")),
-                "speedup_most": most(model.column("gain")),
-            },
-        ),
-        **texts("{:,.0f}", {f"steps_small_{p}": x["pays"] for p, x in small.items()}),
+        **{f"speedup_2_7B_{p}": say(x["gain"], "{:.2f}") for p, x in large.items()},
+        "graph_small": say(graph.one(size="small")["gain"], "{:.2f}"),
+        "graph_2_7B": say(graph.one(size="2.7B")["gain"], "{:.2f}"),
+        "speedup_least": say(least(model.column("gain")), "{:.2f}"),
+        "speedup_most": say(most(model.column("gain")), "{:.2f}"),
+        **{f"steps_small_{p}": say(x["pays"], "{:,.0f}") for p, x in small.items()},
         "compile_small_fp32": say(small["fp32"]["compile_s"], "{:.0f} s"),
         "forward_gains": span(model.column("forward_gain")),
         "backward_gains": span(model.column("backward_gain")),
@@ -246,7 +232,7 @@ def compiling_gains(record: Record) -> Judgement:
 )
 def bf16_gains_more(record: Record) -> Judgement:
     found = steps(record).where(size="2.7B", compiled="model")
-    # Of the GPU, unless the record is from before its time was measured.
+    # Older records have no GPU time.
     of_gpu = known(found.column("gpu_gain"))
     clock, name = ("GPU", "gpu_gain") if of_gpu else ("Wall-clock", "gain")
     fp32, bf16 = (found.one(precision=p)[name] for p in PRECISIONS)

@@ -1,5 +1,5 @@
-"""Tables, figure, facts and claims of `flash_accuracy`: errors against float64, over
-those of plain attention in the same dtype.
+"""Tables, figure, facts and claims of `flash_accuracy`: errors against float64,
+relative to those of plain attention in the same dtype.
 """
 
 from math import erf, sqrt
@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame
 from tools.render.load import constant
-from tools.render.markdown import per_device
 from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import MISSING, counted, known, most, say
 
@@ -32,37 +32,27 @@ NAMES = {
     "sdpa_math": "SDPA, math",
 }
 OURS = ("triton", "hopper")
-# Why the limit is twice the error of plain attention.
+# The largest error that the claims allow, relative to plain attention's, and why.
+LIMIT = 2
 TWICE = (
     "what FlashAttention's own tests allow: a sum in tiles is rounded in more places."
 )
-LIMIT = 2
-# Of a significand, the leading one included.
+# Bits of a significand, with the leading one.
 BITS = {"fp16": 11, "bf16": 8}
-# What the predictions are for.
+# The configuration of the table and of predictions.
 TELLING = {"d": 64, "n": 4096, "causal": True}
-# Of rows from before it was a field.
+# The number of heads in older rows, which don't name it.
 HEADS = 4
-# What is compared of an error.
+# Two measures of an error: the norm of all errors, and the largest single one.
 NORM, LARGEST = "relative_error", "largest_error"
-CAPTIONS = {
-    "table.md": (
-        "Error of each result against float64, at d = 64 and N = 4096 under the "
-        "causal mask."
-    ),
-    "ratios.md": (
-        "Errors over those of plain PyTorch in the same precision: below 1 is closer "
-        "to the exact result. By norms; last column: by the largest single error, as "
-        "the rule has it."
-    ),
-}
+fragments = Fragments()
 
 
 # Columns ------------------------------------------------------------------------------
 
 
 def errors(record: Record | None) -> Frame:
-    """Return the rows, each beside that of plain attention on the same inputs."""
+    """Return the rows, joined with plain attention on the same inputs."""
     return frame(record).join("plain", implementation="plain")
 
 
@@ -78,8 +68,8 @@ def ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `error_over_plain` of each result and configuration. lse counts in fp32
-    alone: plain attention in 16 bits rounds it to 16 bits, which the kernels never do.
+    """Return `error_over_plain` of each result and configuration. lse is compared in
+    fp32 only, because plain attention in 16 bits rounds it and the kernels don't.
     """
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
@@ -101,35 +91,33 @@ def compared(record: Record) -> Frame:
 # Tables and figure --------------------------------------------------------------------
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    return {
-        "figure.md": per_device(records, ratios_figure),
-        "table.md": per_device(records, error_table),
-        "ratios.md": per_device(records, ratio_table),
-    }
-
-
+@fragments.add(
+    "table.md",
+    "Error of each result against float64, at d = 64 and N = 4096 under the causal "
+    "mask.",
+)
 def error_table(record: Record) -> str:
-    return (
-        frame(record, **TELLING)
-        .derive(heads=lambda x: x.config.get("heads", HEADS))
-        .table(
-            ("implementation", lambda x: NAMES[x["implementation"]]),
-            ("dtype", "dtype"),
-            ("heads", "heads"),
-            *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
-            left=2,
-            telling=is_telling,
-        )
+    def telling(x: Line) -> bool:
+        shown = x["heads"] == HEADS or x["implementation"] == "hopper"
+        return x["dtype"] == "bf16" and shown
+
+    found = frame(record, **TELLING)
+    return found.derive(heads=lambda x: x.config.get("heads", HEADS)).table(
+        ("implementation", lambda x: NAMES[x["implementation"]]),
+        ("dtype", "dtype"),
+        ("heads", "heads"),
+        *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
+        left=2,
+        telling=telling,
     )
 
 
-def is_telling(x: Line) -> bool:
-    """In bf16 all with few heads, and the kernels that run for many."""
-    few = x["heads"] == HEADS
-    return x["dtype"] == "bf16" and (few or x["implementation"] == "hopper")
-
-
+@fragments.add(
+    "ratios.md",
+    "Errors over those of plain PyTorch in the same precision: below 1 is closer to "
+    "the exact result. By norms; last column: by the largest single error, as the rule "
+    "has it.",
+)
 def ratio_table(record: Record) -> str:
     return compared(record).table(
         ("implementation", "name"),
@@ -144,8 +132,9 @@ def ratio_table(record: Record) -> str:
     )
 
 
+@fragments.add("figure.md")
 def ratios_figure(record: Record) -> str:
-    """From the least to the most of each implementation, by dtype."""
+    """Draw the range of ratios of each implementation, by dtype."""
     found = compared(record)
     names = list(dict.fromkeys(found.column("name")))
 
@@ -182,9 +171,9 @@ def ratios_figure(record: Record) -> str:
 
 
 def rounding(bits: int) -> float:
-    """Return the relative error, norm over norm, of normal numbers that are rounded
-    once to so many significant bits: a spacing over the root of 12, in each power of
-    two.
+    """Return the relative error of normally distributed numbers, by norms, if each is
+    rounded once to this many significant bits. In each power of two the error is the
+    spacing divided by the square root of 12.
     """
 
     def within(x: float) -> float:
@@ -199,8 +188,8 @@ def rounding(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The worst error of the kernels over plain attention's, by dtype; and what
-    roundings predict.
+    """Return the largest ratios by dtype, measured errors, and the errors that rounding
+    a result once or twice predicts.
     """
     found = errors(record)
     worst = {d: most(ratios(found, "triton", d)) for d in DTYPES}
@@ -213,26 +202,25 @@ def facts(record: Record | None) -> dict[str, str]:
         for name in ("sdpa_math", "triton", "plain"):
             x = frame(record).one(implementation=name, dtype=d, **TELLING)
             rounded[f"{name}_{d}"] = x.get(f"o_{NORM}")
+    same = [x["differing_calls"] == 0 for x in reproducibility_rows(record)]
     return {
-        **texts("{:.2f}", {f"worst_{name}": ratio for name, ratio in worst.items()}),
-        **texts("{:.5f}", rounded),
+        **{f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in worst.items()},
+        **{name: say(error, "{:.5f}") for name, error in rounded.items()},
         "calls_compared": str(constant("flash_accuracy", "CALLS")),
-        "same_ours": say(
-            counted(x["differing_calls"] == 0 for x in repeated_rows(record))
-        ),
+        "same_ours": say(counted(same)),
     }
 
 
-def repeated_rows(record: Record | None) -> Frame:
-    """Return the kernels' rows in which later calls were compared with the first."""
+def reproducibility_rows(record: Record | None) -> Frame:
+    """Return the rows of this guide's kernels whose calls were compared bitwise."""
     return frame(record, implementation=OURS).where(lambda x: "calls" in x.metrics)
 
 
 # Claims -------------------------------------------------------------------------------
 
 
-def errs_little(record: Record, *results: str) -> Judgement:
-    """By norms and by the largest single errors, of Triton's and Hopper's kernels."""
+def judge_errors(record: Record, *results: str) -> Judgement:
+    """Judge Triton's and Hopper's kernels, by norms and by the largest single error."""
     found, worst, told = errors(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norms"), (LARGEST, "the largest single errors")):
@@ -251,7 +239,7 @@ def errs_little(record: Record, *results: str) -> Judgement:
     because=TWICE,
 )
 def forward_accurate(record: Record) -> Judgement:
-    return errs_little(record, "o", "lse")
+    return judge_errors(record, "o", "lse")
 
 
 @claim(
@@ -261,7 +249,7 @@ def forward_accurate(record: Record) -> Judgement:
     because=TWICE,
 )
 def backward_accurate(record: Record) -> Judgement:
-    return errs_little(record, *GRADIENTS)
+    return judge_errors(record, *GRADIENTS)
 
 
 @claim(
@@ -270,7 +258,7 @@ def backward_accurate(record: Record) -> Judgement:
     "configuration.",
 )
 def same_bits(record: Record) -> Judgement:
-    found = repeated_rows(record)
+    found = reproducibility_rows(record)
     calls, differing = (sum(found.column(c)) for c in ("calls", "differing_calls"))
     told = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."
     return (differing == 0, told) if found else None

@@ -1,5 +1,5 @@
-"""Figure, tables and facts of `mixed_precision`: loss curves and lost updates. How much
-faster bf16 is, the record of `end_to_end` says.
+"""Figure, tables and facts of `mixed_precision`: loss curves, and weights that a step
+leaves unchanged. The speed of bf16 is measured by `end_to_end`.
 """
 
 from statistics import fmean, median
@@ -8,10 +8,11 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render import plots
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import captioned, gib, in_words, per_device
+from tools.render.markdown import captioned, gib, in_words
 from tools.render.plots import ACCENT, DARK, GREY
-from tools.render.rows import MISSING, NOT_MEASURED, known, measured, say
+from tools.render.rows import MISSING, NOT_MEASURED, known, say
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16 autocast", "bf16_pure": "pure bf16"}
 WATCHED = {
@@ -19,19 +20,13 @@ WATCHED = {
     "matrix": "feed-forward matrix",
     "gain": "norm's gain",
 }
-# The loss of one batch is noisy: what a run ends with is the mean over this many steps.
+# The final loss is the mean over this many steps, because single losses are noisy.
 LAST = 20
-CAPTIONS = {
-    "rates.md": f"The loss, mean of the last {LAST} steps, by learning rate; in "
-    "brackets the least and the most of the seeds. A best rate at either end could "
-    "have a better one beyond.",
-    "unchanged.md": "Share of each weight's elements that a step leaves as they were, "
-    "in the second half of training.",
-}
+fragments = Fragments()
 
 
 def all_runs(record: Record | None) -> Frame:
-    """Training runs, each beside the fp32 run with its seed and learning rate."""
+    """Return training runs, joined with the fp32 run of the same seed and rate."""
     found = frame(record).derive(
         final=lambda x: fmean(x["loss"][-LAST:]) if x else x.missing
     )
@@ -40,26 +35,28 @@ def all_runs(record: Record | None) -> Frame:
 
 
 def runs(record: Record | None) -> Frame:
-    """Those at the learning rate of curves and sentences, by seed: autocast's."""
+    """Return the runs at autocast's learning rate, by seed."""
     found = all_runs(record)
     rate = found.one(precision="bf16").get("learning_rate")
     return Frame(sorted(found.where(learning_rate=rate), key=lambda x: x["seed"]))
 
 
 def differences(record: Record | None, precision: str) -> list[float]:
-    """Final loss minus that of fp32 with the same seed: the same weights and data."""
+    """Return the final losses minus those of the fp32 runs with the same seed, which
+    begin with the same weights and see the same data.
+    """
     return known(runs(record).where(precision=precision).column("against"))
 
 
-def say_final_loss(found: Frame) -> str:
-    """ "2.107 (2.098 to 2.115)": the mean over seeds, the least and the most."""
+def format_final_loss(found: Frame) -> str:
+    """Return "2.107 (2.098 to 2.115)": the mean, minimum and maximum over seeds."""
     if not (losses := known(found.column("final"))):
         return say(found.one().missing)
     return f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
 
 
 def by_precision(record: Record | None) -> Frame:
-    """A row for each precision: its runs together."""
+    """Return a row for each precision, which summarizes its runs."""
     found = Frame()
     for precision, name in PRECISIONS.items():
         tried = runs(record).where(precision=precision)
@@ -73,31 +70,32 @@ def by_precision(record: Record | None) -> Frame:
 
 
 def summarize(ran: Frame) -> Line:
-    """Medians and means over seeds; of times and lost updates, of the second half."""
+    """Return medians and means over seeds. Times and unchanged weights are those of the
+    second half of training.
+    """
     return Line(
-        ended=say_final_loss(ran),
+        final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
-        step_ms=median(t for x in ran for t in half(x.samples("step"))),
-        # A CPU tells no peak.
+        step_ms=median(t for x in ran for t in second_half(x.samples("step"))),
+        # Missing on a CPU.
         peak=max((x.get("peak_allocated_bytes") for x in ran), default=MISSING),
         **{name: unchanged(ran, name) for name in WATCHED},
     )
 
 
 def unchanged(ran: Frame, name: str) -> float:
-    """The mean percentage of elements that a step leaves as they were."""
-    shares = [share for x in ran for share in half(x[f"unchanged_{name}"])]
+    """Return the mean percentage of elements that a step leaves unchanged."""
+    shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 
 
-def half(values: list[float]) -> list[float]:
-    """The second half."""
+def second_half(values: list[float]) -> list[float]:
     return values[len(values) // 2 :]
 
 
-def nats_apart(differences: list[float]) -> str:
-    """ "within 0.0003 nats of", or "0.0179 to 0.0184 nats below", to stand before what
-    they are differences from.
+def format_difference(differences: list[float]) -> str:
+    """Return "within 0.0003 nats of" or "0.0179 to 0.0184 nats below", as words before
+    "fp32".
     """
     if not differences:
         return NOT_MEASURED
@@ -109,7 +107,7 @@ def nats_apart(differences: list[float]) -> str:
 
 
 def verdict(differences: list[float], fp32: list[float]) -> str:
-    """How the differences from fp32 compare with what a seed changes there."""
+    """Compare differences from fp32 with the spread of fp32 runs over seeds."""
     if not differences or len(fp32) < 2:
         return NOT_MEASURED
     near = max(map(abs, differences)) <= max(fp32) - min(fp32)
@@ -120,16 +118,8 @@ def verdict(differences: list[float], fp32: list[float]) -> str:
 # Tables and figure --------------------------------------------------------------------
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    ours = measured(records)
-    return {
-        "loss.md": per_device(ours, loss_body),
-        "rates.md": per_device(ours, rates_table),
-        "unchanged.md": per_device(ours, unchanged_table),
-    }
-
-
-def loss_body(record: Record) -> str:
+@fragments.add("loss.md")
+def loss_figure_and_table(record: Record) -> str:
     caption = "Training in each precision: the loss it ends at, time and memory."
     return f"{loss_figure(record)}\n\n{captioned(caption, loss_table(record))}"
 
@@ -137,7 +127,7 @@ def loss_body(record: Record) -> str:
 def loss_table(record: Record) -> str:
     return by_precision(record).table(
         ("precision", "name"),
-        (f"loss, mean of the last {LAST} steps", "ended"),
+        (f"loss, mean of the last {LAST} steps", "final"),
         ("above the entropy", "above", "{:.3f}"),
         ("against fp32, by seed", "against"),
         ("step, ms", "step_ms", "{:.1f}"),
@@ -145,23 +135,34 @@ def loss_table(record: Record) -> str:
     )
 
 
+@fragments.add(
+    "rates.md",
+    f"The loss, mean of the last {LAST} steps, by learning rate; in brackets the least "
+    "and the most of the seeds. A best rate at either end could have a better one "
+    "beyond.",
+)
 def rates_table(record: Record) -> str:
     found = all_runs(record)
+
+    def final_loss(rate: float, precision: str) -> str:
+        runs_at = found.where(precision=precision, learning_rate=rate)
+        return format_final_loss(runs_at)
+
     rates = sorted({x["learning_rate"] for x in found})
     return Frame(Line(rate=rate) for rate in rates).table(
         ("learning rate", "rate", "{:g}"),
         *(
-            (
-                PRECISIONS[precision],
-                lambda x, p=precision: say_final_loss(
-                    found.where(precision=p, learning_rate=x["rate"])
-                ),
-            )
-            for precision in ("fp32", "bf16_pure")
+            (PRECISIONS[p], lambda x, p=p: final_loss(x["rate"], p))
+            for p in ("fp32", "bf16_pure")
         ),
     )
 
 
+@fragments.add(
+    "unchanged.md",
+    "Share of each weight's elements that a step leaves as they were, in the second "
+    "half of training.",
+)
 def unchanged_table(record: Record) -> str:
     return by_precision(record).table(
         ("precision", "name"),
@@ -170,12 +171,12 @@ def unchanged_table(record: Record) -> str:
 
 
 def smoothed(losses: list[float]) -> list[float]:
-    """The mean over the last steps at each, from the first that has so many."""
+    """Return running means over the last 20 steps."""
     return [fmean(losses[end - LAST : end]) for end in range(LAST, len(losses) + 1)]
 
 
 def loss_gaps(record: Record, precision: str) -> list[list[float]]:
-    """The smoothed losses minus those of fp32 with the same seed, step by step."""
+    """Return smoothed losses minus those of fp32 with the same seed, at each step."""
     return [
         [a - b for a, b in zip(*map(smoothed, both), strict=True)]
         for x in runs(record).where(bool, precision=precision)
@@ -209,7 +210,7 @@ def loss_figure(record: Record) -> str:
         apart.set(xlabel="step", title="minus that of fp32")
 
     told = [
-        f"{text} ends {nats_apart(found)} fp32"
+        f"{text} ends {format_difference(found)} fp32"
         for precision, text in list(PRECISIONS.items())[1:]
         if (found := differences(record, precision))
     ]
@@ -231,7 +232,7 @@ def facts(record: Record | None) -> dict[str, str]:
     autocast, pure = (differences(record, p) for p in ("bf16", "bf16_pure"))
     return {
         "floor": say(found.one()["floor"], "{:.3f}"),
-        "bf16_against_fp32": nats_apart(autocast),
+        "bf16_against_fp32": format_difference(autocast),
         "bf16_verdict": verdict(autocast, known(found.column("final"))),
-        "bf16_pure_against_fp32": nats_apart(pure),
+        "bf16_pure_against_fp32": format_difference(pure),
     }

@@ -1,5 +1,5 @@
-"""Tables, figure and facts of `saved_tensors`: what a block saves for its backward
-pass, by operation, counted beside predicted; and the example of CS336's handout.
+"""Tables, figure and facts of `saved_tensors`: the bytes that a block saves for its
+backward pass, counted and predicted by operation; and the example of CS336's handout.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from systems.formulas.memory_costs import (
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import in_mib, per_device, percent
 from tools.render.plots import ACCENT, INK
@@ -23,8 +24,7 @@ from tools.render.rows import known, measured, say
 
 MIB = 2**20
 CONTEXTS = (128, 512, 2048)
-# Where the counted memory was saved first: how a line of the model begins; and the
-# tensors of the formula that stand there.
+# For each operation: the code that saves its tensors, and the formula's names of them.
 OPERATIONS = {
     "softmax": (
         "softmax",
@@ -52,44 +52,25 @@ OPERATIONS = {
     ),
 }
 
-CAPTIONS = {
-    "shares.md": "The five largest shares of what a block of `2.7B` saves, in fp32.",
-    "example.md": (
-        "The example of CS336's handout, context 2048 but for the norm's 512, 16 heads."
-    ),
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    """The shares by operation, as a figure too, and the example."""
-    reported = next((r for r in records if r.kind == "reported"), None)
-
-    def shown(body: Any) -> str:
-        return per_device(measured(records), body, tabbed=False)
-
-    return {
-        "figure.md": shown(figure_of),
-        "shares.md": shown(lambda r: shares(r).table(*SHARES, telling=is_short)),
-        "example.md": shown(lambda r: example_table(r, reported)),
-    }
+fragments = Fragments()
 
 
 def rows(record: Record | None) -> Frame:
-    """A row for each module or block, with the bytes that each operation saves."""
-    found = frame(record).derive(counted=counted)
+    """Return a row for each module or block, with the saved bytes by operation."""
+    found = frame(record).derive(counted=count_bytes)
     return found.derive(total=lambda x: sum(x["counted"].values()) if x else x.missing)
 
 
 def blocks(record: Record | None) -> Frame:
-    """The block of 2.7B as written, by context."""
+    """Return the eager block of 2.7B at each context."""
     found = rows(record).arrange(context=CONTEXTS)
     return found.where(part="block", heads=32, compiled=False).derive(
-        predicted=lambda x: predicted(x["context"])
+        predicted=lambda x: predict_bytes(x["context"])
     )
 
 
-def counted(x: Line) -> Bytes:
-    """Bytes by operation, the largest first."""
+def count_bytes(x: Line) -> Bytes:
+    """Return the counted bytes by operation, the largest first."""
     found = Counter[str]()
     for tensor in x.get("tensors") or [] if x else []:
         by = tensor["by"][0].split(":")[0]
@@ -98,8 +79,8 @@ def counted(x: Line) -> Bytes:
     return dict(found.most_common())
 
 
-def predicted(context: int) -> Bytes:
-    """The same by formula."""
+def predict_bytes(context: int) -> Bytes:
+    """Return the bytes by operation by formula."""
     p = Pass("2.7B", context, "step", "fp32")
     halves = [*attention_saved(p).items(), *feed_forward_saved(p).items()]
     return {
@@ -108,21 +89,8 @@ def predicted(context: int) -> Bytes:
     }
 
 
-SHARES = (
-    "context",
-    "operation",
-    ("counted, MiB", "counted", "{:,.1f}"),
-    ("predicted, MiB", "predicted", "{:,.1f}"),
-    ("share", "share", percent),
-)
-
-
-def is_short(x: Line) -> bool:
-    return x["context"] == CONTEXTS[0]
-
-
 def shares(record: Record | None) -> Frame:
-    """A row for each of the five largest operations at each context."""
+    """Return a row for each of the five largest operations at each context."""
     return Frame(
         Line(
             context=x["context"],
@@ -136,6 +104,20 @@ def shares(record: Record | None) -> Frame:
     )
 
 
+@fragments.add(
+    "shares.md", "The five largest shares of what a block of `2.7B` saves, in fp32."
+)
+def shares_table(record: Record) -> str:
+    return shares(record).table(
+        "context",
+        "operation",
+        ("counted, MiB", "counted", "{:,.1f}"),
+        ("predicted, MiB", "predicted", "{:,.1f}"),
+        ("share", "share", percent),
+        telling=lambda x: x["context"] == CONTEXTS[0],
+    )
+
+
 NAMES = {
     "norm": "RMSNorm",
     "block": "a block",
@@ -144,29 +126,37 @@ NAMES = {
 }
 
 
+@fragments.add_file(
+    "example.md",
+    "The example of CS336's handout, context 2048 but for the norm's 512, 16 heads.",
+)
+def example_file(records: list[Record]) -> str:
+    reported = next((r for r in records if r.kind == "reported"), None)
+    return per_device(measured(records), lambda r: example_table(r, reported))
+
+
 def example_table(record: Record, reported: Record | None) -> str:
-    """What the handout prints, beside what is counted here."""
+    """Print the counts that the handout prints, beside those measured here."""
     found = rows(record).where(heads=16)
     found.join("handout", frame(reported), ("part", "compiled"))
 
-    def told(metric: str, text: str) -> Any:
-        return lambda x: "".join(
-            text.format(value) for value in known([x["handout"].get(metric)])
-        )
+    def in_handout(metric: str, text: str) -> Any:
+        return lambda x: "".join(map(text.format, known([x["handout"].get(metric)])))
 
     return found.table(
         ("what", lambda x: NAMES[x["part"]]),
         ("run", lambda x: "compiled" if x["compiled"] else "as written"),
         ("tensors saved", "saved"),
-        ("handout, tensors", told("saved", "{}")),
+        ("handout, tensors", in_handout("saved", "{}")),
         ("MiB, each memory once", lambda x: x["total"] / MIB, "{:,.2f}"),
         ("MiB, each time", lambda x: x["bytes_if_counted_each_time"] / MIB, "{:,.2f}"),
-        ("handout, MiB", told("mib", "{:,.7g}")),
+        ("handout, MiB", in_handout("mib", "{:,.7g}")),
         left=2,
     )
 
 
-def figure_of(record: Record) -> str:
+@fragments.add("figure.md")
+def operations_figure(record: Record) -> str:
     if not (found := blocks(record).where(bool, context=CONTEXTS[1:])):
         return ""
 
@@ -200,7 +190,6 @@ def figure_of(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Bytes of a block, shares and gradients, and the handout's example."""
     block = blocks(record).one(context=512)
     example = rows(record).where(heads=16)
     norm, compiled = (

@@ -11,10 +11,10 @@ from systems.formulas.gpus import GPUS
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import at_most, gib, per_device, say_ms, table, two_digits
+from tools.render.frame import Frame, Line, frame
+from tools.render.markdown import at_most, gib, say_ms, table, two_digits
 from tools.render.plots import ACCENT, DARK
-from tools.render.rows import MISSING, measured, most, say
+from tools.render.rows import MISSING, most, say
 from tools.render.stems.attention import compiled
 from tools.render.stems.attention.columns import (
     BATCH,
@@ -23,6 +23,7 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
+    fragments,
     gib3,
     lengths,
     one,
@@ -36,34 +37,10 @@ from tools.render.stems.attention.compiled import (  # noqa: F401
     compiled_attention_faster,
 )
 
-# From here on what grows with N² hides everything else.
+# From this N on, tensors that grow with N² take nearly all memory.
 LONG = 4096
-# Lengths that are shown first: one where a pass is launch-bound, and the longest.
+# The open rows of a table: an N at which a pass is launch-bound, and the longest.
 TELLING = (256, LONGEST)
-CAPTIONS = {
-    "table.md": (
-        "Plain attention in fp32 without a mask: time of each pass, what is held "
-        "before backward, and the peak."
-    ),
-    "variants.md": "Plain attention at d = 64, by dtype and mask.",
-    "accounting.md": (
-        "What would be alive at the peak of the first pass that does not fit."
-    ),
-    **compiled.CAPTIONS,
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    """Tables for all devices; figures for measured ones."""
-    ours = measured(records)
-    return {
-        "table.md": per_device(records, grid_table),
-        "variants.md": per_device(ours, variants_table),
-        "times.md": per_device(ours, times_figure),
-        "memory.md": per_device(ours, memory_figure),
-        "accounting.md": per_device(ours, accounting),
-        **compiled.fragments(records),
-    }
 
 
 # Tables -------------------------------------------------------------------------------
@@ -74,10 +51,13 @@ MEMORY = (
 )
 
 
+@fragments.add(
+    "table.md",
+    "Plain attention in fp32 without a mask: time of each pass, what is held before "
+    "backward, and the peak.",
+    reported=True,
+)
 def grid_table(record: Record) -> str:
-    """The assignment's 20 cells: fp32, no mask, eager; those of others as they report
-    them.
-    """
     found = passes(record).where(execution="eager", **PLAIN)
     times = [(f"{of}, ms", f"{of} ±") for of in PASSES]
     if record.kind == "reported":
@@ -97,8 +77,8 @@ def reported_ms(x: Line, of: str) -> str:
     return mean if deviation is None else f"{mean} ± {deviation:.2f}"
 
 
+@fragments.add("variants.md", "Plain attention at d = 64, by dtype and mask.")
 def variants_table(record: Record) -> str:
-    """Both dtypes, with and without a mask, at one width."""
     found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
     return found.arrange(
         dtype=values(frame(record), "dtype"), causal=(False, True)
@@ -112,9 +92,13 @@ def variants_table(record: Record) -> str:
     )
 
 
+@fragments.add(
+    "accounting.md",
+    "What would be alive at the peak of the first pass that does not fit.",
+)
 def accounting(record: Record) -> str:
-    """Every matrix at the peak of the first configuration that does not fit, what is
-    left, and what came of trying.
+    """List the tensors at the peak of the shortest N that runs out of memory, and what
+    happened at that N.
     """
     n = accounted_length(record)
     parts = attention_peak_bytes(**shape(n))
@@ -133,8 +117,8 @@ def accounting(record: Record) -> str:
 
 
 def accounted_length(record: Record) -> int:
-    """The shortest measured length that ran out of memory; where none did, the first
-    doubled one that must.
+    """Return the shortest measured N that ran out of memory. If none did, double the
+    longest until its predicted peak exceeds the GPU's memory.
     """
     found = frame(record, d=WIDTH, execution="eager", **PLAIN)
     out = [x["n"] for x in found if x.why == "out of memory"]
@@ -145,16 +129,16 @@ def accounted_length(record: Record) -> int:
 
 
 def shortest_out(memory_bytes: float) -> int:
-    """The first length whose predicted peak exceeds this memory, all of it: without the
-    CUDA context and the workspace of the matrix library.
+    """Return the first N whose predicted peak exceeds this memory. The CUDA context
+    and cuBLAS's workspace are not counted.
     """
     every = range(1, 2**24)
     return every[bisect_left(every, True, key=lambda n: peak_bytes(n) > memory_bytes)]
 
 
 def outcome(record: Record | None, n: int, execution: str) -> str:
-    """What a run at this length came to, in words that follow the name of an
-    execution.
+    """Return what happened at this N, as words after the name of the execution: "ran
+    out of memory".
     """
     x = one(frame(record), n, e=execution)
     if x:
@@ -166,6 +150,7 @@ def outcome(record: Record | None, n: int, execution: str) -> str:
 # Figures ------------------------------------------------------------------------------
 
 
+@fragments.add("times.md")
 def times_figure(record: Record) -> str:
     found = passes(record)
     if not (ns := lengths(found)):
@@ -203,12 +188,13 @@ def times_figure(record: Record) -> str:
 
 
 def growth(found: Frame, of: str) -> float:
-    """Eager time at the longest length of the grid over that at half of it: 4 where it
+    """Return eager time at the longest N over that at half of it. It is 4 if the time
     grows with N².
     """
     return one(found).ms(of) / one(found, LONGEST // 2).ms(of)
 
 
+@fragments.add("memory.md")
 def memory_figure(record: Record) -> str:
     found = passes(record)
     ns = lengths(found)
@@ -243,7 +229,7 @@ def memory_figure(record: Record) -> str:
 
 
 def largest_error(record: Record | None) -> float:
-    """Largest |measured / predicted - 1| over all rows of long sequences."""
+    """Return the largest |measured / predicted - 1| over rows with N >= LONG."""
     found = passes(record).where(lambda x: x["n"] >= LONG)
     return most(abs(x["kept"] / predicted_bytes(x) - 1) for x in found)
 
@@ -252,46 +238,34 @@ def largest_error(record: Record | None) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Times at one width and the longest length, and how they grow; bytes per N²,
-    predicted and measured, and the configuration that does not fit.
-    """
     found = passes(record)
-    longest = one(found)
-    narrow, wide = (one(found, d=d).ms("forward") for d in (16, 128))
     memory = (record.device.memory_bytes if record else None) or MISSING
     n = accounted_length(record) if record and memory else 0
     kept = {e: one(found, e=e)["kept"] for e in EXECUTIONS}
+    a100 = {f"out_on_{gb}": GPUS[f"a100-{gb}"].free_bytes for gb in (40, 80)}
     return {
-        **texts(
-            "{:.1f} ms",
-            {
-                **{of: longest.ms(of) for of in PASSES},
-                "forward_16": narrow,
-                "forward_128": wide,
-            },
-        ),
-        **texts("{:.2f}", {f"growth_{of}": growth(found, of) for of in PASSES}),
-        **texts(
-            lambda value: f"{gib(value)} GiB",
-            {
-                "one_matrix": BATCH * LONGEST**2 * 4,
-                "kept": kept["eager"],
-                "tried_need": peak_bytes(n) if n else MISSING,
-            },
-        ),
+        **{of: say(one(found).ms(of), "{:.1f} ms") for of in PASSES},
+        **{
+            f"forward_{d}": say(one(found, d=d).ms("forward"), "{:.1f} ms")
+            for d in (16, 128)
+        },
+        **{f"growth_{of}": say(growth(found, of), "{:.2f}") for of in PASSES},
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
-        **texts(
-            lambda size: two_digits(shortest_out(size)),
-            {
-                "shortest_out": memory,
-                "out_on_40": GPUS["a100-40"].free_bytes,
-                "out_on_80": GPUS["a100-80"].free_bytes,
-            },
-        ),
+        "one_matrix": in_gib1(BATCH * LONGEST**2 * 4),
+        "kept": in_gib1(kept["eager"]),
+        "tried_need": in_gib1(peak_bytes(n) if n else MISSING),
+        **{
+            name: say(size, lambda size: two_digits(shortest_out(size)))
+            for name, size in {"shortest_out": memory, **a100}.items()
+        },
         "tried_length": say(n or MISSING, "{:,}"),
         "tried_eager": outcome(record, n, "eager"),
         **compiled.facts(record),
     }
+
+
+def in_gib1(value: float) -> str:
+    return say(value / 2**30, "{:.1f} GiB")
 
 
 @claim(

@@ -1,4 +1,4 @@
-"""Columns of `attention`: passes eager and compiled, and the memory that formulas
+"""Columns of `attention`: eager and compiled passes, and the memory that formulas
 predict for them.
 """
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import say
 
@@ -15,23 +16,21 @@ EXECUTIONS = ("eager", "compiled")
 BATCH = 8
 # The head dimension, and the longest N, that tables, figures and sentences show.
 WIDTH, LONGEST = 64, 16384
-# The assignment's cells.
+# The dtype and mask of the assignment.
 PLAIN = {"dtype": "fp32", "causal": False}
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 CELL = ("d", "n", "dtype", "causal")
-PEAK = "peak_allocated_bytes"
+fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return each row of the grid, by d and N, with its speedup over eager execution.
-    Longer sequences were tried at one width.
-    """
+    """Return the rows up to LONGEST, by d and N, with their speedups over eager."""
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: gain(x, *PASSES),
         **{f"{of}_gain": lambda x, of=of: gain(x, of) for of in PASSES},
         kept=lambda x: x.get("before_backward_bytes") - x.get("before_forward_bytes"),
-        peak=lambda x: x.get(PEAK),
+        peak=lambda x: x.get("peak_allocated_bytes"),
     ).arrange(d=values(found, "d"), n=lengths(found))
 
 
@@ -40,7 +39,7 @@ def gain(x: Line, *names: str) -> float:
 
 
 def one(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
-    """Return the row in fp32 without a mask."""
+    """Return the row of an execution in fp32 without a mask."""
     return found.one(n=n, d=d, execution=e, **PLAIN)
 
 
@@ -56,20 +55,20 @@ def lengths(found: Iterable[Line]) -> list[int]:
 
 
 def shape(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
-    """Return what the formulas of `systems.formulas.costs` ask for."""
-    dtype, causal = (given.get(key, PLAIN[key]) for key in ("dtype", "causal"))
-    size = ELEMENT_BYTES[dtype]
-    return {"batch": BATCH, "n": n, "d": d, "element_bytes": size, "causal": causal}
+    """Return the arguments of the formulas in `systems.formulas.costs`."""
+    kind = PLAIN | given
+    size = ELEMENT_BYTES[kind["dtype"]]
+    return dict(batch=BATCH, n=n, d=d, element_bytes=size, causal=kind["causal"])
 
 
 def peak_bytes(n: int) -> int:
-    """Return the predicted peak of eager passes at one width."""
+    """Return the predicted peak of eager passes at d = 64."""
     return sum(attention_peak_bytes(**shape(n)).values())
 
 
 def predicted_bytes(x: Line) -> float:
-    """Return what is kept for the backward pass: eager by formula; compiled from the
-    list of its saved tensors, each memory once, and the output.
+    """Return how many bytes are kept for the backward pass: for eager execution by
+    formula, for compiled execution from the output and the list of saved tensors.
     """
     if not x:
         return x.missing
@@ -81,5 +80,5 @@ def predicted_bytes(x: Line) -> float:
 
 
 def gib3(value: float) -> str:
-    """GiB, to three decimals, since the shortest sequences need little."""
+    """Return GiB with three decimals, because the shortest sequences need little."""
     return say(value / 2**30, "{:.3f}")

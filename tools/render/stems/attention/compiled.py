@@ -1,6 +1,4 @@
-"""Plain attention, compiled beside eager: times, the price of compiling, kernels before
-and after, a map of speedups.
-"""
+"""Plain attention, eager and compiled: times, compile times, kernels and speedups."""
 
 import re
 from math import log
@@ -10,37 +8,23 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import per_device
-from tools.render.rows import known, measured, ranges, say, span
+from tools.render.frame import Frame, Line, frame
+from tools.render.rows import known, ranges, say, span
 from tools.render.stems.attention.columns import (
     EXECUTIONS,
     LONGEST,
     PASSES,
     PLAIN,
     WIDTH,
+    fragments,
     lengths,
     one,
     passes,
     values,
 )
 
-# Where kernels are shown: long enough for every kernel of the passes to have work.
+# The N at which kernels are listed: long enough for every kernel to have work.
 KERNELS_AT = 4096
-CAPTIONS = {
-    "compiled.md": "Attention in fp32 without a mask, eager and compiled.",
-    "kernels.md": "The kernels of each pass, before compiling and after.",
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    """Eager beside compiled for all devices; speedups and kernels for measured ones."""
-    ours = measured(records)
-    return {
-        "compiled.md": per_device(records, compiled_table),
-        "speedups.md": per_device(ours, speedup_figure),
-        "kernels.md": per_device(ours, kernels_table),
-    }
 
 
 def compiled(record: Record | None) -> Frame:
@@ -48,14 +32,16 @@ def compiled(record: Record | None) -> Frame:
 
 
 def compile_seconds(x: Line) -> float:
-    """What the warm-up passes took beyond as many settled ones."""
+    """Return how much longer the warm-up passes took than as many later ones."""
     return sum(x.beyond(f"warmup_{of}", of) for of in PASSES)
 
 
+@fragments.add(
+    "compiled.md",
+    "Attention in fp32 without a mask, eager and compiled.",
+    reported=True,
+)
 def compiled_table(record: Record) -> str:
-    """The assignment's 20 cells, fp32 without a mask: eager and compiled times, their
-    ratio, and the compile time.
-    """
     reported = record.kind == "reported"
 
     def ms(x: Line, of: str) -> float:
@@ -85,14 +71,19 @@ def compiled_table(record: Record) -> str:
     )
 
 
+@fragments.add("kernels.md", "The kernels of each pass, before compiling and after.")
 def kernels_table(record: Record) -> str:
-    """Kernels of each pass, eager and compiled, and what those do that the compiler
-    wrote.
-    """
+    """Print how many kernels each pass runs, and what the fused ones compute."""
     found = passes(record).where(n=KERNELS_AT, d=WIDTH, execution="compiled")
     found = found.arrange(dtype=values(frame(record), "dtype"), causal=(False, True))
     return Frame(
-        Line(x, of=of, eager=x["eager"].get(f"{of}_kernels"), fused=x)
+        Line(
+            x,
+            of=of,
+            eager=x["eager"].get(f"{of}_kernels"),
+            compiled=x.get(f"{of}_kernels"),
+            fused="<br>".join(map(fused_words, x.get(f"{of}_fused", []))),
+        )
         for x in found
         for of in PASSES
     ).table(
@@ -100,13 +91,8 @@ def kernels_table(record: Record) -> str:
         ("causal mask", "causal"),
         ("pass", "of"),
         ("eager kernels", "eager"),
-        ("compiled kernels", lambda x: x["fused"].get(f"{x['of']}_kernels")),
-        (
-            "of these, fused by the compiler",
-            lambda x: "<br>".join(
-                map(fused_words, x["fused"].get(f"{x['of']}_fused", []))
-            ),
-        ),
+        ("compiled kernels", "compiled"),
+        ("of these, fused by the compiler", "fused"),
         left=6,
     )
 
@@ -115,7 +101,7 @@ KINDS = {"poi": "pointwise", "red": "reduction", "per": "reduction"}
 
 
 def fused_words(kernel: str) -> str:
-    """ "triton_red_fused_div_exp_3" -> "reduction: div exp"."""
+    """Return "reduction: div exp" for "triton_red_fused_div_exp_3"."""
     match = re.fullmatch(r"triton_([a-z]+)_fused_(.*?)_?\d*", kernel)
     if match is None:
         return kernel
@@ -123,10 +109,11 @@ def fused_words(kernel: str) -> str:
     return " ".join(words)
 
 
-# Colours end at a factor of 4 either way.
+# A speedup of 4 or of 1/4 has the strongest colour.
 LARGEST = 4.0
 
 
+@fragments.add("speedups.md")
 def speedup_figure(record: Record) -> str:
     found = passes(record).where(execution="compiled")
     if not found:
@@ -170,7 +157,7 @@ def facts(record: Record | None) -> dict[str, str]:
             f"speedups_{name}": span(found.where(n=ns).column("gain"))
             for name, ns in shown.items()
         },
-        **texts("{:.2f}", {f"speedup_{of}": longest[f"{of}_gain"] for of in PASSES}),
+        **{f"speedup_{of}": say(longest[f"{of}_gain"], "{:.2f}") for of in PASSES},
         **{
             f"{of}_kernels_{e}": say(one(every, KERNELS_AT, e=e).get(f"{of}_kernels"))
             for e in EXECUTIONS

@@ -1,11 +1,10 @@
-"""Tables, facts and claims of `peak_memory`: what a pass holds at its peak, measured
+"""Tables, facts and claims of `peak_memory`: the memory of a pass at its peak, measured
 beside predicted.
 """
 
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 from systems.formulas.fit import find_largest, peak_bytes
 from systems.formulas.gpus import GPUS
@@ -14,16 +13,10 @@ from systems.formulas.memory_peak import category_peaks
 from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
-from tools.render.frame import Line, texts
-from tools.render.markdown import (
-    columns,
-    in_gib,
-    in_mib,
-    per_device,
-    percent,
-    two_digits,
-)
-from tools.render.rows import measured, say
+from tools.render.fragments import Fragments
+from tools.render.frame import Line
+from tools.render.markdown import columns, in_gib, in_mib, percent, two_digits
+from tools.render.rows import say
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
@@ -42,41 +35,26 @@ from tools.render.stems.peak_memory.rows import (
 )
 
 MIB = 2**20
-
-CAPTIONS = {
-    "peaks.md": "Peak of each pass of `2.7B` in GiB, by precision and context.",
-    "predicted.md": "Peaks beside their predictions, in GiB.",
-    "largest.md": "The largest allocations of a forward pass of `2.7B` at context 512.",
-    "helps.md": (
-        "What checkpointing and FlashAttention save in a bf16 step of `2.7B`, in GiB."
-    ),
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    bodies: dict[str, Any] = {
-        "peaks.md": peaks_table,
-        "predicted.md": predicted_table,
-        "largest.md": largest_table,
-        "helps.md": helps_table,
-        **{
-            f"timeline-{mode}.md": partial(timeline_figure, mode=mode) for mode in DRAWN
-        },
-    }
-    ours = measured(records)
-    return {name: per_device(ours, body) for name, body in bodies.items()}
+# The rows that sentences name.
+AT = {"size": SIZE, "context": LONGEST, **PLAIN}
+fragments = Fragments()
+for mode in DRAWN:
+    fragments.add(f"timeline-{mode}.md")(partial(timeline_figure, mode=mode))
 
 
 # Tables -------------------------------------------------------------------------------
 
 
-def two(value: float) -> str:
-    """GiB, to two decimals."""
+def gib2(value: float) -> str:
+    """Return GiB with two decimals."""
     return say(value / 2**30, "{:.2f}")
 
 
+@fragments.add(
+    "peaks.md", "Peak of each pass of `2.7B` in GiB, by precision and context."
+)
 def peaks_table(record: Record) -> str:
-    """(b), (c) The allocator's peak of each pass of 2.7B."""
+    """(b), (c) Print the allocator's peak of each pass of 2.7B."""
     found = passes(record).where(size=SIZE, **PLAIN)
     places = list(product(PRECISIONS, (*CONTEXTS, LONG)))
 
@@ -87,15 +65,16 @@ def peaks_table(record: Record) -> str:
         MODES if found else [],
         ("pass", MODES.__getitem__),
         *(
-            (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), two)
+            (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), gib2)
             for p, c in places
         ),
     )
 
 
+@fragments.add("predicted.md", "Peaks beside their predictions, in GiB.")
 def predicted_table(record: Record) -> str:
-    """Every pass: the peak, what was reserved, and the peak as asked for beside its
-    prediction.
+    """Print each pass with its allocated and reserved peak, and its requested peak,
+    which the formula predicts.
     """
     return passes(record).table(
         "size",
@@ -103,10 +82,10 @@ def predicted_table(record: Record) -> str:
         ("attention and blocks", "remedy"),
         "precision",
         "context",
-        ("peak", "peak", two),
-        ("reserved", "peak_reserved_bytes", two),
-        ("asked for", "requested", two),
-        ("predicted", "predicted", two),
+        ("peak", "peak", gib2),
+        ("reserved", "peak_reserved_bytes", gib2),
+        ("asked for", "requested", gib2),
+        ("predicted", "predicted", gib2),
         ("off", "off", lambda off: f"{100 * off:+.1f} %".replace("-0.0", "+0.0")),
         ("where", lambda x: x["place"] if x else ""),
         left=5,
@@ -119,15 +98,19 @@ def predicted_table(record: Record) -> str:
     )
 
 
+@fragments.add(
+    "largest.md",
+    "The largest allocations of a forward pass of `2.7B` at context 512.",
+)
 def largest_table(record: Record) -> str:
-    """(e) Groups of alike blocks, the largest first, and who asked for them."""
+    """(e) Print groups of equal allocations, the largest first, and their owners."""
     x = passes(record).one(**AT, mode="forward", precision="fp32")
     if not x:
         return ""
 
-    def asked(group: dict[str, str]) -> str:
-        who = group["owner"] or group["code"]
-        return f"`{who}`" if who else "autograd's thread"
+    def name_owner(group: dict[str, str]) -> str:
+        owner = group["owner"] or group["code"]
+        return f"`{owner}`" if owner else "autograd's thread"
 
     shown = columns(
         x["tenth"],
@@ -135,7 +118,7 @@ def largest_table(record: Record) -> str:
         ("how many", lambda group: group["count"]),
         ("category", lambda group: group["category"]),
         ("made in", lambda group: group["phase"].replace("_", " ")),
-        ("owner, or the code that asked", asked),
+        ("owner, or the code that asked", name_owner),
         alike=("category", "made in"),
     )
     return (
@@ -144,18 +127,18 @@ def largest_table(record: Record) -> str:
     )
 
 
-# The rows of sentences.
-AT = {"size": SIZE, "context": LONGEST, **PLAIN}
-
-
-def helps_table(record: Record) -> str:
+@fragments.add(
+    "helps.md",
+    "What checkpointing and FlashAttention save in a bf16 step of `2.7B`, in GiB.",
+)
+def remedies_table(record: Record) -> str:
     found = passes(record).where(size=SIZE, mode="step", precision="bf16")
     return found.arrange(context=(LONGEST, LONG), remedy=REMEDIES.values()).table(
         "context",
         ("attention and blocks", "remedy"),
-        ("peak", "peak", two),
-        ("predicted", "predicted", two),
-        ("saved activations", "saved", two),
+        ("peak", "peak", gib2),
+        ("predicted", "predicted", gib2),
+        ("saved activations", "saved", gib2),
         left=2,
     )
 
@@ -164,69 +147,54 @@ def helps_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Peaks and largest blocks that the pages name, and what follows from shapes."""
     found = passes(record).where(size=SIZE, **PLAIN)
 
     def at(mode: str, precision: str, context: int = LONGEST) -> Line:
         return found.one(mode=mode, precision=precision, context=context)
 
-    forward, step = (
-        {precision: at(mode, precision) for precision in PRECISIONS} for mode in DRAWN
-    )
+    forward, forward_bf16 = at("forward", "fp32"), at("forward", "bf16")
+    step, step_bf16 = at("step", "fp32"), at("step", "bf16")
     weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
-    beyond = step["fp32"]["peak_allocated_bytes"] - weights
+    beyond_weights = step["peak_allocated_bytes"] - weights
+    growth = forward_bf16["peak"] / forward["peak"]
+    groups = largest(forward)
     return {
         **{f"{mode}_fp32": in_gib(at(mode, "fp32")["peak"]) for mode in MODES},
-        "step_bf16": in_gib(step["bf16"]["peak"]),
-        "beyond_weights": say(beyond / 2**30, "{:.0f}"),
-        "forward_bf16_over_fp32": say(
-            forward["bf16"]["peak"] / forward["fp32"]["peak"], "{:.2f}"
-        ),
-        "forward_copies_bf16": in_gib(category(forward["bf16"], "weight copies")),
-        "place_fp32": say(step["fp32"]["place"]),
+        "step_bf16": in_gib(step_bf16["peak"]),
+        "beyond_weights": say(beyond_weights / 2**30, "{:.0f}"),
+        "forward_bf16_over_fp32": say(growth, "{:.2f}"),
+        "forward_copies_bf16": in_gib(category(forward_bf16, "weight copies")),
+        "place_fp32": say(step["place"]),
         "place_short": say(at("step", "fp32", 128)["place"]),
-        "residual_measured_bf16": in_mib(step["bf16"]["residual_bytes"]),
-        "agrees": agreement(worst(record)),
-        **blocks_in_words(forward["fp32"]),
+        "residual_measured_bf16": in_mib(step_bf16["residual_bytes"]),
+        "agrees": format_agreement(worst(record)),
+        "forward_largest": in_mib(groups[0]["bytes"] if groups else forward.missing),
         **formula_facts(),
     }
 
 
-def agreement(off: float) -> str:
-    """How measurement and prediction agree: "to the byte", "within 0.40 %"."""
-    return "to the byte" if off == 0 else say(100 * off, "within {:.2f} %")
-
-
-def blocks_in_words(x: Line) -> dict[str, str]:
-    """(e): the largest allocations of a forward pass."""
-    found = largest(x)
-    return {"forward_largest": in_mib(found[0]["bytes"] if found else x.missing)}
+def format_agreement(error: float) -> str:
+    """Return "to the byte" or "within 0.40 %"."""
+    return "to the byte" if error == 0 else say(100 * error, "within {:.2f} %")
 
 
 def formula_facts() -> dict[str, str]:
-    """What needs no record: sizes by formula."""
-    fp32 = Pass(SIZE, LONGEST, "step", "fp32")
-    short = Pass(SIZE, 128, "step", "fp32")
-    peaks = category_peaks(fp32)
-    kept = {
-        "fp32": peaks["saved activations"],
-        "fp32_128": category_peaks(short)["saved activations"],
-    }
+    """Return sizes that formulas give without a record."""
+    long, short = (Pass(SIZE, c, "step", "fp32") for c in (LONGEST, 128))
+    peaks = category_peaks(long)
     lasting = ("weights", "gradients", "optimizer state")
     room_80, room_40 = (GPUS[f"a100-{gb}"].free_bytes for gb in (80, 40))
-    longest = find_largest(fp32, "context", room_80)
-    on_40 = [s for s in TABLE_1 if peak_bytes(replace(fp32, size=s)) <= room_40]
-    residual = {
-        c: residual_bytes(Pass(SIZE, c, "forward", "fp32")) for c in (128, LONGEST)
-    }
+    on_40 = [s for s in TABLE_1 if peak_bytes(replace(long, size=s)) <= room_40]
     return {
-        **texts(in_mib, {f"residual_{c}": size for c, size in residual.items()}),
-        **texts(in_gib, {f"kept_{name}": size for name, size in kept.items()}),
-        "longest_on_80": two_digits(longest),
+        "longest_on_80": two_digits(find_largest(long, "context", room_80)),
         "largest_on_40": on_40[-1],
+        f"residual_{LONGEST}": in_mib(residual_bytes(long)),
+        "residual_128": in_mib(residual_bytes(short)),
+        "kept_fp32": in_gib(peaks["saved activations"]),
+        "kept_fp32_128": in_gib(category_peaks(short)["saved activations"]),
         "weights": in_gib(peaks["weights"]),
         "lasting": in_gib(sum(peaks[name] for name in lasting)),
-        "scores": in_mib(attention_saved(fp32)["exponentials"]),
+        "scores": in_mib(attention_saved(long)["exponentials"]),
         "scores_128": in_mib(attention_saved(short)["exponentials"]),
     }
 
@@ -295,5 +263,6 @@ def largest_are_scores(record: Record) -> Judgement:
 )
 def memory_as_predicted(record: Record) -> Judgement:
     ran = len(passes(record).where(bool))
-    off = worst(record)
-    return ran and (off == 0, f"Over {ran} rows they agree {agreement(off)}.")
+    error = worst(record)
+    numbers = f"Over {ran} rows they agree {format_agreement(error)}."
+    return ran and (error == 0, numbers)

@@ -22,7 +22,7 @@ from tools.render.stems.peak_memory.rows import (
     used,
 )
 
-# What a pass saves for its backward pass is what grows; the rest is in greys.
+# Saved activations stand out, because they grow; most other categories are grey.
 COLORS: dict[str, str] = dict(
     zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True)
 )
@@ -35,14 +35,14 @@ FORWARD = (
     "In fp32 memory falls back to the weights after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
-# Moments that a timeline is drawn at.
+# The number of points of a timeline.
 DRAWN_EVENTS = 200
 
 
 def timeline_figure(
     record: Record, mode: str, finding: str = "", more: str = ""
 ) -> str:
-    """The timelines of one mode, fp32 before bf16; nothing where there are none."""
+    """Draw the timelines of one mode, fp32 before bf16."""
     tried = passes(record).where(size=SIZE, context=LONGEST, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
         lambda x: x.metrics.get("timeline")
@@ -89,14 +89,14 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     axes.stackplot(events, *sizes, colors=[COLORS[n] for n in used([x])], linewidth=0)
     top = [sum(at) for at in zip(*sizes, strict=True)]
     peak = max(range(len(shown)), key=top.__getitem__)
-    # Beside the line where the peak is also a phase's begin.
+    # Beside the peak, because a phase's line can stand at the peak itself.
     side = "right" if events[peak] > 0.6 * events[-1] else "left"
     look = {"offset": (-4 if side == "right" else 4, 3), "ha": side}
     plots.note(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
     for phase in x["phases"]:
         begin = phase["first_event"]
         first = min(bisect(events, begin), len(events) - 1)
-        # From the memory up: not through the areas below.
+        # The line starts above the areas, so it does not cross them.
         ends = [begin] * 2, [top[first], height]
         axes.plot(*ends, color=MUTED, linewidth=0.8, label="_")
         name = SHORT.get(str(phase["phase"]), str(phase["phase"]))
@@ -111,7 +111,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
 
 
 def highest(timeline: dict[str, list[int]], categories: Sequence[str]) -> list[int]:
-    """Of each stretch of events the one with the most memory, and the last of all."""
+    """Return the event with the most memory of each stretch of events, and the last."""
     count = len(timeline["event"])
     totals = [sum(timeline[name][i] for name in categories) for i in range(count)]
     stretch = -(-count // DRAWN_EVENTS)

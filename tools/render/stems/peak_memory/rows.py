@@ -1,5 +1,5 @@
-"""Columns of `peak_memory`: the peak of each pass beside its prediction, where in the
-pass it is, and what each category holds.
+"""Columns of `peak_memory`: the peak of each pass beside its prediction, in which phase
+it is, and the memory of each category.
 """
 
 from dataclasses import fields
@@ -27,17 +27,17 @@ REMEDIES = {
     ("flash", False): "`flash` attention",
     ("flash", True): "both",
 }
-# What shapes predict alone.
+# The categories that follow from shapes alone.
 PREDICTED = ("weights", "gradients", "optimizer state", "weight copies")
 PREDICTED += ("saved activations",)
 PLAIN = {"attention": "eager", "checkpoint": False}
 
 
 def passes(record: Record | None) -> Frame:
-    """Every pass that was tried. Of one that ran out of memory the peak says what it
-    needs by formula.
+    """Return every pass. The peak of a pass that ran out of memory is missing, with its
+    predicted peak as the reason.
     """
-    found = frame(record).derive(
+    return frame(record).derive(
         name=lambda x: MODES[x["mode"]],
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
         predicted=lambda x: sum(peak(pass_of(x)).values()),
@@ -47,43 +47,43 @@ def passes(record: Record | None) -> Frame:
         place=place,
         saved=lambda x: category(x, "saved activations", "most_bytes"),
     )
-    return found
 
 
 def pass_of(x: Line) -> Pass:
-    named: dict[str, Any]
-    named = {f.name: x.config[f.name] for f in fields(Pass) if f.name in x.config}
-    named["checkpoint"] = int(named["checkpoint"])
-    return Pass(**named)
+    given: dict[str, Any]
+    given = {f.name: x[f.name] for f in fields(Pass) if f.name in x.config}
+    given["checkpoint"] = int(x["checkpoint"])
+    return Pass(**given)
 
 
 def needs(x: Line) -> Missing:
-    """ "out of memory, needs 65.3 GiB"."""
+    """Return the reason "out of memory, needs 65.3 GiB"."""
     if x.row is None or x.row.status != "out_of_memory":
         return x.missing
     return Missing(f"{x.why}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
 
 
 def place(x: Line) -> str | Missing:
-    """Where in a pass its peak is: "in the forward pass"."""
+    """Return the place of a pass's peak: "in the forward pass"."""
     if not x:
         return x.missing
     phase = x["peak_phase"].replace("_", " ")
     if phase == "backward":
-        # Gradients appear as the backward pass goes on.
+        # Gradients are allocated as the backward pass goes on.
         early = category(x, "gradients") < category(x, "gradients", "most_bytes") / 2
         return f"at the {'start' if early else 'end'} of the backward pass"
     return f"in the {phase}" + (" pass" if "forward" in phase else "")
 
 
 def category(x: Line, name: str, which: str = "at_peak_bytes") -> float:
-    """Bytes of a category at the peak, or the most that there ever were."""
-    found = {c["category"]: c[which] for c in x["categories"]} if x else {}
-    return found[name] if x else x.missing
+    """Return the bytes of a category at the peak, or its own maximum."""
+    if not x:
+        return x.missing
+    return {c["category"]: c[which] for c in x["categories"]}[name]
 
 
 def worst(record: Record | None) -> float:
-    """The largest deviation from its prediction of what shapes predict alone."""
+    """Return the largest relative error over the categories that shapes predict."""
     return most(
         abs(category(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
@@ -93,11 +93,11 @@ def worst(record: Record | None) -> float:
 
 
 def used(found: list[Line]) -> list[str]:
-    """The categories that any of these rows has, in the order of the timeline."""
+    """Return the categories that any of these rows uses, in the timeline's order."""
     return [n for n in CATEGORIES if any(category(x, n, "most_bytes") for x in found)]
 
 
 def largest(x: Line) -> list[dict[str, Any]]:
-    """The groups of the largest allocations of a pass."""
+    """Return the groups whose allocations are the largest of a pass."""
     groups = x["tenth"] if x else []
     return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
