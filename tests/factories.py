@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,14 @@ def regen_tables(
     """Run the command to its end."""
     given = command(tree, *options, **environment)
     return subprocess.run(**given, capture_output=True, timeout=120)
+
+
+def until(true: Callable[[], object], seconds: float = 120) -> None:
+    """Wait for something that another process does."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

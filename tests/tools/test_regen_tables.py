@@ -1,8 +1,7 @@
-"""The one command: what it says, what it leaves alone, and that a check finds every
-difference.
-"""
+"""The command that measures, renders and checks."""
 
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from errno import EACCES, ENOSPC
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +22,14 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.outcome import measure_row
 from systems.records.source_hash import source_hash
-from tests.factories import RESULTS, committed, contents, make_record, regen_tables
+from tests.factories import (
+    RESULTS,
+    committed,
+    contents,
+    make_record,
+    regen_tables,
+    until,
+)
 from tests.factories import command as regen_command
 from tests.needed import compiles_cpp
 from tools import regen_tables as command
@@ -67,14 +72,14 @@ def test_help_shows_the_flags_and_imports_nothing_that_takes_long():
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "--time-limit MIN" in done.stdout
     assert "\n      python tools/regen_tables.py --list" in done.stdout
-    names = {
-        line.split("|")[-1].strip().split(".")[0] for line in done.stderr.splitlines()
-    }
-    assert "typer" in names and not names & {"torch", "matplotlib", "numpy", "rich"}
+    imported = re.findall(r"\| +(\w+)\S*$", done.stderr, re.MULTILINE)
+    assert "typer" in imported
+    assert not {"torch", "matplotlib", "numpy", "rich"} & {*imported}
 
 
 UNKNOWN = f"no experiment is named 'nope'; there are: {', '.join(STEMS)}"
 INVALID = "Invalid value for"
+WANTED = "nothing was measured: warmup needs a GPU and none was found"
 WRONG = {
     "--only nope": f"{INVALID} '--only': {UNKNOWN}",
     "--verify ''": f"{INVALID} '--verify': {UNKNOWN.replace('nope', '')}",
@@ -88,14 +93,9 @@ WRONG = {
     "--verify warmup --quick": "--quick goes with measuring, not with --verify",
     # Of shells, a variable that is not set.
     "--results ''": f"{INVALID} '--results': it names no folder",
-    "--only warmup --only compile": (
-        "nothing was measured: warmup needs a GPU and none was found; --quick runs it "
-        "on a CPU, compile needs a GPU and none was found"
-    ),
+    "--only warmup --only compile": f"{WANTED}; --quick runs it on a CPU, compile need",
     # Named twice, it is measured once.
-    "--only compile --only compile": (
-        "nothing was measured: compile needs a GPU and none was found"
-    ),
+    "--only warmup --only warmup": f"{WANTED}; --quick runs it on a CPU\n",
 }
 
 
@@ -233,20 +233,9 @@ def test_stopping_the_command_ends_the_process_of_a_row(
         running.send_signal(told)
         assert running.stderr and said in running.stderr.read()
     assert running.returncode == code
-    until(lambda: not Path(f"/proc/{row}/cmdline").exists() or not cmdline(row))
-
-
-def until(true: Callable[[], object]) -> None:
-    """Wait for it."""
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
-
-
-def cmdline(pid: int) -> bytes:
-    """Nothing, where the process has ended and nobody has asked how."""
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+    # Once it has ended, nothing or nobody has asked how.
+    line = Path(f"/proc/{row}/cmdline")
+    until(lambda: not line.exists() or not line.read_bytes())
 
 
 # What the reduced grid of an experiment may take of a CPU, in seconds, with others at

@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
-from tests.factories import command
+from tests.factories import command, until
 from tests.needed import missing
 
 FILE = "tools/regen_tables.sbatch"
@@ -51,13 +50,6 @@ PreemptMode=REQUEUE
 PartitionName=main Nodes=node1 Default=YES PriorityTier=1
 PartitionName=urgent Nodes=node1 PriorityTier=2
 """
-
-
-def until(true: Callable[[], object], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
 
 
 def free_port() -> int:

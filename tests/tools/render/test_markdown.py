@@ -37,17 +37,6 @@ def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
     )
 
 
-def test_a_column_named_as_alike_is_a_sentence_where_all_lines_have_it():
-    header = ["size", "context", "ms", "off", "remark"]
-    lines = [[name, "512", f"{n}", "+0.0 %", ""] for n, name in enumerate("abcd")]
-    # No column vanishes by itself: neither one of equal cells nor an empty one.
-    assert table(header, lines).startswith("| size | context | ms | off | remark |\n")
-    shown = table(header, lines, alike=["context", "ms", "off"])
-    assert shown.startswith("| size | ms | remark |\n")
-    assert shown.endswith("\n\nIn each line: *context* 512 · *off* 0.0 %.\n{ .below }")
-    assert "below" not in table(header, lines[:1], alike=["context"])
-
-
 def test_a_long_table_opens_with_its_telling_lines():
     lines = [["" if n < 3 else f"`{n}`", f"{n}"] for n in range(20)]
     telling = [n in (4, 9) for n in range(20)]

@@ -13,7 +13,7 @@ from tests.factories import RESULTS, committed
 from tests.tools.render.svgs import figures, outside, overlapping, struck, words
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
-from tools.render.plots import ACCENT, line, note, plot, spread
+from tools.render.plots import ACCENT, line, note, plot
 
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
@@ -60,10 +60,8 @@ def test_a_caption_begins_with_what_is_found(path: Path):
 
 
 @pytest.mark.slow
-def test_rendering_again_gives_the_same_bytes_and_no_curve_leaves_its_axes(monkeypatch):
-    """The same as another process gave, whatever ran in this one before. The points of
-    a curve are marked; a level across a figure is not.
-    """
+def test_no_curve_leaves_its_axes(monkeypatch):
+    """The points of a curve are marked; a level across a figure is not."""
     left: list[str] = []
     name_lines = plots.name_lines
 
@@ -77,15 +75,8 @@ def test_rendering_again_gives_the_same_bytes_and_no_curve_leaves_its_axes(monke
         name_lines(figure)
 
     monkeypatch.setattr(plots, "name_lines", look)
-    files = everything.render_all(RESULTS)
+    everything.render_all(RESULTS)
     assert left == []
-    committed = {path.name: path.read_text("utf-8") for path in GENERATED.iterdir()}
-    differ = {
-        name
-        for name in files.keys() | committed.keys()
-        if files.get(name) != committed.get(name)
-    }
-    assert not differ, "regen_tables.py --render rewrites them"
 
 
 def test_ids_are_unique_and_colours_those_of_the_page():
@@ -145,10 +136,3 @@ def test_an_odd_number_of_panels_leaves_none_empty(width, columns):
     assert len(made) == 3 and drawn.axes == made
     spec = made[-1].get_subplotspec()
     assert spec is not None and spec.get_gridspec().ncols == columns
-
-
-def test_labels_keep_their_order_and_their_distance():
-    assert spread([50, 30, 10], 10) == [50, 30, 10]
-    close = spread([21, 20, 20, 0], 10)
-    gaps = [a - b for a, b in zip(close, close[1:], strict=False)]
-    assert min(gaps) > 9.9 and sum(close) == pytest.approx(61)
