@@ -42,9 +42,7 @@ def need(*modules: str) -> None:
 
 
 def torch_misfit() -> str:
-    """Return a message if the installed torch is outside the range of pyproject.toml,
-    else an empty string.
-    """
+    """Return a message if torch is outside the range of pyproject.toml, else ""."""
     import tomllib
     from importlib import metadata
 

@@ -117,9 +117,9 @@ def test_the_top_floor_of_systems_is_small():
 
 # Lines of Python by room. The numbers may only fall: the goal is 45,000 in all.
 MOST_LINES = {
-    "systems/attention": 7_005,
-    "systems/experiments": 3_725,
-    "systems": 18_510,
+    "systems/attention": 6_960,
+    "systems/experiments": 3_695,
+    "systems": 18_380,
     "tools/render": 9_800,
     "tools": 13_050,
     "tests": 18_250,

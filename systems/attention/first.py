@@ -182,9 +182,7 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """Return launch options: tiles that fit the shared memory of every GPU from the
-    A100 on.
-    """
+    """Return launch options: tiles that fit shared memory from the A100 on."""
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 

@@ -1,6 +1,4 @@
-"""`flash_attention`, the public function. A named backend runs or raises; it never
-falls back to another.
-"""
+"""`flash_attention`, the public function. A named backend runs or raises."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -29,9 +29,7 @@ def check_inputs(
     scale: float | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Raise TypeError or ValueError unless q (..., n_q, d), k and v (..., n_k, d) and
-    the options are supported.
-    """
+    """Raise TypeError or ValueError for q (..., n_q, d), k or v that do not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -184,9 +182,7 @@ def is_batched(do: Tensor) -> bool:
 
 
 def register_vmap_loop(operator: Any) -> None:
-    """Register a vmap rule that calls an operator of three results for each batch
-    member.
-    """
+    """Register a vmap rule that calls an operator of three results in a loop."""
 
     @operator.register_vmap
     def _(info, in_dims: tuple[int | None, ...], *arguments):

@@ -38,9 +38,7 @@ def shape_and_strides(x: Tensor) -> ShapeAndStrides:
 
 
 def make_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """Return the layout of a tensor (batch, heads, n, d) or, as a batch of one, (heads,
-    n, d).
-    """
+    """Return the layout of a tensor (batch, heads, n, d) or (heads, n, d)."""
     return (
         Layout(shape, strides)
         if len(shape) == 4
@@ -52,9 +50,7 @@ NO_DEVICE_CHANGE = nullcontext()
 
 
 def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context that makes the GPU of x current if it is not, because Triton
-    launches on the current GPU.
-    """
+    """Return a context that makes the GPU of x current, for launches by Triton."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return NO_DEVICE_CHANGE
     return torch.cuda.device(x.device)
@@ -65,9 +61,7 @@ THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Return `use_device_of(x)`, and give this thread a CUDA context, which TMA
-    descriptors need, if it has none.
-    """
+    """Return `use_device_of(x)`, and give this thread a CUDA context for TMA."""
     device = use_device_of(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
         # Creates and binds the context; `set_device` would do nothing for a current
@@ -226,7 +220,5 @@ def rows_descriptor(
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return the descriptor of row statistics (heads, stride), whose first n columns
-    count.
-    """
+    """Return the descriptor of row statistics (heads, stride) of n columns."""
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

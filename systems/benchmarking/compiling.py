@@ -24,9 +24,7 @@ BACKEND = "inductor"
 
 # --8<-- [start:graph]
 def compiled(work: Any, dynamic: bool | None = False) -> Any:
-    """Return `work` compiled as one graph with static shapes; a graph break is an
-    error.
-    """
+    """Return `work` compiled as one graph of static shapes; a break is an error."""
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
     # --8<-- [end:graph]
 

@@ -90,9 +90,7 @@ def attention(
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Restrict SDPA to this implementation's backend, and set its fp32 matmul
-    precision.
-    """
+    """Restrict SDPA to this implementation's backend, and set fp32 precision."""
     with ExitStack() as held:
         held.callback(torch.set_float32_matmul_precision, "highest")
         high = name == "ours_high"
@@ -163,9 +161,7 @@ def keep_compiled_flash_4() -> None:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Make PyTorch use deterministic algorithms inside the context, without filling new
-    memory, which would be timed.
-    """
+    """Make PyTorch's algorithms deterministic, without filling new memory."""
     how: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
     filled = how.fill_uninitialized_memory
@@ -179,9 +175,7 @@ def deterministic() -> Iterator[None]:
 
 
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """Return what computes these inputs inside `only`: the names of our kernels, or the
-    backend that SDPA chooses.
-    """
+    """Return what runs inside `only`: our kernels' names, or SDPA's backend."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
@@ -221,9 +215,7 @@ def compiled_plain(causal: bool) -> Attention:
 
 
 def flash_4(causal: bool, ordered: bool) -> Attention:
-    """Return FlashAttention-4 for (b, h, n, d); its own layout is (b, n, h, d).
-    NotInstalled without it.
-    """
+    """Return FlashAttention-4 for (b, h, n, d). NotInstalled without it."""
     keep_compiled_flash_4()
     try:
         from flash_attn.cute import flash_attn_func  # pyright: ignore

@@ -1,6 +1,4 @@
-"""The measured work, set up in one place for all experiments: a pass of the model, and
-the inputs of attention.
-"""
+"""The work of all experiments: a pass of the model, and attention's inputs."""
 
 import torch
 from torch import Tensor

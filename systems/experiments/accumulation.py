@@ -36,9 +36,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's four sums, two in bf16, and one per dtype of a smaller
-    term.
-    """
+    """Return the assignment's four sums, two in bf16, and smaller terms."""
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [

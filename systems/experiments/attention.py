@@ -154,9 +154,7 @@ def run(config: Config) -> Turns:
 def inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and do, cached so that one execution's inputs don't count as the
-    other's memory.
-    """
+    """Return q, k, v and do, cached so that they don't count as used memory."""
     return random_inputs(shape, dtype, device)
     # --8<-- [end:run]
 

@@ -35,9 +35,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: both autocast dtypes for each part, and the
-    Transformer without autocast.
-    """
+    """Return the configurations: each part under both dtypes, one without autocast."""
     if quick:
         return [Config(part, "bf16") for part in PARTS]
     return [Config(part, dtype) for part in PARTS for dtype in ("fp16", "bf16")] + [
@@ -84,9 +82,7 @@ def trace_step(
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the dtypes by part; for the Transformer also the number of operations and
-    casts in a forward pass.
-    """
+    """Return the dtypes by part, and counts of operations and casts."""
     device = timing.default_device()
     torch.manual_seed(0)
     if config.part == "operations":
@@ -215,9 +211,7 @@ OPERATIONS = {
 
 
 def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return the result dtype of each operation for low, fp32 and mixed inputs, and for
-    mixed inputs without autocast.
-    """
+    """Return the result dtype of each operation for low, fp32 and mixed inputs."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}

@@ -204,9 +204,7 @@ class Execution:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Switch the workload to this execution. `Unsupported` if AdamW doesn't
-        compile.
-        """
+        """Switch to this execution. `Unsupported` if AdamW doesn't compile."""
         work = self.work
         work.forward = self.forward
         if self.update:
@@ -238,9 +236,7 @@ CONTEXT_BYTES = 2**30
 
 
 def bytes_ahead(config: Config) -> int:
-    """Return the GPU memory that `precompile` needs, by formula: that of the eager
-    pass.
-    """
+    """Return the GPU memory that `precompile` needs, by formula for the eager pass."""
     c, mode = config, mode_ahead(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(peak(p).values())

@@ -62,9 +62,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure the test: samples in ms, GPU time, what ran, and samples in ms per call
-    of each kernel.
-    """
+    """Measure the test: samples in ms, GPU time, what ran, and each kernel."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return ceiling(device)
@@ -118,9 +116,7 @@ def run(config: Config) -> Turns:
 
 
 def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
-    """Return the call that the test times. All strides of do, the gradient of a sum,
-    are 0.
-    """
+    """Return the call that the test times. All strides of do are 0."""
 
     def call() -> None:
         o = attend(q, k, v)

@@ -255,9 +255,7 @@ def exact(
 
 
 def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> float:
-    """Return the wall-clock time in ms of a forward call: the mean of many,
-    unsynchronized.
-    """
+    """Return the mean wall-clock time in ms of unsynchronized forward calls."""
     calls = CALLS if device == "cuda" else 1
     clock = timing.Clock(device)
     with clock.phase("calls"):

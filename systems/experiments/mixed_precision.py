@@ -132,9 +132,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """Return the share of elements of a few tensors that a step leaves bitwise
-    unchanged, every `WATCH_EVERY` steps.
-    """
+    """Return the share of some weights that a step leaves bitwise unchanged."""
 
     def __init__(self, model: nn.Module):
         self.tensors = {

@@ -64,9 +64,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return each stage of the norm of each vector in the dtype of x. RMSNorm subtracts
-    no mean.
-    """
+    """Return each stage of the norm in the dtype of x. RMSNorm subtracts no mean."""
     average = running_mean if running else torch.mean
     found = {}
     if norm == "layer":

@@ -175,9 +175,7 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
 
 
 def snapshot_path(config: Config) -> Path:
-    """Return the snapshot's path, without dots in its stem because programs cut it
-    there.
-    """
+    """Return the snapshot's path; its stem has no dots, where programs would cut it."""
     parts = [
         config.size.replace(".", "_"),
         str(config.context),

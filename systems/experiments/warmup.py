@@ -46,9 +46,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Return samples in ms of each phase in the order of steps, and of setup
-    (`setup_ms`).
-    """
+    """Return samples in ms of each phase by step, and of setup (`setup_ms`)."""
     device = timing.default_device()
     setup = timing.Clock(device)
     with setup.phase("setup"):

@@ -20,9 +20,7 @@ class Work:
 
 # --8<-- [start:floor]
 def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
-    """Return the longer of compute time and memory time at peak rates, because a GPU
-    can overlap both.
-    """
+    """Return the longer of compute and memory time at peak rates, which overlap."""
     arithmetic = work.flops / getattr(peak, precision)
     memory = work.moved_bytes / peak.bandwidth
     return max(arithmetic, memory)

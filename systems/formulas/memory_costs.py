@@ -115,9 +115,7 @@ def scores_saved(p: Pass) -> Bytes:
 
 
 def attention_in_backward(p: Pass) -> Bytes:
-    """Return `attention_saved` during the backward pass: with recomputation also the
-    recomputed tensors.
-    """
+    """Return `attention_saved` in the backward pass, recomputed tensors included."""
     if not p.recompute_attention:
         return attention_saved(p)
     n, d = p.tokens, p.shape.d_model

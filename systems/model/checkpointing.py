@@ -114,9 +114,7 @@ def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 # --8<-- [start:by-hand]
 class RecomputeBlock(torch.autograd.Function):
-    """Recompute a block in its backward pass, which builds a graph of the block and
-    runs through it.
-    """
+    """Recompute a block in its backward pass, with a graph of its own."""
 
     @staticmethod
     def forward(ctx: Any, block: Block, x: Tensor, _: Tensor) -> Tensor:

@@ -19,9 +19,7 @@ def causal_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Float[Tensor, "b h s e"]:
-    """Compute eager causal attention inside four marks: scores, mask (with the scale),
-    softmax, output.
-    """
+    """Compute eager causal attention inside marks of its four parts."""
     with mark(SCORES):
         scores = torch.einsum("...qe,...ke->...qk", q, k)
     with mark(MASK):

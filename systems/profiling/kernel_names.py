@@ -157,9 +157,7 @@ def _find_operation(arguments: str) -> str:
 
 @cache
 def demangle(name: str) -> str:
-    """Return the identifiers of a mangled name (`_ZN2at6native...`) with spaces
-    between.
-    """
+    """Return the identifiers of a mangled name (`_ZN2at6native...`)."""
     if not name.startswith("_Z"):
         return name
     words, position = [], 2

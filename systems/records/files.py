@@ -21,9 +21,7 @@ def slug_of(name: str) -> str:
 
 
 def open_plain(path: Path, flags: int) -> IO[bytes]:
-    """Open a regular file; OSError for anything else. It neither waits for a FIFO nor
-    writes through a link.
-    """
+    """Open a regular file, without following a link to write. OSError for others."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     flags |= ALWAYS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
     handle = os.open(path, flags, 0o666)

@@ -24,9 +24,7 @@ class Git(Struct, forbid_unknown_fields=True):
 
 
 class Row(Struct, forbid_unknown_fields=True, dict=True):
-    """One configuration and its result: times as lists of samples in ms, memory in
-    bytes.
-    """
+    """One configuration and its result: times as samples in ms, memory in bytes."""
 
     # Not in the file: for a profiled row, the row of `end_to_end` of the same cell.
     clock = cast("Row | None", None)

@@ -24,9 +24,7 @@ LONGEST_BYTES = 2**23
 
 
 class RecordError(ValueError):
-    """A record can't be read; the message names the file, the field and what was
-    expected.
-    """
+    """A record can't be read; the message names the file and the field."""
 
 
 def read(path: Path) -> Record:

@@ -26,9 +26,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Return the statistics of samples, with quantiles linear between samples.
-    ValueError for an empty list.
-    """
+    """Return the statistics of samples. ValueError for an empty list."""
     return summary_of(tuple(samples))
 
 

@@ -53,9 +53,7 @@ def no_flag(name: str) -> str:
 
 
 def main(config_class: type, run: Run) -> NoReturn:
-    """Parse the options, measure one configuration, print a table or, with --json, the
-    row.
-    """
+    """Parse the options, measure one configuration, print a table or the row."""
     module = sys.modules["__main__"]
     assert module.__doc__
 

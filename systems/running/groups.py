@@ -68,9 +68,7 @@ def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
 
 
 def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
-    """Return whether a failure leaves CUDA unusable in this process, so that no later
-    row can be trusted.
-    """
+    """Return whether a failure leaves CUDA unusable for later rows."""
     return not has_own_process(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
     )

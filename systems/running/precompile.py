@@ -157,9 +157,7 @@ def ahead(name: str) -> Path | None:
 
 
 def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Write the times of the compiling steps' phases, in ms, and how many processes
-    compiled at once.
-    """
+    """Write the times of compiling steps in ms, and how many processes compiled."""
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
     write_whole(folder / COLD, json.dumps(kept))

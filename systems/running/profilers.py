@@ -18,9 +18,7 @@ CALLS, PAUSE = 10, 0.005
 
 # --8<-- [start:let_go]
 def let_go() -> None:
-    """Detach CUPTI from this process if a profiler ran. Ignore a GPU that failed,
-    because its rows report the error.
-    """
+    """Detach CUPTI from this process if a profiler ran."""
     if PROFILES not in sys.modules:
         return
     import torch

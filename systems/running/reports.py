@@ -1,6 +1,4 @@
-"""Report progress to the parent process as lines of JSON on standard output, and end
-when the parent is gone.
-"""
+"""Report progress to the parent as lines of JSON, and end when it is gone."""
 
 import json
 import os

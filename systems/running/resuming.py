@@ -108,9 +108,7 @@ def new_record(
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the unfinished record without its failed rows if it may be continued,
-    otherwise `fresh`.
-    """
+    """Return the unfinished record without failed rows, or `fresh` if outdated."""
     try:
         old = store.read(partial)
     except FileNotFoundError:
@@ -126,9 +124,7 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
 
 
 def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
-    """Return why new rows can't be added to `old`: other code, versions, device or
-    grid. None if they can.
-    """
+    """Return why new rows can't be added to `old`, or None if they can."""
     same = ("stem", "kind", "grid", "source_hash", "expected_rows")
     if (
         old.device.name != new.device.name

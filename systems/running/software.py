@@ -1,6 +1,4 @@
-"""Describe the software that measures: versions, the commit, the hash of the source,
-and tuned launch configurations.
-"""
+"""Versions, the commit, the hash of the source, tuned launch configurations."""
 
 import os
 import platform
@@ -84,9 +82,7 @@ def git_state() -> Git | None:
 
 
 def named_commit() -> str | None:
-    """Return the commit in GIT_COMMIT, which archives and copied trees set, or None.
-    ValueError if it is no commit.
-    """
+    """Return the commit in GIT_COMMIT, or None. ValueError if it is no commit."""
     text = os.environ.get(COMMIT)
     if text is None:
         return None

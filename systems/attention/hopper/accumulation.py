@@ -130,9 +130,7 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq of stage ME to tile `number` of dq, once `order` others are
-    in.
-    """
+    """Add the partial dq of stage ME to tile `number` of dq, after `order` others."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
     # A narrow head skips the last of four boxes, which holds columns from 96 on.

@@ -78,9 +78,7 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dq of the step before, compute ds from scores s, and start the scores
-    of the next step.
-    """
+    """Accumulate dq of the step before, compute ds, start the next scores."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
     )

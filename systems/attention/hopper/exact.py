@@ -33,9 +33,7 @@ def recompute_huge_rows(
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Recompute o and lse of this consumer's rows in each item with a huge score, key
-    by key, without tensor cores.
-    """
+    """Recompute rows with huge scores key by key, without tensor cores."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory

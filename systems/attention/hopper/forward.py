@@ -65,9 +65,7 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 class Ring(NamedTuple):
-    """Stages of two tiles, a and b: full when both have arrived, empty when all have
-    read.
-    """
+    """Stages of two tiles, a and b: full when both arrived, empty when all read."""
 
     a: gl.shared_memory_descriptor
     b: gl.shared_memory_descriptor

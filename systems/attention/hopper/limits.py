@@ -111,9 +111,7 @@ def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def is_faster(q: Tensor, k: Tensor) -> bool:
-    """Return whether the Hopper kernels are faster for q (..., n_q, d), k (..., n_k,
-    d).
-    """
+    """Return whether the Hopper kernels are faster for q (..., n_q, d) and k."""
     rows = q.numel() // q.shape[-1]
     return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES
     # --8<-- [end:takes]

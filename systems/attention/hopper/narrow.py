@@ -27,9 +27,7 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Process tile i of queries with scores s: dk, dv, this group's half of dS, and the
-    scores of the next step.
-    """
+    """Compute dk, dv and this group's half of dS of tile i; start the next scores."""
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)

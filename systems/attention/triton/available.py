@@ -66,9 +66,7 @@ def check_device(device: torch.device) -> None:
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
-    """Return for each kernel family, fastest first, whether it runs here or what it
-    lacks.
-    """
+    """Return for each kernel family whether it runs here or what it lacks."""
     if device.type != "cuda":
         status = (
             "runs, in Triton's interpreter"

@@ -1,6 +1,4 @@
-"""Types of launch configurations of the Triton kernels, and the choice of loop splits
-and of head swizzle.
-"""
+"""Types of launch configurations, and the choice of loop splits and head swizzle."""
 
 from functools import cache
 from typing import Literal, NamedTuple

@@ -52,9 +52,7 @@ def choose_arithmetic(dtype: torch.dtype) -> str:
 
 
 def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """Return x and its layout, or those of a copy with contiguous rows, because gaps
-    within rows cost many loads.
-    """
+    """Return x and its layout, or of a copy with contiguous rows, to load it fast."""
     shape_strides = shape_and_strides(x)
     if shape_strides[1][-1] == 1:
         return x, shape_strides
@@ -81,9 +79,7 @@ def collect_strides(*tensors: Layout) -> tuple[int, ...]:
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if 8 divides all strides except that of d but 16, which Triton detects,
-    does not; else 1.
-    """
+    """Return 8 if that divides all strides but 16 (which Triton detects) doesn't."""
     divisor = gcd(
         *(
             stride

@@ -177,9 +177,7 @@ def row_lse(m, l, shift, scale_log2):
 
 @triton.jit
 def drop_huge_lse(lse):
-    """Return lse, infinite where it is so huge that exp2(score - lse) would be no
-    probability; p is zero in that row.
-    """
+    """Return lse, infinite (p is zero) where exp2(score - lse) has no meaning."""
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
     # --8<-- [end:huge]
 
@@ -366,9 +364,7 @@ def limbs_kernel(
     batch, heads, kv_heads, n_q, n_k,
     ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, LIMBS: tl.constexpr,
 ):  # fmt: skip
-    """Split float32 q, k, v and, in a backward pass, do into limbs. Grid: programs for
-    q, then k, v and do.
-    """
+    """Split q, k, v and (backward) do into limbs. Grid: programs for q, k, v, do."""
     program = tl.program_id(0)
     q_programs = tl.cdiv(n_q, ROWS) * batch * heads
     k_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads

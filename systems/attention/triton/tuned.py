@@ -39,9 +39,7 @@ def path_of(slug: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file. ValueError with a one-line message if it is
-    damaged.
-    """
+    """Return the content of a file. ValueError with one line if it is damaged."""
     try:
         found = json.loads(path.read_bytes())
         whole = found["software"]["triton"] and found["source_hash"]

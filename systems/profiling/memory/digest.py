@@ -1,6 +1,4 @@
-"""Reduce a memory history to what a record stores: peaks by category and phase, the
-largest blocks, the timeline.
-"""
+"""Reduce a memory history to peaks, largest blocks and a timeline for a record."""
 
 from collections import Counter
 from pathlib import PurePath
