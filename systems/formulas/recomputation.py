@@ -52,7 +52,7 @@ def forward_passes(strategy: str, layers: int) -> float:
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return for each half around this block, largest first, whether it is a second."""
+    """Return for each half around this block, largest first, if it is the second."""
     if layers == 1:
         return []
     middle = layers // 2

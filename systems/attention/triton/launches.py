@@ -52,7 +52,7 @@ def choose_arithmetic(dtype: torch.dtype) -> str:
 
 
 def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """Return x and its layout, or of a copy with contiguous rows, to load it fast."""
+    """Return x, or a copy with contiguous rows, and its layout."""
     shape_strides = shape_and_strides(x)
     if shape_strides[1][-1] == 1:
         return x, shape_strides
@@ -79,7 +79,7 @@ def collect_strides(*tensors: Layout) -> tuple[int, ...]:
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if that divides all strides but 16 (which Triton detects) doesn't."""
+    """Return 8 if all strides but that of d are divisible by 8 and not 16, else 1."""
     divisor = gcd(
         *(
             stride

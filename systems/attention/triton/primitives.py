@@ -177,7 +177,7 @@ def row_lse(m, l, shift, scale_log2):
 
 @triton.jit
 def drop_huge_lse(lse):
-    """Return lse, infinite (p is zero) where exp2(score - lse) has no meaning."""
+    """Return lse, or infinity where it is too huge for exp2(score - lse)."""
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
     # --8<-- [end:huge]
 
