@@ -66,18 +66,13 @@ def test_repeats_are_bit_equal(device):
     assert all(torch.equal(gradient, first) for gradient in others)
 
 
-def test_a_second_derivative_is_refused(device):
-    """Rather than zero for what the gradient owes to x and w."""
-    x, w = (torch.ones(s, device=device, requires_grad=True) for s in ((3, 4), (4,)))
-    with pytest.raises(ValueError, match="the weighted sum can't be .* again"):
-        torch.autograd.grad(weighted_sum(x, w).sum(), x, create_graph=True)
-
-
 @pytest.mark.parametrize("way", BATCHED)
-def test_a_batch_of_gradients_is_refused_in_words(way, device):
+def test_batched_gradients_and_second_derivatives_are_refused_in_words(way, device):
     x, w = (torch.ones(s, device=device, requires_grad=True) for s in ((3, 4), (4,)))
     with pytest.raises(NotImplementedError, match="weighted sum .* once for each"):
         check_batched_gradients(way, weighted_sum(x, w), (x, w))
+    with pytest.raises(ValueError, match="the weighted sum can't be .* again"):
+        torch.autograd.grad(weighted_sum(x, w).sum(), x, create_graph=True)
 
 
 def test_bad_input_is_refused():

@@ -21,6 +21,7 @@ def kernel(start: int, end: int) -> Kernel:
 
 def test_a_phase_takes_what_its_kernels_take(monkeypatch):
     """Gaps don't count, an overlap counts once, no kernels means no time."""
+    assert gpu_time.measure(print, "cpu") == {}
     first = [kernel(0, 1_000_000), kernel(5_000_000, 7_000_000)]
     second = [kernel(0, 2_000_000), kernel(1_000_000, 4_000_000)]
     found = {"forward": [first, second], "loss": [[], []]}
@@ -28,12 +29,6 @@ def test_a_phase_takes_what_its_kernels_take(monkeypatch):
     assert gpu_time.measure(print, "cuda") == {"forward_gpu_ms": [3.0, 4.0]}
     counted = gpu_time.measure(print, "cuda", counted=True)
     assert (counted["forward_kernels"], counted["loss_kernels"]) == (2, 0)
-
-
-def test_a_cpu_has_no_gpu_time():
-    metrics: dict[str, Any] = {}
-    gpu_time.add_round(metrics, print, "cpu")
-    assert gpu_time.measure(print, "cpu") == metrics == {}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +91,7 @@ def test_samples_are_those_of_do_bench(do_bench):
 def test_few_samples_are_kept_and_they_span_the_run(do_bench, count):
     do_bench[1][:] = [float(i) for i in range(count)]
     kept, most = do_bench_ms(lambda: None, "cuda"), gpu_time.SAMPLES_KEPT
+    assert do_bench[0] == [{"warmup": 5, "rep": 20, "return_mode": "all"}]
     assert min(count, most // 2) <= len(kept) <= most
     # Evenly: the largest gap is the step between any two.
     steps = {b - a for a, b in zip(kept, kept[1:], strict=False)}

@@ -56,6 +56,7 @@ def test_everybody_measures_the_same_pass():
     a, b = make("step"), make("forward")
     assert torch.equal(a.token_ids, b.token_ids) and a.token_ids.shape == (2, 6)
     assert not torch.equal(a.token_ids, a.targets)
+    assert Workload("cpu", "small", 6).token_ids.shape == (4, 6)
     pairs = zip(a.model.parameters(), b.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 

@@ -76,11 +76,6 @@ def refused_by_the_compiler(error: Callable[[], Exception]):
     return measure_row(end_to_end.Config(), run)
 
 
-def test_every_module_is_a_stem():
-    modules = (ROOT / "systems" / "experiments").glob("[!_]*.py")
-    assert sorted(STEMS) == sorted(path.stem for path in modules)
-
-
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_stem_has_what_the_tools_ask_of_it(stem):
     entry = STEMS[stem]
@@ -131,7 +126,9 @@ def test_a_grid_has_the_cells_that_are_asked_for(stem, fields):
     assert set(ASKED[stem, fields]) <= found
 
 
-def test_the_leaderboard_measures_ours_as_its_test_does():
+def test_every_module_is_a_stem_and_the_leaderboard_measures_as_its_test_does():
+    modules = (ROOT / "systems" / "experiments").glob("[!_]*.py")
+    assert sorted(STEMS) == sorted(path.stem for path in modules)
     ceiling, *implementations = flash_leaderboard.configs()
     assert ceiling.implementation == "ceiling"
     (asked,) = groups.groups_of(flash_leaderboard, implementations)

@@ -99,6 +99,12 @@ def test_by_hand_nothing_is_held_before_a_gradient_came_in():
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     (made, kept), (by_hand, kept_by_hand) = peaks(p, "runs"), peaks(p, "by_hand")
     assert kept_by_hand == kept and by_hand == made + residual_bytes(p)
+    names, moments = peak_candidates(replace(p, checkpoint=1)), []
+    for strategy in ("by_hand", "runs"):
+        found = strategy_moments(p, strategy, 1)
+        moments.append([moment["temporaries"] for moment in found])
+    held = {x for x, a, b in zip(names, *moments, strict=True) if a != b}
+    assert held == {x for x in names if " of the " in x and x.startswith("backward")}
 
 
 def test_the_square_root_is_of_equal_sizes():

@@ -95,11 +95,8 @@ def test_a_copy_computes_with_its_own_weights(strategy, copied):
     expected(ids).square().mean().backward()
     assert_same(gradients(found), gradients(expected))
     assert all(gradient is None for gradient in gradients(original).values())
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_checkpointing_changes_no_name_of_a_parameter(strategy):
-    assert [*checkpointed(strategy).state_dict()] == [*tiny_model().state_dict()]
+    # Checkpointing changes no name of a parameter.
+    assert [*original.state_dict()] == [*expected.state_dict()]
 
 
 @pytest.mark.parametrize("run", [0, -1])

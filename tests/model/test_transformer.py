@@ -106,13 +106,10 @@ def test_eager_attention_follows_a_swapped_function(tiny, monkeypatch):
     assert calls == [(5, 5)] * 2
 
 
-def test_unknown_attention_names_what_there_is():
+def test_unknown_attention_and_wrong_shapes_are_refused(tiny):
     said = "no attention implementation is named 'flash9'; there are: eager"
     with pytest.raises(ValueError, match=said):
         load_attention("flash9")
-
-
-def test_wrong_shapes_are_refused(tiny):
     with pytest.raises(ValueError, match="17 tokens exceeds the context of 16"):
         tiny(torch.zeros(1, 17, dtype=torch.int64))
     with pytest.raises(ValueError, match="split into 5 heads"):
@@ -134,6 +131,9 @@ def test_norm_computes_in_fp32_and_returns_the_input_dtype():
     # 1000² overflows fp16, whose largest number is 65504.
     assert norm(x).dtype == torch.float16
     assert torch.allclose(norm(x).float(), torch.ones(8), atol=1e-3)
+    # So does e to the power of a large score, in any dtype.
+    found = model_module.softmax(torch.tensor([1000.0, 0.0]), dim=-1)
+    assert torch.equal(found, torch.tensor([1.0, 0.0]))
 
 
 def tiny_model() -> BasicsTransformerLM:

@@ -31,7 +31,7 @@ PHASES = [
 # phase already.
 KERNELS = [
     ("gemm", MAIN, 12, 55, 10, 1),
-    ("exp", MAIN, 25, 65, 4, 2),
+    ("exp", MAIN, 30, 65, 4, 2),
     ("gemm", MAIN, 35, 69, 12, 3),
     ("gemm", AUTOGRAD, 60, 81, 30, 4),
     ("stray", MAIN, 95, 111, 1, 5),

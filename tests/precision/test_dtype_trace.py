@@ -1,0 +1,52 @@
+"""The dtypes that a pass really has, by module, gradient and state."""
+
+import pytest
+import torch
+from torch import nn
+
+from systems.model.optimizer import AdamW
+from systems.precision.dtype_trace import DtypeTrace
+
+
+class Odd(nn.Module):
+    """A model whose second half is in fp16."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(4, 4, bias=False)
+        self.narrow = nn.Linear(4, 4, bias=False).half()
+
+    def forward(self, x):
+        return self.narrow(self.wide(x).half())
+
+
+def test_the_trace_tells_modules_gradients_and_states_apart():
+    model, loss = Odd(), nn.CrossEntropyLoss()
+    optimizer = AdamW(model.parameters())
+    with DtypeTrace(model, loss, optimizer) as trace:
+        logits = model(torch.randn(3, 4))
+        trace.count_forward()
+        loss(logits.float(), torch.tensor([0, 1, 2])).backward()
+        optimizer.step()
+    own = {"wide": "fp32", "narrow": "fp16"}
+    assert trace.outputs == own | {"": "fp16", "loss": "fp32"}
+    assert trace.parameters == own
+    assert trace.gradients == {f"{name}.weight": own[name] for name in own}
+    assert {name: trace.output_gradients[name] for name in own} == own
+    assert trace.join_dtypes(trace.gradients) == "fp16, fp32"
+    assert trace.forward_casts == 1 and trace.result_dtype("", "_to_copy") == "fp16"
+    # One state of each kind is kept by name, of the last parameter.
+    assert trace.optimizer_state == {"m": "fp16", "v": "fp16"}
+    with pytest.raises(ValueError, match="no exp ran in narrow, which ran"):
+        trace.result_dtype("narrow", "exp")
+
+
+def test_views_are_no_operations():
+    model, loss = nn.Linear(4, 4, bias=False), nn.CrossEntropyLoss()
+    with DtypeTrace(model, loss, AdamW(model.parameters())) as trace:
+        x = torch.ones(4, 4)
+        x.T.reshape(2, 8)[None].transpose(0, 1)
+        trace.count_forward()
+    # The ones, and the copy that reshaping a transposed matrix needs.
+    assert [name for _, name, _ in trace.operations] == ["ones", "clone"]
+    assert trace.forward_operations == 2

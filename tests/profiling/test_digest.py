@@ -1,0 +1,64 @@
+"""Sums, spans and the timeline of a profile, from kernels made here."""
+
+import pytest
+
+from systems.profiling.digest import gpu_metrics, layer_timeline
+from systems.profiling.trace import Kernel, Span, TraceError
+
+
+def span(name, start, end):
+    return Span(name, start, end, 1)
+
+
+def kernel(name, start, end, *marks):
+    return Kernel(name, start * 1000, end * 1000, marks)
+
+
+FIRST, SECOND = span("step", 0, 50), span("step", 60, 110)
+LAYERS = [span("layer", 61, 70), span("layer", 71, 80)]
+
+
+def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
+    forward, backward = span("forward", 60, 90), span("backward", 91, 100)
+    gemm = "ampere_sgemm_128x64_tn"
+    kernels = [
+        kernel(gemm, 0, 10, FIRST, forward),
+        kernel(gemm, 15, 20, FIRST, forward),
+        kernel(gemm, 100, 120, SECOND, forward),
+        kernel(gemm, 130, 140, SECOND, backward),
+        kernel("stray", 150, 151, SECOND),
+    ]
+    metrics = gpu_metrics(kernels, 2)
+    assert metrics["forward_gpu_span_ms"] == pytest.approx([0.020, 0.020])
+    assert metrics["forward_gpu_busy_ms"] == pytest.approx([0.015, 0.020])
+    assert metrics["backward_gpu_span_ms"] == pytest.approx([0, 0.010])
+    assert "loss_gpu_span_ms" not in metrics
+    top = metrics["kernels"][0]
+    assert (top["phase"], top["calls"], top["category"]) == ("forward", 1.5, "matmul")
+    times = [top[f"{of}_ms"] for of in ("total", "median", "max", "start")]
+    assert times == [0.0175, 0.01, 0.02, 0.0]
+    # What nobody marked is shown, not lost.
+    rows = metrics["kernels"]
+    assert [row["total_ms"] for row in rows if row["phase"] == ""] == [0.0005]
+    with pytest.raises(TraceError, match="has 2 steps with kernels, not 3: profile ag"):
+        gpu_metrics(kernels, 3)
+
+
+def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
+    first, second = LAYERS
+    early = span("layer", 5, 9)
+    forward = span("forward", 60, 90)
+    kernels = [
+        kernel("early", 6, 7, FIRST, early),
+        kernel("embedding", 62, 63, SECOND, forward),
+        kernel("a", 64, 70, SECOND, forward, first),
+        kernel("b", 75, 80, SECOND, forward, second),
+        kernel("c", 82, 83, SECOND, forward, second, span("attention softmax", 76, 77)),
+    ]
+    shown = layer_timeline(kernels, "forward")["timeline"]
+    fields = "name", "phase", "category", "start_ms", "duration_ms"
+    assert [tuple(k[field] for field in fields) for k in shown] == [
+        ("b", "forward", "other", 0, 0.005),
+        ("c", "forward/attention softmax", "softmax", 0.007, 0.001),
+    ]
+    assert layer_timeline(kernels, "step") == {}
