@@ -122,7 +122,7 @@ MOST_LINES = {
     "systems": 18_380,
     "tools/render": 9_800,
     "tools": 13_050,
-    "tests": 18_250,
+    "tests": 18_200,
 }
 
 
