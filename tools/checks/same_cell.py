@@ -1,7 +1,8 @@
 """Check that fresh records of one GPU that measure the same cell agree on its GPU time.
 
-The sum of a cell's kernel times differs by less than 3 % between hosts and profilers,
-so `regen_tables.py --check` fails at larger differences.
+Between hosts and profilers a phase's sum of kernel times differs by less than 3 %. Under
+the power limit two GPUs of one type can differ by more, in bf16 matmuls of the largest
+model. `regen_tables.py --check` fails if over one phase in twenty differs by more.
 """
 
 from collections import defaultdict
@@ -15,6 +16,7 @@ from tools.render.load import is_fresh
 
 STEMS = (CLOCK, "compile", "model_attention", "method", PROFILE, "nsys")
 CLOSE = 1.03
+MOST_BEYOND = 1 / 20
 # Without the loss, which takes a tenth of a millisecond: too little to compare.
 PHASES = ("forward", "backward", "optimizer")
 # Names of GPU time after timed passes, in `kernel_profile`, and twice in `nsys`.
@@ -25,18 +27,28 @@ GPU_TIMES = (
 
 
 def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a line for each phase of a cell whose GPU times differ."""
+    """Yield a line for each phase of a cell whose GPU times differ, if they are many."""
     fresh = (r for stem in STEMS for r in found.get(stem, []) if is_fresh(r))
     for records in same_software(fresh):
-        for (cell, phase), times in gpu_times(records).items():
-            (low, shorter), (high, longer) = min(times), max(times)
-            if high > CLOSE * low:
-                yield (
-                    f"{records[0].device.slug}: GPU time of {phase} of "
-                    f"{' '.join(map(str, cell))} differs: {low:.3f} ms in {shorter}, "
-                    f"{high:.3f} ms in {longer}; measure {longer} again by "
-                    f"`regen_tables.py --only {longer} --force`"
-                )
+        pairs = {
+            cell: (min(times), max(times))
+            for cell, times in gpu_times(records).items()
+            if len(times) > 1
+        }
+        beyond = {
+            cell: pair
+            for cell, pair in pairs.items()
+            if pair[1][0] > CLOSE * pair[0][0]
+        }
+        if len(beyond) <= MOST_BEYOND * len(pairs):
+            continue
+        for (cell, phase), ((low, shorter), (high, longer)) in beyond.items():
+            yield (
+                f"{records[0].device.slug}: GPU time of {phase} of "
+                f"{' '.join(map(str, cell))} differs: {low:.3f} ms in {shorter}, "
+                f"{high:.3f} ms in {longer}; measure {longer} again by "
+                f"`regen_tables.py --only {longer} --force`"
+            )
 
 
 def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:

@@ -5,15 +5,14 @@ Steps that keep the GPU busiest come first.
 from systems.records.record import PHASES, Record
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import per_device, percent
-from tools.render.rows import NOT_MEASURED, known, most, say, span
+from tools.render.markdown import per_device
+from tools.render.rows import NOT_MEASURED, known, span
 from tools.render.stems.kernel_profile.rows import all_phases, wall_ms
 
 CAPTIONS = {
     "kernels.md": (
         "A step under nsys: its kernels, copies and fills included, their time, also "
-        "relative to torch.profiler, the wall-clock time without a profiler, and the "
-        "slowdown under each."
+        "relative to torch.profiler, and the wall-clock time without a profiler."
     ),
 }
 INSTRUMENTS = ("nsys", "torch")
@@ -29,12 +28,6 @@ def steps(record: Record | None) -> Frame:
             for name in INSTRUMENTS
         },
         **{f"{name}_kernels": lambda x, n=name: kernels(x, n) for name in INSTRUMENTS},
-        **{
-            f"{name}_slowdown": lambda x, n=name: (
-                all_phases(x, f"{n}_profiled_{{}}") / x["wall_ms"]
-            )
-            for name in INSTRUMENTS
-        },
         ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
         filled=lambda x: x["torch_ms"] / x["wall_ms"],
     )
@@ -62,23 +55,14 @@ def kernels_table(record: Record) -> str:
         ("kernel time, ms", "nsys_ms", "{:.1f}"),
         ("nsys / torch", "ratio", "{:.3f}"),
         ("wall, ms", "wall_ms", "{:.1f}"),
-        *((f"slowdown, {n}", f"{n}_slowdown", "{:.2f}") for n in INSTRUMENTS),
     )
 
 
 def facts(record: Record | None) -> dict[str, str]:
     found = steps(record)
-    fullest = next(iter(found.where(bool)), Line())
     return {
         "ratios": span(found.column("ratio"), "{:.3f}"),
         "steps": str(len(found.where(bool)) or NOT_MEASURED),
-        **{
-            f"slowdown_{name}": say(most(found.column(f"{name}_slowdown")), "{:.2f}")
-            for name in INSTRUMENTS
-        },
-        "filled": say(fullest["filled"], percent),
-        "filled_size": say(fullest["size"]),
-        "filled_slowdown": say(fullest["nsys_slowdown"], "{:.2f}"),
     }
 
 
