@@ -1,8 +1,9 @@
 """Check that fresh records of one GPU that measure the same cell agree on its GPU time.
 
-Between hosts and profilers a phase's sum of kernel times differs by less than 3 %. Under
-the power limit two GPUs of one type can differ by more, in bf16 matmuls of the largest
-model. `regen_tables.py --check` fails if over one phase in twenty differs by more.
+Between hosts and profilers a phase's sum of kernel times differs by less than 3 %. In
+bf16 matmuls of the largest model two GPUs of one type can differ by more, since both
+are at their power limit. `regen_tables.py --check` fails if more than one phase in
+twenty differs.
 """
 
 from collections import defaultdict
@@ -27,7 +28,7 @@ GPU_TIMES = (
 
 
 def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a line for each phase of a cell whose GPU times differ, if they are many."""
+    """Yield a line for each phase whose GPU times differ, if they are too many."""
     fresh = (r for stem in STEMS for r in found.get(stem, []) if is_fresh(r))
     for records in same_software(fresh):
         pairs = {

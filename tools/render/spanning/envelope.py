@@ -22,9 +22,9 @@ from tools.render.frame import Line, frame
 from tools.render.load import Found, ours, primary_gpu
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, data_sheet, say
+from tools.render.stems import warmup
 from tools.render.stems.end_to_end.rows import at
 from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wall_ms
-from tools.render.stems.warmup import later, nth
 
 BATCH = 4
 
@@ -184,9 +184,11 @@ def step_facts(record: Record | None) -> dict[str, str]:
             took = at(record, "2.7B", 512, mode, precision).ms()
             found[f"floor_{key}"] = say(floor, "{:.0f} ms")
             found[f"over_floor_{key}"] = say(took / floor, "{:.1f}")
-    for context in (128, 256, 512, 1024):
-        took = at(record, "small", context, "forward", "bf16").ms()
-        found[f"forward_small_{context}_bf16"] = say(took, "{:.1f} ms")
+    for context in (128, 256, 1024):
+        took = at(record, "small", context, "forward", "bf16").gpu_ms()
+        found[f"forward_gpu_small_{context}_bf16"] = say(took, "{:.1f} ms")
+    took = at(record, "small", 128, "forward", "bf16").ms()
+    found["forward_small_128_bf16"] = say(took, "{:.1f} ms")
     took = at(record, "2.7B", 512, "forward", "fp32").ms()
     return found | {
         "forward_2_7B_512_fp32": say(took, "{:.0f} ms"),
@@ -199,8 +201,9 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
     """What one slow step does to the mean of ten."""
-    cold = frame(record).one(warmup=0)
-    return {"mean_predicted": say((nth(cold, 0) / later(cold) + 9) / 10, "{:.1f}")}
+    cold = warmup.settings(record).one(warmup=0)
+    slow = cold["first"] / cold["settled"]
+    return {"mean_predicted": say((slow + 9) / 10, "{:.1f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:

@@ -34,7 +34,7 @@ PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
 METRICS = {
     **{f"{phase}_ms": phase for phase in PHASES},
     **{f"{phase}_gpu_ms": f"{phase}, GPU time" for phase in PHASES},
-    **{f"{phase}_gpu_busy_ms": f"{phase}, sum of kernels" for phase in PHASES},
+    **{f"{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
     **{f"graph_{phase}_ms": f"{phase}, CUDA graph" for phase in PHASES},
     "both_ms": "forward and backward",
     "step_ms": "whole step",

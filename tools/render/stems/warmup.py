@@ -5,18 +5,27 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from systems.records.record import Record
+from systems.records.summary import summarize
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import per_device
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import say
+from tools.render.rows import known, say
 
 PASSES = ("forward", "loss", "backward")
-ORDINALS = ("1st step, ms", "2nd step, ms", "3rd step, ms")
+MEDIANS = ("first", "second", "third", "median", "settled", "halves", "mean")
+ORDINALS = {
+    "1st step, ms": "first",
+    "2nd step, ms": "second",
+    "3rd step, ms": "third",
+}
 
 CAPTIONS = {
-    "table.md": "Ten steps after each number of warm-up steps.",
+    "table.md": (
+        "Ten steps after each number of warm-up steps: mean ± standard deviation over "
+        "all processes, and medians of the processes."
+    ),
 }
 
 
@@ -25,13 +34,33 @@ def fragments(records: list[Record]) -> dict[str, str]:
 
 
 def processes(record: Record | None) -> Frame:
-    """A row for each process, by the number of its warm-up steps."""
+    """A row for each process."""
     return frame(record).derive(
         first=lambda x: nth(x, 0),
+        second=lambda x: nth(x, 1),
+        third=lambda x: nth(x, 2),
+        median=lambda x: x.ms(*PASSES),
         settled=later,
         halves=halves,
         mean=lambda x: x.summary(*PASSES).mean,
+        spread=lambda x: x.missing,
     )
+
+
+def settings(record: Record | None) -> Frame:
+    """A row for each number of warm-up steps: medians over its processes."""
+    found = processes(record)
+    rows = []
+    for warmup in dict.fromkeys(x["warmup"] for x in found):
+        same = found.where(warmup=warmup)
+        line = next((x for x in same if x), same[0])
+        samples = [time for x in same for time in x.samples(*PASSES)]
+        if samples:
+            of_all = summarize(samples)
+            line["spread"] = f"{of_all.mean:.1f} ± {of_all.std:.1f}"
+            line |= {name: median(known(same.column(name))) for name in MEDIANS}
+        rows.append(line)
+    return Frame(rows)
 
 
 def nth(x: Line, n: int) -> float:
@@ -61,24 +90,21 @@ def body(record: Record) -> str:
             ("mean ± std, ms", lambda x: f"{x['mean_ms']:.2f} ± {x['std_ms']:.2f}"),
             *(
                 (head, lambda x, n=n: x.row.metrics["first_ms"][n], "{:.2f}")
-                for n, head in enumerate(ORDINALS[:2])
+                for n, head in enumerate([*ORDINALS][:2])
             ),
         )
-    shown = processes(record).table(
+    shown = settings(record).table(
         ("warm-up steps", "warmup"),
-        ("mean ± std, ms", lambda x: x.mean_std(*PASSES)),
-        ("median, ms", lambda x: x.ms(*PASSES), "{:.2f}"),
-        *(
-            (head, lambda x, n=n: nth(x, n), "{:.2f}")
-            for n, head in enumerate(ORDINALS)
-        ),
+        ("mean ± std, ms", "spread"),
+        ("median, ms", "median", "{:.1f}"),
+        *((head, name, "{:.1f}") for head, name in ORDINALS.items()),
     )
     return f"{shown}\n\n{steps_figure(record)}"
 
 
 def steps_figure(record: Record) -> str:
     found = processes(record)
-    cold = found.one(warmup=0)
+    cold = settings(record).one(warmup=0)
     ratio = cold["first"] / cold["settled"]
 
     def draw(figure: Figure) -> None:
@@ -87,9 +113,9 @@ def steps_figure(record: Record) -> str:
             times, skipped = x.samples(*PASSES), x["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
             plots.line(axes, steps, times, color=GREY if skipped else ACCENT)
-            if times and not skipped:
+            if times and x is found.where(warmup=0)[0]:
                 times_as_long = say(ratio, "{:.0f}")
-                told = f"{times[0]:,.0f} ms, {times_as_long} times a steady-state step"
+                told = f"{times[0]:,.0f} ms; median: {times_as_long} times a later step"
                 plots.note(
                     axes, told, 1, times[0], ha="left", va="center", offset=(10, 0)
                 )
@@ -109,7 +135,7 @@ def steps_figure(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found = processes(record)
+    found = settings(record)
     cold, after_2 = found.one(warmup=0), found.one(warmup=2)
     settled = cold["settled"]
     return {
@@ -130,6 +156,6 @@ def facts(record: Record | None) -> dict[str, str]:
     because="the sizes and precisions that the script compares differ by far more.",
 )
 def two_steps_warm_up(record: Record) -> Judgement:
-    ratio = processes(record).one(warmup=2)["halves"]
+    ratio = settings(record).one(warmup=2)["halves"]
     numbers = f"First half over second: {ratio:.2f}."
     return ratio and (abs(ratio - 1) < 0.05, numbers)

@@ -12,7 +12,7 @@ from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import ACCENT, DARK, PALE
 from tools.render.rows import known
-from tools.render.stems.end_to_end.rows import BATCH, passes, steps
+from tools.render.stems.end_to_end.rows import BATCH, has_gpu_time, passes, steps
 
 Cell = Callable[[float], tuple[str, float]]
 PHASES = {"forward": PALE, "backward": ACCENT, "optimizer": DARK}
@@ -72,6 +72,7 @@ def phases_figure(record: Record) -> str:
     found = steps(record).where(bool, context=512, size=TABLE_1)
     if not found:
         return ""
+    clock = "'s GPU time" if has_gpu_time(record) else ""
 
     def draw(figure: Figure) -> None:
         plots.key(figure, PHASES)
@@ -82,14 +83,19 @@ def phases_figure(record: Record) -> str:
             plots.stacked(
                 axes,
                 [x["size"] for x in sizes],
-                {p: [100 * x[f"{p}_ms"] / x["step_ms"] for x in sizes] for p in PHASES},
+                {
+                    p: [
+                        100 * x[f"{p}_kernels_ms"] / x["step_kernels_ms"] for x in sizes
+                    ]
+                    for p in PHASES
+                },
                 PHASES,
             )
             for y, x in enumerate(sizes):
-                plots.value(axes, f"{x['step_ms']:.0f} ms", 100, y)
+                plots.value(axes, f"{x['step_kernels_ms']:.0f} ms", 100, y)
             axes.set_xlim(0, 125)
             axes.set_xticks(range(0, 101, 25))
-            axes.set_title(f"{precision}, % of a step")
+            axes.set_title(f"{precision}, % of a step{clock}")
 
     return plots.plot(
         record,
@@ -106,24 +112,33 @@ def speedup_figure(record: Record) -> str:
     found = steps(record).where(lambda x: x["pass_gain"], precision="bf16")
     if not found:
         return ""
-    least, most = (pick(found, key=lambda x: x["pass_gain"]) for pick in (min, max))
+    clocks = {"GPU time": "pass_kernel_gain", "wall-clock time": "pass_gain"}
+    if not has_gpu_time(record):
+        del clocks["GPU time"]
+    gains = {clock: known(found.column(name)) for clock, name in clocks.items()}
+    most = max(map(max, gains.values()))
+    ranges = ", ".join(
+        f"{min(of_clock):.2f} to {max(of_clock):.2f} in {clock}"
+        for clock, of_clock in gains.items()
+    )
 
     def shaded(gain: float) -> tuple[str, float]:
-        return (f"{gain:.2f}", -log(gain) / log(most["pass_gain"])) if gain else ("", 0)
+        return (f"{gain:.2f}", -log(gain) / log(most)) if gain else ("", 0)
 
     def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        heads = [f"{c:,}" for c in contexts_of(found)]
-        plots.heat_map(axes, by_size(found, "pass_gain", shaded), heads)
-        axes.set_title("fp32 time / bf16 time, by context")
+        for axes, (clock, name) in zip(
+            plots.panels(figure, len(clocks)), clocks.items(), strict=True
+        ):
+            heads = [f"{c:,}" for c in contexts_of(found)]
+            plots.heat_map(axes, by_size(found, name, shaded), heads)
+            axes.set_title(f"{clock}: fp32 / bf16, by context")
 
     return plots.plot(
         record,
         "speedup",
         draw,
-        f"In bf16 a pass is {least['pass_gain']:.2f} ({least['size']} at context "
-        f"{least['context']}) to {most['pass_gain']:.2f} times ({most['size']} at "
-        f"context {most['context']}) as fast.",
-        "Forward and backward together, in wall-clock time. Orange: bf16 is slower.",
+        f"The speedup of a pass by bf16: {ranges}.",
+        "Forward and backward together. Orange: bf16 is slower.",
         height=190,
+        narrow=380,
     )

@@ -13,6 +13,13 @@ BATCH = 4
 PRECISIONS = ("fp32", "tf32", "bf16")
 # The phases of forward and backward together.
 PASSES = ("forward", "loss", "backward")
+# Speedups are of these, in wall-clock and in GPU time.
+COMPARED = {
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "pass": PASSES,
+    "step": (),
+}
 
 
 def passes(record: Record | None) -> Frame:
@@ -37,21 +44,43 @@ def steps(record: Record | None) -> Frame:
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(
         pass_ms=lambda x: x.ms(*PASSES) if x else x.missing,
-        pass_gpu_ms=lambda x: x.gpu_ms(*PASSES),
         pass_share=lambda x: share_of_peak(slug, x, x["pass_ms"]),
-        backward_over_forward=lambda x: x["backward_ms"] / x["forward_ms"],
+        **{
+            f"{name}_kernels_ms": lambda x, names=names: gpu_or_wall_ms(x, *names)
+            for name, names in (COMPARED | {"optimizer": ("optimizer",)}).items()
+        },
+        backward_over_forward=lambda x: (
+            x["backward_kernels_ms"] / x["forward_kernels_ms"]
+        ),
     )
     return (
         found.join("fp32", precision="fp32")
         .join("tf32", precision="tf32")
         .derive(
-            forward_gain=lambda x: x["fp32.forward_ms"] / x["forward_ms"],
-            backward_gain=lambda x: x["fp32.backward_ms"] / x["backward_ms"],
-            pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
-            pass_gpu_gain=lambda x: x["fp32.pass_gpu_ms"] / x["pass_gpu_ms"],
             gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
+            pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
+            **{
+                f"{name}_kernel_gain": lambda x, of=f"{name}_kernels_ms": (
+                    x[f"fp32.{of}"] / x[of]
+                )
+                for name in COMPARED
+            },
         )
     )
+
+
+def has_gpu_time(record: Record) -> bool:
+    """Return whether the record has GPU times; one of a CPU has none."""
+    return any(x.get("forward_gpu_ms", 0) for x in frame(record))
+
+
+def gpu_or_wall_ms(x: Line, *phases: str) -> float:
+    """Return the GPU time of phases, in ms; their time if a CPU ran them. Without a
+    name: of all phases.
+    """
+    if not x:
+        return x.missing
+    return x.gpu_ms(*phases) or (x.ms(*phases) if phases else x["step_ms"])
 
 
 def flops(x: Line) -> float:
