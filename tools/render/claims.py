@@ -1,9 +1,9 @@
 """Claims: sentences of the write-up that a record can confirm or refute.
 
-A claim stands beside the builder of its stem. It reads one record and says whether it
-holds there, with the numbers that decide it. Both outcomes are printed, so measuring
-again on another GPU never leaves a false sentence behind. Where it draws a line, it
-says why there: from theory, or from what was known before the measurement.
+A claim is defined in the builder of its stem. It reads one record and returns whether
+it holds and the numbers that decide it. The write-up prints both outcomes, so a
+measurement on another GPU never leaves a false sentence behind. A threshold is
+justified by theory or by what was known before the measurement.
 """
 
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from types import ModuleType
 
 from systems.records.record import Record
 from tools.render.load import FRESH, age
-from tools.render.markdown import in_words, record_link
+from tools.render.markdown import record_link, typeset
 
-# Whether it holds, and the numbers as a sentence. Anything false (an empty list, a
-# missing number): the rows to judge by are not there.
+# Whether the claim holds, and its numbers as a sentence. A value that is not a tuple
+# (an empty list, a missing number) means that the rows to judge by are missing.
 Judgement = tuple[bool, str] | list[float] | float | None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """`sentence` says what holds, `because` argues for its threshold."""
+    """A claim: `sentence` says what holds, `because` justifies its threshold."""
 
     name: str
     stem: str
@@ -34,34 +34,36 @@ class Claim:
 def claim(
     problem: str, sentence: str, because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
-    """Make the claim that a function of a record judges, in the module of its stem."""
+    """Turn a function of a record into a claim of the stem in whose module it is."""
 
-    def of(judge: Callable[[Record], Judgement]) -> Claim:
+    def make_claim(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]
         return Claim(judge.__name__, stem, problem, sentence, judge, because)
 
-    return of
+    return make_claim
 
 
 def claims_in(builder: ModuleType) -> list[Claim]:
-    """The claims of a stem, in their order. A builder that is a folder may have them in
-    its `claims`.
+    """Return the claims of a stem in their order. A builder that is a folder may have
+    them in its module `claims`.
     """
-    found = vars(builder) | vars(getattr(builder, "claims", builder))
-    return [value for value in found.values() if isinstance(value, Claim)]
+    names = vars(builder) | vars(getattr(builder, "claims", builder))
+    return [value for value in names.values() if isinstance(value, Claim)]
 
 
 def verdict(claim: Claim, record: Record | None) -> str:
-    """The outcome, the sentence, its numbers, and the record that they are of."""
+    """Return the outcome of a claim, its sentence, its numbers and a link to the
+    record.
+    """
     judgement = claim.judge(record) if record else None
     if record is None or not isinstance(judgement, tuple):
         return (
             "**No data here:** the rows that decide this are missing or ran out of "
             f"memory. {claim.sentence}"
         )
-    old = "" if (known := age(record)) == FRESH else f", {known}"
+    mark = "" if (known_age := age(record)) == FRESH else f", {known_age}"
     holds, numbers = judgement
-    judged = "Holds" if holds else "Does not hold here"
+    outcome = "Holds" if holds else "Does not hold here"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""
-    told = f"{claim.sentence} {in_words(numbers)}{why} ({record_link(record)}{old})"
-    return f"**{judged}:** {told}"
+    text = f"{claim.sentence} {typeset(numbers)}{why} ({record_link(record)}{mark})"
+    return f"**{outcome}:** {text}"

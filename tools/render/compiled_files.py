@@ -1,5 +1,5 @@
-"""What the steps of the ladder need of an H100 as compiled, by version of Triton: a
-file beside the records, which `tools/compile_steps.py` writes.
+"""Read the file of `tools/compile_steps.py`: what the ladder's compiled steps need on
+an H100, by version of Triton.
 """
 
 from pathlib import Path
@@ -13,7 +13,9 @@ PATH = ROOT / "docs" / "results" / "flash_ablation-compiled.json"
 
 
 class Kernel(TypedDict):
-    """What a kernel of a step needs."""
+    """What a kernel of a step needs. `programs` are thread blocks per SM, `per_score`
+    the instructions of its loop per attention score.
+    """
 
     kernel: str
     registers: int
@@ -30,8 +32,8 @@ class Steps(TypedDict):
 
 
 def read_steps(path: Path = PATH) -> dict[str, Steps]:
-    """Return the steps by version; nothing where there is no file. RecordError where it
-    is broken.
+    """Return the steps by version of Triton, or {} without a file. Raise RecordError if
+    it is damaged.
     """
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:

@@ -1,26 +1,26 @@
-"""Drawings whose shapes follow from numbers, as SVG inside the page: its font and its
-colours, light and dark alike. What never changes is drawn by hand, in docs/drawings.
+"""Drawings whose shapes follow from numbers, as SVG inside the page, with its font and
+its light or dark colours. Drawings without numbers are made by hand, in docs/drawings.
 
-A drawing is made twice, for a wide column and for a telephone, since one that shrinks
-has text that nobody can read; a rule of the style sheet shows one of the two. One unit
-is one pixel, so no text is smaller than `SMALL` pixels.
+Each drawing is made twice, for a wide column and for a telephone, because text that
+shrinks with its drawing becomes unreadable; the style sheet shows one of the two. One
+unit is one pixel, so no text is smaller than `SMALL` pixels.
 
-Colours tell things apart: blue first, then grey, then green. Orange is kept for what
-costs. What a reader must tell apart without colour differs in form.
+Colours are used in the order blue, grey, green. Orange marks costs. Differences that
+matter also show in form, for readers who can't see colours.
 """
 
 import re
 from collections.abc import Callable
 from html import escape
 
-from tools.render.markdown import in_words, plain
+from tools.render.markdown import plain, typeset
 
 WIDE, NARROW = 720, 340
 SMALL, TITLE = 11, 14
 
 
 class Drawing:
-    """Shapes and words at coordinates in pixels. Classes are those of drawings.css."""
+    """Shapes and texts at coordinates in pixels, with classes of drawings.css."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -46,7 +46,7 @@ class Drawing:
         anchor: str = "start",
         bold: bool = False,
     ) -> None:
-        """`y` is the line on which the letters stand."""
+        """Add a text whose baseline is at `y`."""
         self.height = max(self.height, y + 0.3 * size)
         weight = ' font-weight="650"' if bold else ""
         self.parts.append(
@@ -63,10 +63,12 @@ class Drawing:
         )
 
     def svg(self, alt: str, shown: str) -> str:
-        """One line for each part: Markdown leaves a block without empty lines alone."""
-        said = plain(in_words(alt))
+        """Return the drawing as SVG, without empty lines, where Markdown would end
+        it.
+        """
+        label = plain(typeset(alt))
         head = (
-            f'<svg class="drawing {shown}" role="img" aria-label="{said}"'
+            f'<svg class="drawing {shown}" role="img" aria-label="{label}"'
             f' viewBox="0 0 {self.width} {self.height:.0f}"'
             f' width="{self.width}" height="{self.height:.0f}">'
         )
@@ -76,8 +78,8 @@ class Drawing:
 Draw = Callable[[Drawing], None]
 
 
-def drawn(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> str:
-    """The figure with both drawings; `numbers` is where to find what was measured."""
+def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> str:
+    """Return a figure with both drawings; `numbers` is the address of its data."""
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):
         drawing = Drawing(width)
@@ -87,23 +89,22 @@ def drawn(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> str:
 
 
 def caption(finding: str, key: str, numbers: str) -> str:
-    """The finding first, then how to read the figure, then where its numbers are."""
+    """Return a caption: the finding, how to read the figure, a link to its data."""
     data = f'<a class="data" href="{numbers}">Data</a>'
-    parts = (f"<strong>{told(finding)}</strong>", told(key), data)
+    parts = (f"<strong>{to_html(finding)}</strong>", to_html(key), data)
     return " ".join(part for part in parts if part)
 
 
-def told(text: str) -> str:
-    """A caption, which is HTML, with `code` as code."""
+def to_html(text: str) -> str:
+    """Convert the text of a caption to HTML, with `code` as code."""
     code = re.compile(r"`([^`]*)`")
-    return code.sub(lambda c: f"<code>{escape(c[1])}</code>", in_words(text))
+    return code.sub(lambda c: f"<code>{escape(c[1])}</code>", typeset(text))
 
 
 def figure(pictures: str, caption: str, kind: str, address: str = "") -> str:
-    """A figure for a page. All of it is HTML, the caption too: Markdown would read
-    words in a drawing as its own. tools/hooks/markup.py numbers it, and gives it an
-    address where it has none.
+    """Return a figure as HTML, in which Markdown does not read the words of a drawing.
+    tools/hooks/markup.py numbers it, and gives it an id if it has none.
     """
-    named = f' id="{address}"' if address else ""
+    id_attribute = f' id="{address}"' if address else ""
     caption = f"<figcaption>{caption}</figcaption>"
-    return f'<figure class="{kind}"{named}>\n{pictures}\n{caption}\n</figure>\n'
+    return f'<figure class="{kind}"{id_attribute}>\n{pictures}\n{caption}\n</figure>\n'

@@ -1,9 +1,9 @@
-"""What CS336's handout of 2026 calls the sizes of the model: two names moved."""
+"""Names of model sizes that differ in CS336's handout of 2026."""
 
-# What a reader of that handout would take a name of ours for.
+# Tooltips for readers of that handout.
 EXPLAINED = {
     "xl": "CS336 of 2026 has no such size: its xl is our 2.7B.",
     "2.7B": "CS336 of 2026 calls this size xl.",
 }
-# Where there is room for a word or two.
+# Labels with both names.
 LABELS = {"xl": "xl (2026: none)", "2.7B": "2.7B (2026: xl)"}

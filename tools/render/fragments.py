@@ -12,7 +12,7 @@ record has something to show.
 from collections.abc import Callable
 
 from systems.records.record import Record
-from tools.render.markdown import captioned, per_device
+from tools.render.markdown import add_caption, per_device
 from tools.render.rows import measured
 
 ShowOne = Callable[[Record], str]
@@ -43,7 +43,7 @@ class Fragments:
         """Register a function that writes the whole file, from all records."""
 
         def register(show: ShowAll) -> ShowAll:
-            self.files[name] = lambda records: captioned(caption, show(records))
+            self.files[name] = lambda records: add_caption(caption, show(records))
             return show
 
         return register

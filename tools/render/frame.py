@@ -14,25 +14,25 @@
 
 How to write a builder with it:
 
-1. One function, `steps(record)` or a noun of the stem, makes the frame: it selects
-   rows, joins those that a column compares with, and derives every column. Tables,
-   figures, facts and claims name columns of this frame and compute nothing.
-2. A row reads like a dictionary. Its configuration and metrics are there by name. A
-   metric that is a list of samples (`forward_ms`) reads as its median, `step_ms` as the
-   median of all timed phases together, and `forward ±` as "mean ± standard deviation".
-   GPU time is `forward_gpu_ms`, and `step_gpu_ms`; `clocks("step")` gives columns of
-   wall-clock time, GPU time and their difference.
-   `x.summary("forward", "backward")` has the other statistics of summed phases.
-3. `join` gives each row another row under a name: `x["fp32"]["step_ms"]`. A column may
-   name it by a path: `("fp32, ms", "fp32.step_ms")`. `pivot` gives a row for each
-   configuration apart from one axis, and under each value of that axis its row.
-4. Don't ask whether a number exists. A row that ran out of memory, and a row that is
-   not there, read as `Missing`; arithmetic keeps the reason and a table prints it once
-   in a line. A name that a row with numbers lacks is a `KeyError`: a typing error. Read
-   a metric that only some records have with `x.get(name)`.
-5. Where a figure or a sentence needs numbers alone, take `known(steps.column(name))`,
-   `least`, `most` or `span` of it. `texts` prints facts of one format.
-6. Rows of a table come in the order of `arrange`; `telling` chooses those of a long
+1. One function, `steps(record)` or a noun of the stem, makes the frame. It selects
+   rows, joins the rows to compare with, and derives every column. Tables, figures,
+   facts and claims name columns of this frame and compute nothing.
+2. A row reads like a dictionary of its configuration and metrics. A metric that is a
+   list of samples (`forward_ms`) reads as its median, `step_ms` as the median of the
+   sum of all timed phases, and `forward ±` as "mean ± standard deviation". GPU time is
+   `forward_gpu_ms` and `step_gpu_ms`; `clocks("step")` gives columns of wall-clock
+   time, GPU time and their difference. `x.summary("forward", "backward")` has the other
+   statistics of a sum of phases.
+3. `join` stores another row in each row: `x["fp32"]["step_ms"]`. A column may name it
+   by a path: `("fp32, ms", "fp32.step_ms")`. `pivot` merges the rows that differ in one
+   axis only, and stores each under its value of that axis.
+4. Don't test whether a number exists. Rows that ran out of memory and absent rows read
+   as `Missing`. Arithmetic keeps the reason, and a table prints it once per line. A
+   name that a row with numbers lacks raises KeyError, because it is a typing error;
+   read a metric that only some records have with `x.get(name)`.
+5. For a figure or a sentence that needs numbers only, take `known(steps.column(name))`
+   or its `least`, `most` or `span`. `texts` formats several facts alike.
+6. Rows of a table come in the order of `arrange`; `telling` selects the rows of a long
    table that a page shows first.
 """
 
@@ -50,7 +50,7 @@ from tools.render.rows import MISSING, NOT_MEASURED, Missing, Text, say
 
 
 class Line(dict[str, Any]):
-    """A row by column names; false where it has no numbers."""
+    """A row by column names. It is false if it has no numbers."""
 
     row: Row | None = None
 
@@ -77,25 +77,24 @@ class Line(dict[str, Any]):
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """A column that not every row has."""
+        """Return a column that not every row has."""
         try:
-            found = self[name]
+            value = self[name]
         except KeyError:
             return default
-        return found if self or name in self or default is MISSING else default
+        return value if self or name in self or default is MISSING else default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """The timed parts of a phase: of `step` and of `step_gpu` all phases, unless
-        it was timed as one.
+        """Return the timed parts of a phase: all phases for `step` and `step_gpu`,
+        unless the step was timed as a whole. Raise KeyError if there are none.
         """
-        has = self.metrics.keys()
+        if f"{name}_ms" in self.metrics:
+            return (name,)
         clock = name.removeprefix("step")
-        parts = tuple(f"{p}{clock}" for p in PHASES if f"{p}{clock}_ms" in has)
-        if f"{name}_ms" not in has and clock in ("", "_gpu") and parts:
+        parts = tuple(f"{p}{clock}" for p in PHASES if f"{p}{clock}_ms" in self.metrics)
+        if clock in ("", "_gpu") and parts:
             return parts
-        if f"{name}_ms" not in has:
-            raise KeyError(f"{name}_ms")
-        return (name,)
+        raise KeyError(f"{name}_ms")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -103,13 +102,18 @@ class Line(dict[str, Any]):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """All numbers as they were measured, none where it has none."""
+        """All numbers as they were measured."""
         return self.row.metrics if self.row and self else {}
 
     @property
+    def timed_phases(self) -> tuple[str, ...]:
+        """The phases of a step that have wall-clock times."""
+        return tuple(p for p in PHASES if f"{p}_ms" in self.metrics)
+
+    @property
     def why(self) -> str:
-        """Why it has no numbers: "out of memory". Nothing where it has, or was never
-        tried.
+        """Why the row has no numbers, such as "out of memory"; "" if it has some or was
+        never run.
         """
         if self.row is None or self:
             return ""
@@ -119,64 +123,64 @@ class Line(dict[str, Any]):
 
     @property
     def missing(self) -> Missing:
-        """What stands for each number that it lacks."""
+        """The value of each number that the row lacks."""
         return Missing(self.why or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """The milliseconds of each repetition, the named parts together; without names,
-        those phases of a step that were timed.
+        """Return the time of each repetition in ms, summed over the named parts, or
+        over the timed phases of a step without names. Empty if a part was not timed.
         """
-        timed = names or [p for p in PHASES if f"{p}_ms" in self.metrics]
-        parts = [self.metrics.get(f"{name}_ms", ()) for name in timed]
+        parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
-        # From Python 3.12 on `sum` rounds once, too.
+        # Before Python 3.12 `sum` rounds after each term.
         return [fsum(times) for times in zip(*parts, strict=True)]
 
     def summary(self, *names: str) -> Summary:
-        """Of `samples`. Its fields are Missing where there are none."""
+        """Return statistics of `samples`, which are Missing if there are none."""
         samples = self.samples(*names)
         return summarize(samples) if samples else Summary(0, *[self.missing] * 7)
 
     def ms(self, *names: str) -> float:
-        """The median of `samples`."""
+        """Return the median of `samples`."""
         return self.summary(*names).median
 
     def mean_std(self, *names: str) -> Any:
-        """ "38.32 ± 0.36", and "116.2 ± 1.2"."""
+        """Return mean and standard deviation of `samples`, such as "38.32 ± 0.36"."""
         s = self.summary(*names)
         digits = 2 if s.mean < 100 else 1
         text = f"{s.mean:.{digits}f} ± {s.std:.{digits}f}"
         return text if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
-        """The median GPU time of the named phases together, or of all that were timed.
-        Missing where it was not measured.
+        """Return the median GPU time of the named phases together, or of all timed
+        phases without names. Missing if it was not measured.
         """
-        timed = names or [p for p in PHASES if f"{p}_ms" in self.metrics]
+        timed = names or self.timed_phases
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
 
     def kernel_ms(self, name: str) -> float:
-        """GPU time of a call; in a record from before it was measured, `do_bench`'s. Of
-        both passes that is the sum where the GPU waited between them.
+        """Return the GPU time of a call, or the time of Triton's `do_bench` in records
+        without GPU time. That time of both passes may contain waiting between them, so
+        the sum of the passes limits it.
         """
         if f"{name}_gpu_ms" in self.metrics or f"{name}_ms" not in self.metrics:
             return self.gpu_ms(name)
         parts = ("forward", "backward") if name == "both" else (name,)
         return min(self.ms(name), sum(map(self.ms, parts)))
 
-    def beyond(self, warm: str, settled: str) -> float:
-        """In seconds, what warm-up samples took beyond as many settled ones."""
-        times = self.samples(warm)
-        return (sum(times) - len(times) * self.ms(settled)) / 1e3
+    def warmup_seconds(self, warmup: str, steady: str) -> float:
+        """Return how much longer the warm-up samples took than as many steady ones."""
+        times = self.samples(warmup)
+        return (sum(times) - len(times) * self.ms(steady)) / 1e3
 
 
 class Frame(list[Line]):
     """Rows to select from, to join, and to print."""
 
     def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
-        """Select rows with these values: of a collection any."""
+        """Select rows with these values, or with any value of a collection."""
 
         def fits(x: Line) -> bool:
             return all(test(x) for test in tests) and all(
@@ -198,14 +202,14 @@ class Frame(list[Line]):
         return Frame(sorted(self.where(**listed), key=places))
 
     def one(self, **wanted: Any) -> Line:
-        """The first row with these values. One that is not there has no numbers."""
+        """Return the first row with these values, or a row without numbers."""
         return next(iter(self.where(**wanted)), Line())
 
     def column(self, name: str) -> list[Any]:
         return [x[name] for x in self]
 
     def curves(self, by: str, x: str, y: str) -> dict[Any, tuple[list[Any], list[Any]]]:
-        """A curve for each value of a column: its xs and ys, as `family` draws them."""
+        """Return xs and ys for each value of a column, as `plots.family` takes them."""
         parts = {value: self.where(**{by: value}) for value in self.column(by)}
         return {
             value: (part.column(x), part.column(y)) for value, part in parts.items()
@@ -225,9 +229,9 @@ class Frame(list[Line]):
         on: Iterable[str] = (),
         **values: Any,
     ) -> "Frame":
-        """Give each row, under a name, the row of another frame that has these `values`
-        and the same values `on` these columns. By default that is the row of this frame
-        whose configuration differs in `values` alone.
+        """Store in each row, under a name, the row of `other` that has these `values`
+        and equals it in the columns `on`. By default, that is the row of this frame
+        whose configuration differs in `values` only.
         """
         keys = [*dict.fromkeys([*(on or (self[0].config if self else ())), *values])]
         index: dict[tuple[Any, ...], Line] = {}
@@ -239,15 +243,15 @@ class Frame(list[Line]):
         return self
 
     def pivot(self, axis: str, *values: Any) -> "Frame":
-        """Return a row for each configuration apart from `axis`. It has the row of each
-        value of the axis under that value.
+        """Merge the rows that differ in `axis` only. The new row stores each of them
+        under its value of the axis.
         """
         rows: dict[tuple[Any, ...], Line] = {}
         for x in self.where(**{axis: values}):
             rest = {key: value for key, value in x.config.items() if key != axis}
             absent = {value: Line() for value in values}
-            line = rows.setdefault(tuple(rest.items()), Line(rest | absent))
-            line[x[axis]] = x
+            merged = rows.setdefault(tuple(rest.items()), Line(rest | absent))
+            merged[x[axis]] = x
         return Frame(rows.values())
 
     def table(
@@ -257,60 +261,60 @@ class Frame(list[Line]):
         telling: Callable[[Line], bool] | None = None,
         alike: Collection[str] = (),
     ) -> str:
-        """Print columns: a name; or the head, a name or a function of a row, and how a
-        value is printed. Names that come first name the line, or `left` columns do.
-        Columns in `alike` become a sentence where all rows have the same value.
+        """Return a Markdown table. A column is a name; or its head, a name or a
+        function of a row, and optionally a format. Names that come first, or `left`
+        columns, identify the line. Columns in `alike` become a sentence if all rows
+        agree.
         """
-        names = len([*takewhile(lambda one: isinstance(one, str), shown)])
+        names = len([*takewhile(lambda column: isinstance(column, str), shown)])
         pairs = [(one, one) if isinstance(one, str) else one for one in shown]
         described = [
             (head, value if callable(value) else itemgetter(value), *text)
             for head, value, *text in pairs
         ]
-        return columns(
-            self, *described, left=left or names or 1, telling=telling, alike=alike
-        )
+        left = left or names or 1
+        return columns(self, *described, left=left, telling=telling, alike=alike)
 
 
 def frame(record: Record | None, **wanted: Any) -> Frame:
-    """The rows of a record with these values, with numbers or without."""
+    """Return the rows of a record with these values, including rows without numbers."""
     return Frame(map(Line.of, record.rows if record else ())).where(**wanted)
 
 
 def texts(text: Text, values: Mapping[str, Any]) -> dict[str, str]:
-    """Print facts of one format, by name."""
+    """Format several facts alike, by name."""
     return {name: say(value, text) for name, value in values.items()}
 
 
 def clocks(phase: str, text: Text = "{:.1f}") -> list[tuple[Any, ...]]:
-    """Columns of a phase: wall-clock time, and `gpu_columns`."""
+    """Return columns of a phase: wall-clock time, then `gpu_columns`."""
     return [(f"{phase}, wall, ms", f"{phase}_ms", text), *gpu_columns(phase, text)]
 
 
 def gpu_columns(
     phase: str, text: Text = "{:.1f}"
 ) -> list[tuple[str, Callable[[Line], Any]]]:
-    """Columns of a phase: GPU time, how long the GPU waited, and whether the phase is
+    """Return columns of a phase: GPU time, waiting time, and whether it is
     launch-bound.
     """
     wall, gpu = f"{phase}_ms", f"{phase}_gpu_ms"
 
-    def told(x: Line, ms: float) -> Any:
-        # A row that has wall-clock time alone says so in the line.
+    def format_ms(x: Line, ms: float) -> Any:
+        # A row with wall-clock time only says so in its line.
         return say(ms, text) if x else x.missing
 
     return [
-        (f"{phase}, GPU, ms", lambda x: told(x, x.get(gpu))),
-        (f"{phase}, waiting, ms", lambda x: told(x, x[wall] - x.get(gpu))),
+        (f"{phase}, GPU, ms", lambda x: format_ms(x, x.get(gpu))),
+        (f"{phase}, waiting, ms", lambda x: format_ms(x, x[wall] - x.get(gpu))),
         (f"{phase} is", lambda x: launch_bound_label(x, phase)),
     ]
 
 
-# Wall-clock time over GPU time from which on a phase is launch-bound.
+# A phase is launch-bound if its wall-clock time over GPU time exceeds this ratio.
 LAUNCH_BOUND = 1.1
 
 
 def launch_bound_label(x: Line, phase: str = "step") -> Any:
-    """ "launch-bound", or nothing."""
+    """Return "launch-bound" or ""."""
     over = x[f"{phase}_ms"] / x.get(f"{phase}_gpu_ms")
     return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing

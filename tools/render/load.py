@@ -1,14 +1,15 @@
-"""Records from their folders, in the order in which pages show them, and their age."""
+"""Read records from their folders in the order in which pages show them, and tell their
+age.
+"""
 
 import ast
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from systems import ROOT
 from systems.experiments import STEMS
@@ -23,46 +24,35 @@ GENERATED = ROOT / "docs" / "generated"
 Found = Mapping[str, list[Record]]
 
 
-class PlainYaml(yaml.SafeLoader):
-    """Reads mkdocs.yml whose tags ask for Python objects; what they ask for is None."""
-
-
-PlainYaml.add_multi_constructor("", lambda loader, suffix, node: None)
-
-
 def primary_gpu() -> str:
-    """The GPU whose numbers stand in the prose: `extra.primary_gpu` of mkdocs.yml."""
-    return _primary_gpu_in((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-
-
-@cache
-def _primary_gpu_in(config: str) -> str:
-    try:
-        name = yaml.load(config, PlainYaml)["extra"]["primary_gpu"]
-    except (KeyError, TypeError):
-        name = None
-    if not isinstance(name, str):
+    """Return the GPU whose numbers the prose names: `extra.primary_gpu` in
+    mkdocs.yml.
+    """
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    line = re.search(
+        r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.MULTILINE
+    )
+    if line is None:
         raise store.RecordError(
-            "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results, "
-            f"got {name!r}"
+            "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results"
         )
-    return name
+    return line[1]
 
 
-def of_sentences(record: Record) -> bool:
-    """Whether its numbers stand in sentences. What needs no GPU is measured on the
-    meta device.
+def is_primary(record: Record) -> bool:
+    """Return whether the prose may name a record's numbers: it was measured on the
+    primary GPU, or on the meta device because it needs no GPU.
     """
     return record.kind == "measured" and record.device.slug in (primary_gpu(), "meta")
 
 
-def ours(found: Found, stem: str) -> Record | None:
-    """The record of a stem whose numbers stand in sentences."""
-    return next(filter(of_sentences, found.get(stem, [])), None)
+def primary_record(found: Found, stem: str) -> Record | None:
+    """Return the record of a stem whose numbers the prose names."""
+    return next(filter(is_primary, found.get(stem, [])), None)
 
 
-def of_gpu(found: Found, stem: str, slug: str) -> Record | None:
-    """What this GPU measured."""
+def gpu_record(found: Found, stem: str, slug: str) -> Record | None:
+    """Return the record of a stem that was measured on this GPU."""
     same = (r for r in found.get(stem, []) if r.device.slug == slug)
     return next((r for r in same if r.kind == "measured"), None)
 
@@ -71,15 +61,14 @@ FRESH, VERIFIED, STALE = AGES = ("fresh", "verified", "stale")
 
 
 def is_fresh(record: Record) -> bool:
-    """Whether the source that was measured, or one that was found to agree with it, is
-    the source of the tree; and so are the launch configurations of its owner.
-    """
+    """Return whether a record's age is fresh or verified."""
     return age(record) != STALE
 
 
 def age(record: Record) -> str:
-    """Return the age of a record: fresh (measured by the present source), verified (by
-    an older one, but three rows measured again by the present one agreed) or stale.
+    """Return the age of a record: fresh (measured with the current source), verified
+    (older source, but three rows measured again with the current source agreed) or
+    stale. Launch configurations tuned on the GPU count as source.
     """
     attention = attention_in(record)
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
@@ -94,15 +83,15 @@ def age(record: Record) -> str:
 
 @cache
 def hash_now(module: str, attention: tuple[str, ...]) -> str:
-    """`source_hash` of the tree, which nobody edits while a command runs: asked for
-    wherever a record is named.
+    """Return the current source hash. It is cached, because each mention of a record
+    needs it and nobody edits the tree while a command runs.
     """
     return source_hash(module, attention)
 
 
 def read(path: Path) -> Record:
-    """The whole record in this file. RecordError where it is not the one that belongs
-    there, or was edited by hand; FileNotFoundError where there is none.
+    """Return the complete record in a file. Raise RecordError if it is incomplete, in
+    the wrong place or edited by hand, FileNotFoundError if there is no file.
     """
     record = store.read(path)
     grid = "quick" if is_quick(path.parent.parent) else "full"
@@ -116,16 +105,16 @@ def read(path: Path) -> Record:
         f"{record.expected_rows}": not record.complete,
         "was edited by hand; restore it or measure again": record.edited,
     }
-    for fault, wrong in faults.items():
-        if wrong:
+    for fault, is_present in faults.items():
+        if is_present:
             raise store.RecordError(f"{path}: {fault}")
     return record
 
 
 @cache
 def constant(stem: str, name: str) -> Any:
-    """A number or names that the module of an experiment defines, read from its
-    text.
+    """Return a constant of an experiment's module, read from its source without an
+    import.
     """
     path = ROOT / "systems" / "experiments" / f"{stem}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -138,13 +127,13 @@ def constant(stem: str, name: str) -> Any:
 
 
 def is_quick(results: Path) -> bool:
-    """Whether this folder holds the records of reduced grids."""
+    """Return whether a folder holds records of reduced grids."""
     return Path(os.path.abspath(results)).name == "quick"
 
 
 def files_in(results: Path) -> list[Path]:
-    """All records there, and work in progress. OSError where a folder can't be listed;
-    a glob would find it empty.
+    """Return the paths of all records and of work in progress. Raise OSError for a
+    folder that can't be listed, which a glob would take for an empty one.
     """
     try:
         folders = [entry.path for entry in os.scandir(results) if entry.is_dir()]
@@ -159,9 +148,9 @@ def files_in(results: Path) -> list[Path]:
 
 
 def load(results: Path) -> dict[str, list[Record]]:
-    """Complete records by stem: the primary GPU's first, then other measured ones, then
-    reported ones. RecordError where a file can't be read, or where there are GPUs, but
-    not the primary one.
+    """Return complete records by stem: the primary GPU's first, then other measured
+    ones, then reported ones. Raise RecordError if a file can't be read, or if there are
+    records of GPUs but none of the primary one.
     """
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)
@@ -170,8 +159,8 @@ def load(results: Path) -> dict[str, list[Record]]:
             continue
         found[path.stem].append(read(path))
     note_clocks(found)
-    measured = {r.device.slug for rs in found.values() for r in rs if is_of_gpu(r)}
-    # A reduced grid is looked at wherever it was measured.
+    measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
+    # Reduced grids are rendered on any machine.
     if measured and primary not in measured and not is_quick(results):
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
@@ -188,13 +177,13 @@ def load(results: Path) -> dict[str, list[Record]]:
     return found
 
 
-def is_of_gpu(record: Record) -> bool:
-    """Whether it was measured on a GPU."""
+def is_gpu_record(record: Record) -> bool:
+    """Return whether a record was measured on a GPU."""
     return record.kind == "measured" and record.device.is_gpu
 
 
 def stale_records(records: Iterable[Record]) -> list[str]:
-    """A line for each measured record that is older than the source."""
+    """Return a warning for each stale record."""
     return [
         f"{r.place} is stale: its source has changed since; "
         f"measure or --verify {r.stem}"

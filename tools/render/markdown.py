@@ -1,5 +1,5 @@
-"""Markdown that every builder writes alike: tables, tabs of GPUs, and the line
-under each: where from.
+"""Markdown that all builders share: tables, tabs of GPUs, provenance lines, and formats
+of numbers.
 """
 
 import math
@@ -17,7 +17,7 @@ from tools.render.rows import NOT_MEASURED, Missing, measured, say, span
 
 
 def plain(text: str) -> str:
-    """Text as an image says and shows it."""
+    """Escape a text for an image's label."""
     text = escape(text.replace("`", ""), quote=False)
     return text.replace('"', "&quot;")
 
@@ -26,9 +26,9 @@ def bold(text: str) -> str:
     return f"**{text}**"
 
 
-# So many lines stand open.
+# A longer table shows its telling rows first.
 OPEN = 8
-# What marks a line as one of the others.
+# The mark of a row that is hidden at first.
 REST = " {: .rest }"
 
 
@@ -39,69 +39,70 @@ def table(
     telling: Sequence[bool] = (),
     alike: Collection[str] = (),
 ) -> str:
-    """A Markdown table, or nothing where it has no rows. The first `left` columns name
-    a line, and stay in sight where a page shows less than the whole table; how a
-    column is aligned follows from what it holds.
+    """Return a Markdown table, or "" without rows. The first `left` columns identify a
+    row and stay visible when a narrow page scrolls.
 
-    A column named in `alike` is said in a sentence below where all lines have the same
-    cell. Of a long table a page shows the telling lines, and the others when asked;
-    paper shows all.
+    A column named in `alike` becomes a sentence below the table if all its cells agree.
+    A long table shows its `telling` rows first; a click shows the others, and paper
+    shows all.
     """
     body = [[*cells] for cells in rows]
     if not body:
         return ""
-    shown, said = [], []
+    shown, equal = [], []
     for at, (head, *cells) in enumerate(zip(header, *body, strict=True)):
         if head in alike and len(cells) > 1 and len(set(cells)) == 1:
-            said.append(f"*{head}* {cells[0].lstrip('+')}")
+            equal.append(f"*{head}* {cells[0].lstrip('+')}")
         else:
             shown.append(at)
     if any(telling) and len(body) > OPEN:
-        for cells, told in zip(body, telling, strict=True):
-            # A cell without words takes no mark.
-            named = [at for at in shown if cells[at]]
-            if named and not told:
-                cells[named[0]] += REST
+        for cells, is_telling in zip(body, telling, strict=True):
+            # An empty cell can't hold the mark.
+            filled = [at for at in shown if cells[at]]
+            if filled and not is_telling:
+                cells[filled[0]] += REST
     rule = [":---" if at < left else "---:" for at in range(len(header))]
     texts = [
         f"| {' | '.join(cells[at] for at in shown)} |"
         for cells in ([*header], rule, *body)
     ]
-    below = f"\n\nIn each line: {' · '.join(said)}.\n{{ .below }}" if said else ""
+    below = f"\n\nIn each line: {' · '.join(equal)}.\n{{ .below }}" if equal else ""
     return "\n".join(texts) + below
 
 
-# A longer name of a kernel is folded to what it says to people.
-NAME = 30
-# The name of a product: its family and type, its tile, the rest.
-PRODUCT = re.compile(r"(.+?)_(?:tilesize)?(\d+x\d+(?:x\d+)?)(?:_(.*)|$)")
-# What tells no reader anything, and what does behind the tile: which operands are
-# transposed, and whether the sum is cut.
-SILENT = re.compile(r"xmma|simt|tst|n|(?:[a-z]+\d+){2,}")
-TOLD = re.compile(r"[nt]{2}|[NT]{3}|splitK")
+# A longer kernel name is folded to a readable one.
+MAX_NAME = 30
+# The name of a matmul kernel: its family and dtype, its tile, the rest.
+MATMUL_NAME = re.compile(r"(.+?)_(?:tilesize)?(\d+x\d+(?:x\d+)?)(?:_(.*)|$)")
+# Meaningless parts before the tile, and meaningful parts after it: which operands are
+# transposed, and whether the sum is split.
+NOISE = re.compile(r"xmma|simt|tst|n|(?:[a-z]+\d+){2,}")
+SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
 
-def folded_name(name: str, short: str = "") -> str:
-    """A kernel's name as code; a long one opens where it stands, out of a short one."""
-    if (said := spoken(short or name)) == name or len(name) <= NAME:
+def fold_name(name: str, short: str = "") -> str:
+    """Return a kernel's name as code; a long name unfolds from a shortened one."""
+    if (summary := shorten_name(short or name)) == name or len(name) <= MAX_NAME:
         return f"`{name}`"
-    return f'<details class="name"><summary>`{said}`</summary>`{name}`</details>'
+    return f'<details class="name"><summary>`{summary}`</summary>`{name}`</details>'
 
 
-def spoken(name: str) -> str:
-    """ "sm80 gemm f32 tn · 128x64x8", or the beginning and the end of another name."""
-    if len(name) <= NAME:
+def shorten_name(name: str) -> str:
+    """Shorten a matmul's name as in "sm80 gemm f32 tn · 128x64x8", and another name to
+    its beginning and its end.
+    """
+    if len(name) <= MAX_NAME:
         return name
-    if not (found := PRODUCT.match(name)):
+    if not (match := MATMUL_NAME.match(name)):
         return f"{name[:18]}…{name[-14:]}" if len(name) > 36 else name
-    family, tile, rest = found.groups("")
-    words = [word for word in family.split("_") if not SILENT.fullmatch(word)]
-    words += [word for word in rest.split("_") if TOLD.fullmatch(word)]
+    family, tile, rest = match.groups("")
+    words = [word for word in family.split("_") if not NOISE.fullmatch(word)]
+    words += [word for word in rest.split("_") if SUFFIX.fullmatch(word)]
     return f"{' '.join(words)} ·\N{NO-BREAK SPACE}{tile}"
 
 
 def sections(parts: Mapping[str, str]) -> str:
-    """A file of parts that pages include by name: `--8<-- "generated/FILE:name"`."""
+    """Return a file of sections that pages include: `--8<-- "generated/FILE:name"`."""
     return "\n".join(
         f"<!-- --8<-- [start:{name}] -->\n{text.strip()}\n"
         f"<!-- --8<-- [end:{name}] -->\n"
@@ -109,28 +110,29 @@ def sections(parts: Mapping[str, str]) -> str:
     )
 
 
-# Stands where a table would.
+# Takes the place of a table without records.
 NOTHING_YET = "Not measured yet: run `python tools/regen_tables.py`.\n"
-# And where there are rows, and what it is made of did not fit on their GPU.
+# Takes the place of a table whose rows ran out of memory.
 NOTHING_FITS = (
     "Nothing to show: the rows that this needs ran out of memory, or this record lacks "
     "them.\n"
 )
 
 
-def nothing_of(records: Iterable[Record]) -> str:
-    """What stands in the place of what these records don't give."""
+def missing_notice(records: Iterable[Record]) -> str:
+    """Return the notice that replaces what these records don't give."""
     statuses = {row.status for record in records for row in record.rows}
     return NOTHING_FITS if "out_of_memory" in statuses else NOTHING_YET
 
 
-def captioned(caption: str, shown: str) -> str:
-    """A table or tabs of it with a caption above, which the site numbers. What says
-    that nothing was measured has none.
+def add_caption(caption: str, shown: str) -> str:
+    """Put a caption above a table or its tabs, which the site numbers; none above a
+    notice that nothing was measured.
     """
-    nothing = shown.startswith((NOTHING_YET, NOTHING_FITS))
-    shows = caption and shown.strip() and not nothing
-    return f"{caption}\n{{ .caption }}\n\n{shown}" if shows else shown
+    is_notice = shown.startswith((NOTHING_YET, NOTHING_FITS))
+    if not caption or not shown.strip() or is_notice:
+        return shown
+    return f"{caption}\n{{ .caption }}\n\n{shown}"
 
 
 def columns(
@@ -140,50 +142,51 @@ def columns(
     telling: Callable[[Any], bool] | None = None,
     alike: Collection[str] = (),
 ) -> str:
-    """A table with a line for each item, or nothing. A column is the name of a field of
-    its configuration; or the head, what it shows of the item, and how that is printed.
+    """Return a table with a line for each item, or "". A column is a field of the
+    item's configuration; or its head, a function of the item, and optionally a format.
 
-    A line says once why a row has no numbers, where the first would stand. Fields that
-    come first name the line.
+    A line says once why its row has no numbers, in the place of the first. Fields that
+    come first identify the line.
     """
     items = list(items)
-    fields = sum(1 for _ in takewhile(lambda one: isinstance(one, str), described))
+    fields = len([*takewhile(lambda column: isinstance(column, str), described)])
     full = [
         (column, lambda c, key=column: c.config[key])
         if isinstance(column, str)
         else column
         for column in described
     ]
-    rows = [printed(item, full) for item in items]
-    told = [telling(item) for item in items] if telling else []
-    return table([head for head, *_ in full], rows, max(left, fields), told, alike)
+    rows = [format_row(item, full) for item in items]
+    flags = [telling(item) for item in items] if telling else []
+    return table([head for head, *_ in full], rows, max(left, fields), flags, alike)
 
 
-def printed(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
-    """One line of a table, cell by cell."""
-    line, said = [], []
+def format_row(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
+    """Return the cells of a line. A cell without a number stays empty if the line has
+    given the reason, or if the item's own row ran, so that the number is missing in a
+    row that it is compared with.
+    """
+    line, explained = [], []
     for _, read, *text in described:
         value = read(item)
         words = say(value, *text)
         if isinstance(value, Missing):
-            # If this row ran, the number is missing in the row that it is compared
-            # with: the cell stays empty.
-            compared = getattr(item, "row", None) and item
-            known = words == NOT_MEASURED or any(row is value.row for row in said)
-            words = "" if compared or known else words
-            said.append(value.row)
+            ran = getattr(item, "row", None) and item
+            is_known = words == NOT_MEASURED or any(x is value.row for x in explained)
+            words = "" if ran or is_known else words
+            explained.append(value.row)
         line.append(words)
     return line
 
 
 def device_label(record: Record) -> str:
-    """The tab's name."""
+    """Return the name of a record's tab."""
     return record.device.name + ", reported" * (record.kind == "reported")
 
 
 def tabs(parts: Iterable[tuple[str, str]]) -> str:
-    """One tab for each (label, Markdown); where there is one, its Markdown alone. The
-    first begins a set of its own, whatever tabs stand above.
+    """Return a set of tabs, one for each label and its Markdown; a single one needs no
+    tab. The mark of the first separates the set from tabs right above.
     """
     parts = list(parts)
     if len(parts) == 1:
@@ -199,18 +202,17 @@ def per_device(
     body: Callable[[Record], str],
     tabbed: bool = True,
 ) -> str:
-    """A tab for each record that has something to show (an empty body has not), with
-    its provenance below. Without tabs, the first.
+    """Return a tab for each record with a non-empty body, its provenance below; only
+    the first record without `tabbed`.
     """
     records = list(records)
-
     shown = [
         (device_label(r), f"{text}\n\n{provenance(r)}")
         for r in records
         if (text := body(r))
     ]
     if not shown:
-        return nothing_of(records)
+        return missing_notice(records)
     return f"{tabs(shown) if tabbed else shown[0][1]}\n"
 
 
@@ -223,14 +225,12 @@ def provenance(record: Record) -> str:
     """
     link = record_link(record)
     if record.kind == "reported":
-        told = " ".join([record.source or "", *record.notes])
-        return f"Reported, not measured here: {told} {link}\n{{ .provenance }}"
+        source = " ".join([record.source or "", *record.notes])
+        return f"Reported, not measured here: {source} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    said = {STALE: ["**stale**{ .old }"], VERIFIED: [VERIFIED]}
-    old = said.get(age(record), [])
-    link += f" · {rows_link(record)}"
-    told = " · ".join(part for part in (record.device.name, *old, day, link) if part)
-    return f"{told}\n{{ .provenance }}"
+    mark = {STALE: "**stale**{ .old }", VERIFIED: VERIFIED}.get(age(record))
+    parts = (record.device.name, mark, day, link, rows_link(record))
+    return f"{' · '.join(filter(None, parts))}\n{{ .provenance }}"
 
 
 def record_address(record: Record) -> str:
@@ -253,7 +253,7 @@ def explorer_name(record: Record) -> str:
     return device_label(record).partition(" (")[0]
 
 
-def commit_of(record: Record) -> str:
+def describe_commit(record: Record) -> str:
     if not record.git:
         return "no commit"
     changed = " with changes" if record.git.dirty else ""
@@ -261,13 +261,13 @@ def commit_of(record: Record) -> str:
 
 
 def conditions(records: Iterable[Record]) -> str:
-    """Under which conditions each record was measured, a paragraph for each; method.md
+    """Return a paragraph for each measured record on how it was measured. method.md
     explains its parts.
     """
-    return "\n\n".join(map(conditions_of, measured(records))) + "\n"
+    return "\n\n".join(map(describe_conditions, measured(records))) + "\n"
 
 
-def conditions_of(record: Record) -> str:
+def describe_conditions(record: Record) -> str:
     gpu = record.device
     known = [
         (gpu.name, gpu.name),
@@ -279,20 +279,19 @@ def conditions_of(record: Record) -> str:
     parts = [
         f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
-        *(f"attention by {name}: {said}" for name, said in record.kernels.items()),
-        commit_of(record),
+        *(f"attention by {name}: {text}" for name, text in record.kernels.items()),
+        describe_commit(record),
         record.started_utc and f"{record.started_utc} UTC",
         *record.notes,
         protocol,
         record_link(record),
         WHAT_IT_MEANS,
     ]
-    told = " · ".join(part for part in parts if part)
-    return f"{told}\n{{ .provenance }}"
+    return f"{' · '.join(filter(None, parts))}\n{{ .provenance }}"
 
 
-def say_ms(value: float) -> str:
-    """About four significant digits: 0.034, 5.362, 21.45, 184.3."""
+def format_ms(value: float) -> str:
+    """Format milliseconds to about four digits: 0.034, 5.362, 21.45, 184.3."""
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
@@ -300,7 +299,7 @@ def gib(value: float) -> str:
     return f"{value / 2**30:.1f}"
 
 
-def significant(value: float) -> str:
+def format_significant(value: float) -> str:
     """Return three significant digits: 0.112, 12.7, 427."""
     decimals = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:,.{max(0, decimals)}f}"
@@ -311,18 +310,18 @@ def two_digits(value: float) -> str:
     return f"{float(f'{value:.1e}'):,g}"
 
 
-def in_gib(value: float) -> str:
-    return say(value / 2**30, lambda gib: f"{significant(gib)} GiB")
+def format_gib(value: float) -> str:
+    return say(value / 2**30, lambda gib: f"{format_significant(gib)} GiB")
 
 
-def in_mib(value: float) -> str:
+def format_mib(value: float) -> str:
     """Return whole MiB, or GiB from 1 GiB on."""
-    return say(value, lambda v: in_gib(v) if v >= 2**30 else f"{v / 2**20:.0f} MiB")
+    return say(value, lambda v: format_gib(v) if v >= 2**30 else f"{v / 2**20:.0f} MiB")
 
 
-def in_words(text: str) -> str:
-    """A fact as it stands in a sentence: a minus in front of numbers and no hyphen, and
-    no line ends between a number and its unit.
+def typeset(text: str) -> str:
+    """Typeset a fact for a sentence: minus signs instead of hyphens before numbers, and
+    no line break between a number and its unit.
     """
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
     unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
@@ -344,12 +343,12 @@ def round_numbers(text: str) -> str:
     return text if "±" in text else re.sub(number, shorten, text)
 
 
-def at_most(value: float) -> str:
+def format_at_most(value: float) -> str:
     """For a sentence: "at most 2.0 %", or "less than 0.05 %" where that rounds to 0."""
     return f"at most {percent(value)}" if value >= 5e-4 else "less than 0.05 %"
 
 
 def percent(value: float) -> str:
-    """Two significant digits below ten percent."""
-    # What rounds to nothing has no sign.
+    """Format a share as a percentage, with one decimal below 10 %."""
+    # The z removes the sign of a number that rounds to zero.
     return f"{100 * value:z.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"

@@ -1,13 +1,13 @@
-"""Figures of measurements: what they look like, and how they get into a page.
+"""Plots of measurements: their look, and their way into a page.
 
-A builder writes a function that draws, and a sentence that says what is seen; `plot`
-makes the figure of them. It stands in the page itself as SVG, so its text is in the
-page's font and its colours follow the page's scheme. It is drawn twice, for a wide
-column and for a telephone, where panels stand above one another. One unit is one pixel.
+A builder writes a function that draws and a sentence with the finding, and `plot` makes
+a figure of them. The figure is SVG inside the page, so its text has the page's font and
+its colours follow the light or dark scheme. It is drawn twice, for a wide column and
+for a telephone, where panels stack. One unit is one pixel.
 
-Lines are named at their ends. One colour marks what the figure is about; everything
-else is grey, in shades that keep their order by day and by night. Orange is kept for
-what is worse: slower than before, off by more.
+Lines are labelled at their ends. One colour marks the subject of the figure; all else
+is grey, in shades that keep their order in both schemes. Orange marks what is worse:
+slower than before, or a larger error.
 """
 
 import io
@@ -38,10 +38,10 @@ from matplotlib.ticker import (
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, caption, figure
-from tools.render.markdown import in_words, plain, record_address
+from tools.render.markdown import plain, record_address, typeset
 from tools.render.rows import Missing
 
-# Each stands for a colour of docs/assets/site.css.
+# Colours to draw with, and their variables in docs/assets/site.css.
 INK, MUTED, FAINT, GROUND = "#1f2428", "#57606a", "#d5d9dc", "#ffffff"
 ACCENT, TINT, WARN = "#0b5cad", "#a9c8e6", "#b35900"
 DARK, GREY, PALE = "#59626b", "#8a939c", "#c3c9cf"
@@ -59,15 +59,15 @@ COLORS = {
 }
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "systems",
-    # Text stays text. Its width is that of DejaVu Sans, which comes with matplotlib and
-    # is wider than the fonts of the page.
+    # Keep text as text. It is laid out in DejaVu Sans, which comes with matplotlib and
+    # is wider than the page's fonts.
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": SMALL,
     "figure.dpi": 72,
     "figure.constrained_layout.h_pad": 4 / 72,
     "figure.constrained_layout.w_pad": 4 / 72,
-    # What stands above a panel is nearer to it than to the panel above.
+    # Keep a panel's title nearer to it than to the panel above.
     "figure.constrained_layout.hspace": 0.12,
     "text.color": INK,
     "axes.edgecolor": GREY,
@@ -109,9 +109,9 @@ def plot(
     height: float = 300,
     narrow: float | None = None,
 ) -> str:
-    """The figure of a record for a page: its caption is the finding, then how to read
-    it, then where its numbers are. `height` is that of the wide one in pixels,
-    `narrow` that of the other.
+    """Return the figure of a record, with a caption of its finding, how to read it
+    (`key`) and a link to its data. `height` and `narrow` are the heights in pixels of
+    the wide and the narrow drawing.
     """
     return picture(
         f"{record.stem}-{name}-{record.device.slug}",
@@ -134,7 +134,7 @@ def picture(
     height: float,
     narrow: float | None = None,
 ) -> str:
-    """The same of what no record holds; `numbers` is where to find them."""
+    """Return a figure of data outside of records; `numbers` is their address."""
     pictures = [
         svg(draw, address, finding, shown, width, pixels)
         for shown, width, pixels in (
@@ -142,8 +142,8 @@ def picture(
             ("narrow", NARROW, narrow or height),
         )
     ]
-    said = caption(finding, key, numbers)
-    return figure("\n".join(pictures), said, "plotted", address)
+    text = caption(finding, key, numbers)
+    return figure("\n".join(pictures), text, "plotted", address)
 
 
 def svg(
@@ -155,24 +155,24 @@ def svg(
         for ground in (figure.patch, *(axes.patch for axes in figure.axes)):
             ground.set_visible(False)
         for text in figure.findobj(Text):
-            # A dollar sign is no formula, and what no font has is a space.
+            # Dollar signs are no formulas, and control characters become spaces.
             text.set_parse_math(False)
             text.set_text(CONTROL.sub(" ", text.get_text()))
         for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
             if type(axis.get_major_formatter()) is ScalarFormatter:
-                axis.set_major_formatter(Grouped(useOffset=False))
+                axis.set_major_formatter(ThousandsFormatter(useOffset=False))
         name_lines(figure)
         buffer = io.StringIO()
-        # `savefig` would draw once more, to arrange what `draw` arranges itself.
+        # `savefig` would draw once more for a layout that is final already.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
-        f'<svg class="plot {shown}" role="img" aria-label="{plain(in_words(alt))}"'
+        f'<svg class="plot {shown}" role="img" aria-label="{plain(typeset(alt))}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
 
 
-# What a builder draws with ------------------------------------------------------------
+# Helpers of builders ------------------------------------------------------------
 
 
 def is_narrow(figure: Figure) -> bool:
@@ -180,18 +180,20 @@ def is_narrow(figure: Figure) -> bool:
 
 
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
-    """So many beside one another, or all; on a telephone above one another."""
+    """Return `count` panels, with `beside` or all of them in a row, and on a telephone
+    in one column.
+    """
     columns = 1 if is_narrow(figure) else beside or count
     rows = -(-count // columns)
-    made = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
-    for spare in made[count:]:
+    axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+    for spare in axes[count:]:
         spare.remove()
-    return made[:count]
+    return axes[:count]
 
 
 def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
-    """A curve through the points that have numbers, its `label` at its end; nothing
-    where none has.
+    """Draw a curve through the points that have numbers, with its `label` at its
+    end.
     """
     points = [
         (x, y)
@@ -204,15 +206,13 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
 
 
 def family(axes: Axes, curves: dict[str, tuple[Any, Any]], marked: str) -> None:
-    """Curves of one kind, (xs, ys) by name; one of them is what the figure is about."""
+    """Draw curves, (xs, ys) by name, and mark the subject of the figure by colour."""
     for name, (xs, ys) in curves.items():
         line(axes, xs, ys, label=name, color=ACCENT if name == marked else GREY)
 
 
 def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
-    """The number that matters, where it is read: above its point, or as `offset`
-    says in pixels.
-    """
+    """Write the number that matters above its point, or at an `offset` in pixels."""
     offset = more.pop("offset", (0, 8))
     style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
     place: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
@@ -225,7 +225,7 @@ def stacked(
     parts: dict[str, list[float]],
     colors: dict[str, str],
 ) -> None:
-    """A horizontal bar for each name, from top to bottom, made of its parts."""
+    """Draw a horizontal bar of parts for each name, from top to bottom."""
     ends = [0.0] * len(names)
     for part, widths in parts.items():
         axes.barh(range(len(names)), widths, 0.8, ends, color=colors[part], linewidth=0)
@@ -234,20 +234,22 @@ def stacked(
 
 
 def bars(axes: Axes, names: Sequence[str]) -> None:
-    """An axis of names from top to bottom, for horizontal bars at 0, 1, 2, ..."""
+    """Label horizontal bars at 0, 1, 2, ... by names, from top to bottom."""
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(max(0, len(names) - 1) + 0.6, -0.6)
-    across(axes)
+    show_vertical_grid(axes)
 
 
 def value(axes: Axes, text: str, x: float, y: float) -> None:
-    """A number behind the bar that ends here."""
+    """Write a number behind the end of a bar."""
     style: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
     axes.annotate(text, (x, y), xytext=(6, 0), va="center", **style)
 
 
-def across(axes: Axes) -> None:
-    """Numbers run along the horizontal axis: its grid, and no line under it."""
+def show_vertical_grid(axes: Axes) -> None:
+    """Show the grid of the horizontal axis instead of the vertical one's, and no axis
+    line.
+    """
     axes.grid(False, axis="y")
     axes.grid(True, axis="x")
     axes.spines["bottom"].set_visible(False)
@@ -257,8 +259,8 @@ def across(axes: Axes) -> None:
 def heat_map(
     axes: Axes, rows: dict[str, list[tuple[str, float]]], heads: Sequence[str]
 ) -> None:
-    """Cells of a text and its shade, from -1 (cold) to 1 (hot); none is brighter than
-    the page at 0, light or dark.
+    """Draw rows of cells, each a text and a shade from -1 (cold) over 0 (the page's own
+    colour) to 1 (hot).
     """
     for y, cells in enumerate(rows.values()):
         for x, (text, shade) in enumerate(cells):
@@ -276,7 +278,9 @@ def heat_map(
 
 
 def key(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
-    """Names and colours above the panels, for areas and bars, whose ends are hidden."""
+    """Draw a legend above the panels, for areas and bars, which have no end to
+    label.
+    """
     handles = [Patch(color=color, label=name) for name, color in colors.items()]
     figure.legend(
         handles=handles,
@@ -291,12 +295,12 @@ def key(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
 
 
 def number(value: float) -> str:
-    """As every axis has it: 0.25, 10, 16,384."""
+    """Format a number for an axis: 0.25, 10, 16,384."""
     return f"{value:,g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-class Grouped(ScalarFormatter):
-    """As many decimals for each tick of an axis, and thousands apart."""
+class ThousandsFormatter(ScalarFormatter):
+    """Formats ticks with equal numbers of decimals and commas between thousands."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         whole, dot, rest = super().__call__(x, pos).partition(".")
@@ -305,8 +309,8 @@ class Grouped(ScalarFormatter):
 
 
 def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
-    """Ticks at 1, 2 and 5 of each decade, or at what is given, written as plain
-    numbers.
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade or at
+    other `subs`.
     """
     along_x = axis is axis.axes.xaxis
     (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
@@ -315,47 +319,47 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-# What a digit takes, and what is between two numbers.
-DIGIT, APART = 0.64 * SMALL, 8
+# Pixels of a digit, and of the gap between two tick labels.
+DIGIT, GAP = 0.64 * SMALL, 8
 
 
 def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """A logarithmic axis of lengths, with these ticks; as many of them have numbers as
-    there is room for, the last before the others.
+    """Make an axis of lengths logarithmic, with these ticks. From the last tick on,
+    each has a number if there is room for it.
     """
     axes = axis.axes
     axes.set_xscale("log", base=2)
-    drawn = axis.get_figure(root=True)
-    assert drawn is not None
-    room = axes.get_position().width * drawn.get_figwidth() * 72
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    width = axes.get_position().width * figure.get_figwidth() * 72
     octaves = math.log2(ticks[-1] / ticks[0]) if ticks else 0.0
-    each = room / max(1.0, octaves)
-    free, shown = math.inf, []
+    octave_width = width / max(1.0, octaves)
+    limit, labels = math.inf, []
     for tick in reversed(ticks):
         text = number(tick)
-        at, half = math.log2(tick) * each, DIGIT * len(text) / 2
-        fits = at + half + APART <= free
-        shown.append(text if fits else "")
-        free = at - half if fits else free
-    axis.set_ticks(ticks, shown[::-1])
+        at, half = math.log2(tick) * octave_width, DIGIT * len(text) / 2
+        fits = at + half + GAP <= limit
+        labels.append(text if fits else "")
+        limit = at - half if fits else limit
+    axis.set_ticks(ticks, labels[::-1])
     axis.set_label_text(label)
 
 
-# How it becomes part of a page --------------------------------------------------------
+# From matplotlib to a page --------------------------------------------------------
 
 
 def name_lines(figure: Figure) -> None:
-    """Write the label of each line beside its last point, apart from the others."""
+    """Write the label of each line beside its last point, without overlaps."""
     layout = figure.get_layout_engine()
     assert layout is not None
     layout.execute(figure)
-    every = [x for axes in figure.axes for x in axes.get_lines()]
-    named = [x for x in every if not str(x.get_label()).startswith("_")]
+    lines = [x for axes in figure.axes for x in axes.get_lines()]
+    labelled = [x for x in lines if not str(x.get_label()).startswith("_")]
     for axes in figure.axes:
-        ends = [(x, np.asarray(x.get_xydata())[-1]) for x in named if x.axes is axes]
+        ends = [(x, np.asarray(x.get_xydata())[-1]) for x in labelled if x.axes is axes]
         at = {x: float(axes.transData.transform(end)[1]) for x, end in ends}
         ends.sort(key=lambda one: -at[one[0]])
-        heights = spread([at[x] for x, _ in ends], SMALL + 3)
+        heights = separate([at[x] for x, _ in ends], SMALL + 3)
         for (x, end), height in zip(ends, heights, strict=True):
             color = x.get_color()
             axes.annotate(
@@ -369,28 +373,30 @@ def name_lines(figure: Figure) -> None:
                 color=INK if color in (GREY, PALE) else color,
                 weight="bold" if color == ACCENT else "normal",
             )
-    if named:
-        # Names take room from the lines.
+    if labelled:
+        # Labels take room from the lines.
         layout.execute(figure)
-    # What is drawn is what the names were placed in.
+    # Another layout would move the lines away from their labels.
     figure.set_layout_engine("none")
 
 
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Move falling heights apart until neighbours differ by at least `gap`."""
-    found = list(heights)
+def separate(heights: Sequence[float], gap: float) -> list[float]:
+    """Return descending heights moved apart until neighbours are at least `gap`
+    apart.
+    """
+    moved = list(heights)
     for _ in range(100):
-        close = [i for i, (a, b) in enumerate(pairwise(found)) if a - b < gap - 1e-6]
+        close = [i for i, (a, b) in enumerate(pairwise(moved)) if a - b < gap - 1e-6]
         if not close:
             break
         for i in close:
-            missing = (gap - found[i] + found[i + 1]) / 2
-            found[i] += missing
-            found[i + 1] -= missing
-    return found
+            missing = (gap - moved[i] + moved[i + 1]) / 2
+            moved[i] += missing
+            moved[i + 1] -= missing
+    return moved
 
 
-# Texts that lines run behind: the style sheet gives them a rim of the ground.
+# The class of texts in front of lines, which have an outline in the page's background.
 OVER_LINES = "over"
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 XLINK = "{http://www.w3.org/1999/xlink}href"
@@ -402,17 +408,20 @@ TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
 
 
 def inline(drawing: str, address: str) -> str:
-    """What matplotlib drew, as a part of a page: ids are unique there, and short, since
-    a picture repeats them hundreds of times; millionths of a pixel are left out.
+    """Return matplotlib's drawing as part of a page, with unique short ids, rounded
+    coordinates, and colours that follow the scheme.
     """
     prefix = f"p{crc32(address.encode()):08x}"
-    parts = "\n".join(map(written, flat(ElementTree.fromstring(drawing), prefix)))
-    coloured = COLOR.sub(lambda found: f"var({COLORS[found[0]]})", parts)
-    return TEXT.sub(lambda found: plain(unescape(found[1])), coloured)
+    root = ElementTree.fromstring(drawing)
+    parts = "\n".join(map(serialize, clean_elements(root, prefix)))
+    coloured = COLOR.sub(lambda color: f"var({COLORS[color[0]]})", parts)
+    return TEXT.sub(lambda text: plain(unescape(text[1])), coloured)
 
 
-def flat(element: Element, prefix: str) -> Iterator[Element]:
-    """What is in it without the groups that only name their parts."""
+def clean_elements(element: Element, prefix: str) -> Iterator[Element]:
+    """Yield the children of an element without metadata, styles and needless groups,
+    with the prefix before each id.
+    """
     for child in element:
         child.tag = child.tag.rpartition("}")[2]
         if child.tag in ("metadata", "style"):
@@ -429,7 +438,7 @@ def flat(element: Element, prefix: str) -> Iterator[Element]:
             child.set("href", f"#{prefix}-{target[1:]}")
         if "rotate(-0 " in child.get("transform", ""):
             del child.attrib["transform"]
-        inside = list(flat(child, prefix))
+        inside = list(clean_elements(child, prefix))
         if child.tag == "g" and not child.attrib:
             yield from inside
         elif inside or child.tag not in ("g", "defs"):
@@ -437,7 +446,7 @@ def flat(element: Element, prefix: str) -> Iterator[Element]:
             yield child
 
 
-def written(element: Element) -> str:
-    """On one line: Markdown leaves HTML without empty lines alone."""
+def serialize(element: Element) -> str:
+    """Return an element on one line, because Markdown ends HTML at empty lines."""
     text = " ".join(ElementTree.tostring(element, "unicode").split())
     return FAMILY.sub("", text).replace("> <", "><")

@@ -1,9 +1,8 @@
-"""Numbers that may be missing, and how they are printed.
+"""Numbers that may be missing, and their formats.
 
-A row may be missing, out of memory, unsupported or failed. Where there is no number
-there is a `Missing`, which knows the words for why not, and whatever is computed with
-it is missing for the same reason. So builders divide, compare and print without asking
-first.
+A row may be absent, out of memory, unsupported or failed. Its numbers are `Missing`
+values that hold the reason, and every result of arithmetic with them is missing for the
+same reason. So builders can divide, compare and print without testing first.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,17 +13,17 @@ from systems.records.record import Record, Row
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
 
-# How a number is printed: "{:.1f} ms", or a function.
+# A format of numbers, such as "{:.1f} ms", or a function.
 Text = str | Callable[[Any], str]
 
 
 class Missing(float):
-    """No number, and the words that stand in its place. It is false, compares as NaN
-    does, formats as its words, and arithmetic with it gives it back.
+    """A missing number with the words for its reason. It is false, compares like NaN
+    and formats as its words; arithmetic with it returns it.
     """
 
     words: str
-    # The row that it is missing from.
+    # The row that lacks the number.
     row: Row | None
 
     def __new__(cls, words: str = NOT_MEASURED, row: Row | None = None) -> "Missing":
@@ -44,7 +43,7 @@ class Missing(float):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = itself
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = itself
     __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = itself  # pyright: ignore
-    # A column of a row that is missing.
+    # A column of an absent row.
     __getitem__ = itself
 
     def __str__(self) -> str:
@@ -56,19 +55,17 @@ class Missing(float):
 MISSING = Missing()
 
 
-# Of a GPU whose data sheet nobody listed.
+# The rates of a GPU whose data sheet is not listed.
 UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
 
 def data_sheet(slug: str) -> Peak:
-    """The rates of this GPU, Missing where none are listed."""
+    """Return the rates of a GPU, which are Missing if its data sheet is not listed."""
     return find_peak(slug) or UNLISTED
 
 
 def say(value: Any, text: Text = "{}") -> str:
-    """The value as text, or the words for why there is none. Words that stand in a
-    number's place stay as they are.
-    """
+    """Format a value; a Missing one as its words. Strings stay as they are."""
     if isinstance(value, Missing):
         return value.words
     if isinstance(value, bool) and text == "{}":
@@ -79,59 +76,65 @@ def say(value: Any, text: Text = "{}") -> str:
 
 
 def known(values: Iterable[float]) -> list[float]:
-    """Those that are numbers."""
+    """Return the values that are not Missing."""
     return [value for value in values if not isinstance(value, Missing)]
 
 
-def instead(values: Iterable[float]) -> Missing:
-    """What stands for values of which none is a number: that they ran out of memory, if
-    any did, which is a result.
+def missing_reason(values: Iterable[float]) -> Missing:
+    """Return the Missing value for values without any number: "out of memory" if one
+    is, because that is a result, else "not measured".
     """
-    why = (value for value in values if isinstance(value, Missing))
-    return next((each for each in why if each.words.startswith(OUT_OF_MEMORY)), MISSING)
+    reasons = (value for value in values if isinstance(value, Missing))
+    return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
 
 
 def least(values: Iterable[float]) -> float:
     values = list(values)
-    return min(known(values), default=instead(values))
+    return min(known(values), default=missing_reason(values))
 
 
 def most(values: Iterable[float]) -> float:
     values = list(values)
-    return max(known(values), default=instead(values))
+    return max(known(values), default=missing_reason(values))
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
-    """ "1.20 to 3.40", or "1.20" where that is all."""
+    """Return the range of values, such as "1.20 to 3.40", or "1.20" if they agree."""
     values = list(values)
-    if not (found := known(values)):
-        return instead(values).words
-    low, high = (text.format(end(found)) for end in (min, max))
+    if not (numbers := known(values)):
+        return missing_reason(values).words
+    low, high = (text.format(end(numbers)) for end in (min, max))
     return low if low == high else f"{low} to {high}"
 
 
-def ranges(values: Iterable[float]) -> str:
-    """ "ranges from 1.20 to 3.40", to follow what does."""
+def describe_range(values: Iterable[float]) -> str:
+    """Return a predicate on values, such as "ranges from 1.20 to 3.40"."""
     values = list(values)
     if known(values):
-        told = span(values)
-        return f"ranges from {told}" if " to " in told else f"is {told}"
-    return "ran out of memory" if instead(values) is not MISSING else "was not measured"
+        text = span(values)
+        return f"ranges from {text}" if " to " in text else f"is {text}"
+    return (
+        "ran out of memory"
+        if missing_reason(values) is not MISSING
+        else "was not measured"
+    )
 
 
-def axis(record: Record | None, key: str, **config: Any) -> list[Any]:
-    """The values that the configuration takes there, in the order of the grid."""
+def config_values(record: Record | None, key: str, **config: Any) -> list[Any]:
+    """Return the values of a configuration key, in the order of the grid, in rows that
+    have the given values.
+    """
     rows = record.rows if record else []
-    wanted = (row.config for row in rows if config.items() <= row.config.items())
-    return list(dict.fromkeys(found[key] for found in wanted if key in found))
+    configs = (row.config for row in rows if config.items() <= row.config.items())
+    return list(dict.fromkeys(each[key] for each in configs if key in each))
 
 
 def measured(records: Iterable[Record]) -> list[Record]:
-    """Those that were measured, not reported."""
+    """Return the records that were measured, without those that others reported."""
     return [record for record in records if record.kind == "measured"]
 
 
-def counted(flags: Iterable[bool]) -> Any:
-    """ "8 of 9" are true."""
-    found = list(flags)
-    return f"{sum(found)} of {len(found)}" if found else MISSING
+def count_true(flags: Iterable[bool]) -> Any:
+    """Return how many are true, such as "8 of 9"."""
+    flags = list(flags)
+    return f"{sum(flags)} of {len(flags)}" if flags else MISSING

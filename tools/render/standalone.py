@@ -1,5 +1,5 @@
-"""A figure as a file of its own, with its own colours: for README.md, and for viewers
-of notebooks.
+"""Figures as files with colours of their own, for README.md and viewers of
+notebooks.
 """
 
 import re
@@ -9,7 +9,7 @@ from tools.render.plots import Draw, picture
 
 ASSETS = ROOT / "docs" / "assets"
 VALUE = re.compile(r"^ +(--[\w-]+): (#\w+);$", re.MULTILINE)
-# Of each colour of the pages the light one, and the dark one.
+# The light and the dark value of each colour variable of the pages.
 COLORS: dict[str, list[str]] = {}
 for sheet in ("site.css", "drawings.css"):
     for name, value in VALUE.findall((ASSETS / sheet).read_text(encoding="utf-8")):
@@ -19,11 +19,11 @@ USED = re.compile(r"var\((--[\w-]+)\)")
 GROUND = "--md-default-bg-color"
 
 
-def by_itself(shown: str) -> str:
-    """The first figure of a fragment as a file with its own colours, light or dark as
-    the reader's system is; an empty one where there is no figure.
+def standalone_svg(fragment: str) -> str:
+    """Return the first figure of a fragment as an SVG file with colours that follow the
+    reader's system, light or dark; an empty picture if there is no figure.
     """
-    svg = FIGURE.search(shown)
+    svg = FIGURE.search(fragment)
     if svg is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>\n'
     used = sorted({*USED.findall(svg[2]), GROUND})
@@ -36,17 +36,17 @@ def by_itself(shown: str) -> str:
         f"@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"
         f".over {{ paint-order: stroke; stroke: var({GROUND}); stroke-width: 3px }}"
     )
-    opened = f'<svg xmlns="http://www.w3.org/2000/svg"{svg[1]}>'
-    return f"{opened}<style>{style}</style>{svg[2]}</svg>\n"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg"{svg[1]}>'
+    return f"{head}<style>{style}</style>{svg[2]}</svg>\n"
 
 
-# Viewers of notebooks pass over it.
+# A type of output that viewers of notebooks ignore and the site build uses.
 PAGE = "application/vnd.page+html"
 
 
 class Shown:
-    """A figure of a notebook: one for its viewers, and the one that its page has, where
-    `numbers` is the address of the notebook.
+    """A figure of a notebook, drawn twice: for viewers of notebooks and for the
+    site.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Shown:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {
-            "image/svg+xml": by_itself(self.page),
+            "image/svg+xml": standalone_svg(self.page),
             PAGE: self.page,
             "text/plain": self.finding,
         }

@@ -100,7 +100,7 @@ def test_another_cell_and_a_row_without_numbers_are_not_compared():
 def test_the_records_of_this_guide_have_cells_in_common():
     records = load.load(RESULTS)
     stems = ("kernel_profile", "nsys")
-    measured = [load.ours(records, stem) for stem in stems]
+    measured = [load.primary_record(records, stem) for stem in stems]
     times = gpu_times([record for record in measured if record])
     found = [{stem for _, stem in of_phase} for of_phase in times.values()]
     assert found.count({*stems}) >= 18

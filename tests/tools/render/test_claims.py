@@ -10,7 +10,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record, Row
 from tests.factories import committed
 from tools.render import claims
-from tools.render.markdown import in_words
+from tools.render.markdown import typeset
 from tools.render.spanning.writeup import all_claims
 
 CLAIMS = all_claims()
@@ -162,5 +162,5 @@ def test_an_altered_record_turns_the_claim_over(name, monkeypatch):
     assert isinstance(before, tuple) and isinstance(after, tuple)
     assert after[0] != before[0] and after[1] != before[1]
     label = "Holds" if after[0] else "Does not hold here"
-    assert text.startswith(f"**{label}:** {claim.sentence} {in_words(after[1])}")
+    assert text.startswith(f"**{label}:** {claim.sentence} {typeset(after[1])}")
     assert claim.because in text and text.endswith(", stale)")

@@ -151,10 +151,10 @@ def test_the_machine_is_as_its_data_sheet_says():
 def test_the_picture_of_the_readme_stands_by_itself():
     """It has every colour that it uses, once for the light and once for the dark."""
     drawn = '<figure><svg viewBox="0 0 1 1"><path style="fill: var(--tint)"/></svg>'
-    picture = standalone.by_itself(drawn)
+    picture = standalone.standalone_svg(drawn)
     ElementTree.fromstring(picture)
     assert picture.count("--tint: #") == picture.count("--md-default-bg-color: #") == 2
     kept = (ROOT / "docs/generated/index-hook.svg").read_text(encoding="utf-8")
     used = set(standalone.USED.findall(kept))
     assert used and all(kept.count(f"{name}: #") == 2 for name in used)
-    ElementTree.fromstring(standalone.by_itself("Not measured yet."))
+    ElementTree.fromstring(standalone.standalone_svg("Not measured yet."))

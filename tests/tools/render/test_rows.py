@@ -7,8 +7,8 @@ import pytest
 from systems.records.record import Row
 from tests.factories import make_record, make_row
 from tools.render.frame import frame
-from tools.render.markdown import NOTHING_FITS, NOTHING_YET, captioned, per_device
-from tools.render.rows import MISSING, Missing, least, most, ranges, say, span
+from tools.render.markdown import NOTHING_FITS, NOTHING_YET, add_caption, per_device
+from tools.render.rows import MISSING, Missing, describe_range, least, most, say, span
 
 FULL = Missing("out of memory")
 
@@ -31,9 +31,9 @@ def test_missing_numbers_are_not_counted():
 
 def test_where_all_ran_out_of_memory_no_sentence_says_that_nothing_was_measured():
     assert span([MISSING, FULL]) == say(least([MISSING, FULL])) == "out of memory"
-    assert most(iter([FULL])) is FULL and ranges([FULL]) == "ran out of memory"
+    assert most(iter([FULL])) is FULL and describe_range([FULL]) == "ran out of memory"
     assert span([MISSING]) == span([]) == say(most([])) == "not measured"
-    assert ranges([MISSING]) == "was not measured"
+    assert describe_range([MISSING]) == "was not measured"
 
 
 def test_a_table_says_once_why_a_line_is_empty():
@@ -64,4 +64,4 @@ def test_a_table_that_is_empty_for_want_of_memory_says_so():
     timed = make_record("warmup", make_row({"n": 1}, a_ms=[1.0]))
     assert per_device([timed], lambda record: "") == NOTHING_YET
     assert per_device([], lambda record: "table") == NOTHING_YET
-    assert captioned("A caption.", NOTHING_FITS) == NOTHING_FITS
+    assert add_caption("A caption.", NOTHING_FITS) == NOTHING_FITS

@@ -95,7 +95,9 @@ def test_one_outlying_call_decides_no_step():
 
 
 def test_launches_bind_where_kernels_are_shorter_than_launches(found):
-    launches, softmax, products = envelope.regimes(load.ours(found, "kernel_profile"))
+    launches, softmax, products = envelope.regimes(
+        load.primary_record(found, "kernel_profile")
+    )
     assert launches["each_us"] < launches["launch_us"]
     assert launches["launch_us"] < softmax["each_us"] < products["each_us"]
     assert softmax["of_memory"] > softmax["of_fp32"]

@@ -20,7 +20,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.editions import LABELS
 from tools.render.frame import Frame, frame
-from tools.render.load import Found, ours, primary_gpu
+from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import columns
 from tools.render.rows import most, say, span
 from tools.render.stems.end_to_end.rows import BATCH
@@ -116,7 +116,9 @@ def program(p: Pass) -> dict[str, Any]:
 
 def steps(found: Found) -> Frame:
     """Every training step whose memory was measured."""
-    return peak_memory.passes(ours(found, "peak_memory")).where(bool, mode="step")
+    return peak_memory.passes(primary_record(found, "peak_memory")).where(
+        bool, mode="step"
+    )
 
 
 def memory_points(found: Found) -> list[dict[str, Any]]:
@@ -132,7 +134,7 @@ def memory_points(found: Found) -> list[dict[str, Any]]:
 
 def step_points(found: Found) -> list[dict[str, Any]]:
     """Steps that were timed: how long, and which share of the floor's rate that is."""
-    record = ours(found, "end_to_end")
+    record = primary_record(found, "end_to_end")
     points = []
     for c in frame(record, mode="step", batch=BATCH):
         if not c or c.config["precision"] not in PRECISIONS:

@@ -19,7 +19,7 @@ from systems.formulas.gpus import GPUS
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.frame import Line, frame
-from tools.render.load import Found, ours, primary_gpu
+from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, data_sheet, say
 from tools.render.stems import warmup
@@ -110,17 +110,22 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
     """For each stem what pages say of its predictions; and `chip`, the data sheet."""
-    profile, attention = ours(found, "kernel_profile"), ours(found, "attention")
-    benchmark = ours(found, "flash_benchmarking")
+    profile, attention = (
+        primary_record(found, "kernel_profile"),
+        primary_record(found, "attention"),
+    )
+    benchmark = primary_record(found, "flash_benchmarking")
     return {
         "chip": chip_facts(),
         "kernel_profile": regime_facts(profile),
-        "end_to_end": step_facts(ours(found, "end_to_end")),
-        "warmup": warmup_facts(ours(found, "warmup")),
+        "end_to_end": step_facts(primary_record(found, "end_to_end")),
+        "warmup": warmup_facts(primary_record(found, "warmup")),
         "mixed_precision": gain_facts(profile),
         "attention": traffic_facts(attention),
         "flash_benchmarking": head_facts(benchmark),
-        "model_attention": slot_facts(profile, ours(found, "model_attention")),
+        "model_attention": slot_facts(
+            profile, primary_record(found, "model_attention")
+        ),
     }
 
 

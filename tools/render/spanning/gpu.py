@@ -1,9 +1,9 @@
 """The drawing of docs/gpu.md: three ways to be slow, as timelines of CPU and GPU."""
 
 from systems.records.record import Record
-from tools.render.drawing import SMALL, TITLE, Drawing, drawn
+from tools.render.drawing import SMALL, TITLE, Drawing, draw_figure
 from tools.render.frame import Line
-from tools.render.load import Found, ours
+from tools.render.load import Found, primary_record
 from tools.render.markdown import NOTHING_YET, percent, record_address
 from tools.render.rows import known
 from tools.render.spanning.envelope import regimes
@@ -27,7 +27,7 @@ PANELS = (
 
 
 def fragments(found: Found) -> dict[str, str]:
-    return {"gpu-timelines.md": timelines(ours(found, "kernel_profile"))}
+    return {"gpu-timelines.md": timelines(primary_record(found, "kernel_profile"))}
 
 
 def timelines(record: Record | None) -> str:
@@ -56,7 +56,7 @@ def timelines(record: Record | None) -> str:
     finding = FINDING.format(
         idle=percent(1 - launches["busy"]), arithmetic=percent(softmax["of_fp32"])
     )
-    return drawn(draw, alt, finding, KEY, numbers=record_address(record))
+    return draw_figure(draw, alt, finding, KEY, numbers=record_address(record))
 
 
 def lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:

@@ -5,10 +5,10 @@ length, which a slider changes.
 from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.formulas.memory_peak import peak
 from tools.render.drawing import SMALL, Drawing
-from tools.render.load import Found, ours
-from tools.render.markdown import gib, in_words, nothing_of
+from tools.render.load import Found, primary_record
+from tools.render.markdown import gib, missing_notice, typeset
 from tools.render.rows import say
-from tools.render.standalone import by_itself
+from tools.render.standalone import standalone_svg
 from tools.render.stems.peak_memory.figures import timeline_figure
 from tools.render.stems.peak_memory.rows import PLAIN, passes
 
@@ -29,14 +29,14 @@ def fragments(found: Found) -> dict[str, str]:
     shown = hook(found)
     return {
         "index-hook.md": shown,
-        "index-hook.svg": by_itself(shown),
+        "index-hook.svg": standalone_svg(shown),
         "index-slider.md": slider(),
     }
 
 
 def hook(found: Found) -> str:
     """Return the memory timeline of the primary GPU, if it was measured there."""
-    record = ours(found, "peak_memory")
+    record = primary_record(found, "peak_memory")
     steps = passes(record).where(size="2.7B", context=512, mode="step", **PLAIN)
     allocated = steps.one(precision="fp32")["peak"]
     weights = weight_bytes(Pass("2.7B", 512, "step", "fp32"))
@@ -46,10 +46,10 @@ def hook(found: Found) -> str:
         "weights; optimizer state is twice that, and saved activations are most of the "
         "rest."
     )
-    rounded = in_words(say(allocated, lambda v: f"{gib(v)} GiB"))
+    rounded = typeset(say(allocated, lambda v: f"{gib(v)} GiB"))
     more = HOOK.format(allocated=rounded)
     drawn = timeline_figure(record, "step", finding, more) if record else ""
-    return drawn or nothing_of([record] if record else [])
+    return drawn or missing_notice([record] if record else [])
 
 
 def slider() -> str:

@@ -15,7 +15,7 @@ from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render.compiled_files import COMMAND, read_steps
 from tools.render.frame import Frame, Line, frame, texts
-from tools.render.load import Found, of_gpu, ours
+from tools.render.load import Found, gpu_record, primary_record
 from tools.render.markdown import per_device, percent
 from tools.render.plots import (
     ACCENT,
@@ -43,7 +43,10 @@ from tools.render.stems.flash_peers import TEST, every_shape
 
 
 def fragments(found: Found) -> dict[str, str]:
-    records, record = found.get("flash_ablation", []), ours(found, "flash_ablation")
+    records, record = (
+        found.get("flash_ablation", []),
+        primary_record(found, "flash_ablation"),
+    )
     return {
         "ladder-bars.md": per_device(records, bars_figure),
         "ladder-forward.md": per_device(records, lambda r: steps_table(r, FORWARD)),
@@ -81,7 +84,7 @@ def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
 
 def of_cudnn(found: Found, record: Record | None, of: str) -> float:
     """Return the speed of the Hopper kernel over cuDNN's, interleaved at this shape."""
-    peers = of_gpu(found, "flash_peers", record.device.slug) if record else None
+    peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
     return 1 / every_shape(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
 
 
@@ -185,7 +188,7 @@ def bars_figure(record: Record) -> str:
 
 
 def facts(found: Found) -> dict[str, str]:
-    record = ours(found, "flash_ablation")
+    record = primary_record(found, "flash_ablation")
     end, back = ms(record, "forward"), ms(record, "backward")
     first, first_back = ms(record, "first_forward"), ms(record, "first_backward")
     any_shape, bound = ms(record, "plain_forward"), bound_ms(record, "forward")

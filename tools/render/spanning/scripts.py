@@ -8,7 +8,7 @@ from difflib import unified_diff
 from systems import ROOT
 from systems.model.sizes import TABLE_1
 from tools.render.frame import Line, frame
-from tools.render.load import Found, ours
+from tools.render.load import Found, primary_record
 from tools.render.markdown import NOTHING_YET, sections
 
 SCRIPTS = ROOT / "docs" / "scripts"
@@ -49,7 +49,7 @@ def prints(command: str, lines: list[str]) -> str:
 def outputs(found: Found) -> dict[str, list[str]]:
     """Return the lines that each command prints."""
     step, memory, plain, flash = (
-        ours(found, stem)
+        primary_record(found, stem)
         for stem in ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
     )
 

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from systems import align
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
-from tools.render.load import Found, ours, primary_gpu
+from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import bold, table
 from tools.render.rows import NOT_MEASURED, data_sheet
 
@@ -50,7 +50,8 @@ def problems_table(found: Found) -> str:
     measured = {
         record.stem: record
         for stem in found
-        if (record := ours(found, stem)) and record.device.slug == primary_gpu()
+        if (record := primary_record(found, stem))
+        and record.device.slug == primary_gpu()
     }
     rows, seen, shown = [], set(), []
     for problem in problems:
@@ -105,7 +106,7 @@ def check_output(found: Found) -> str:
     """Return what `python -m systems.check_setup` prints on the primary GPU before its
     first pass, from what its record of `flash_benchmarking` names.
     """
-    if (record := ours(found, "flash_benchmarking")) is None:
+    if (record := primary_record(found, "flash_benchmarking")) is None:
         return "\n"
     gpu = record.device
     lines = {
@@ -119,7 +120,7 @@ def check_output(found: Found) -> str:
 
 def measured_output(found: Found) -> str:
     """Return what measuring `warmup` prints at its end on the primary GPU."""
-    if (record := ours(found, "warmup")) is None:
+    if (record := primary_record(found, "warmup")) is None:
         return "\n"
     statuses = Counter(row.status for row in record.rows)
     seconds = sum(row.seconds or 0 for row in record.rows)

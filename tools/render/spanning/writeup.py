@@ -13,8 +13,8 @@ from textwrap import indent
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
-from tools.render.load import Found, is_of_gpu, primary_gpu
-from tools.render.markdown import captioned, columns, sections, tabs
+from tools.render.load import Found, is_gpu_record, primary_gpu
+from tools.render.markdown import add_caption, columns, sections, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_MEASURED_YET = "not measured yet"
@@ -108,7 +108,7 @@ def overview(problems: list[Problem]) -> str:
         ("CS336 2026", lambda p: p.stanford.get("2026", "")),
     )
     caption = "Every graded problem: section and points in each edition."
-    return captioned(caption, listed)
+    return add_caption(caption, listed)
 
 
 def asked(answer: Answer, known: bool) -> str:
@@ -139,9 +139,9 @@ def claims_of(problem: Problem, found: Found) -> str:
     ]
     by_gpu: dict[str, dict[str, Record]] = {}
     for record in sorted(measured, key=lambda r: r.device.slug != primary_gpu()):
-        if is_of_gpu(record):
+        if is_gpu_record(record):
             by_gpu.setdefault(record.device.slug, {})[record.stem] = record
-    anywhere = {r.stem: r for r in measured if not is_of_gpu(r)}
+    anywhere = {r.stem: r for r in measured if not is_gpu_record(r)}
     if not (by_gpu or anywhere):
         return "No claim: nothing was measured yet.\n"
     judged = [

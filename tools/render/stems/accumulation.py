@@ -12,7 +12,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import axis, counted, say
+from tools.render.rows import config_values, count_true, say
 
 # The assignment's snippets, by the names of their facts.
 SNIPPETS = ("fp32_in_fp32", "fp16_in_fp16", "fp16_in_fp32", "fp16_cast_to_fp32")
@@ -140,13 +140,13 @@ def stalls_table(record: Record) -> str:
 
 @fragments.add("sums.md")
 def sums_figure(record: Record) -> str:
-    if not (terms := axis(record, "term")):
+    if not (terms := config_values(record, "term")):
         return ""
     found = sums(record)
 
     def draw(figure: Figure) -> None:
         for axes, term in zip(plots.panels(figure, len(terms)), terms, strict=True):
-            for name in axis(record, "accumulator"):
+            for name in config_values(record, "accumulator"):
                 x = found.one(value=name, accumulator=name, term=term)
                 if x:
                     # The record keeps every n-th sum.
@@ -188,8 +188,8 @@ def facts(record: Record | None) -> dict[str, str]:
     names = (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
     return {
         **{name: say(found.one(name=name)["total"], "{:.6f}") for name in names},
-        "agreeing": say(counted(ran.column("alike"))),
-        "stalls_as_predicted": say(counted(ran.column("as_predicted"))),
+        "agreeing": say(count_true(ran.column("alike"))),
+        "stalls_as_predicted": say(count_true(ran.column("as_predicted"))),
     }
 
 
@@ -202,5 +202,5 @@ def facts(record: Record | None) -> dict[str, str]:
 def sums_follow_from_formats(record: Record) -> Judgement:
     found = sums(record).where(bool)
     alike, stalls = found.column("alike"), found.column("as_predicted")
-    told = f"Alike on both {counted(alike)} sums, as predicted {counted(stalls)}."
+    told = f"Alike on both {count_true(alike)} sums, as predicted {count_true(stalls)}."
     return (all(alike) and all(stalls), told) if found else []

@@ -15,7 +15,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.plots import ACCENT, DARK, GREY, PALE
-from tools.render.rows import known, least, most, ranges, say, span
+from tools.render.rows import describe_range, known, least, most, say, span
 
 PRECISIONS = ("fp32", "bf16")
 # The sizes that sentences and the open rows of tables show.
@@ -77,7 +77,7 @@ def beyond_settled(x: Line, start: str, *phases: str) -> float:
     """
     if not x.get(f"{start}_forward_ms"):
         return x.missing
-    return sum(x.beyond(f"{start}_{p}", p) for p in phases or way(x)[1])
+    return sum(x.warmup_seconds(f"{start}_{p}", p) for p in phases or way(x)[1])
 
 
 def steps_to_pay(x: Line) -> Any:
@@ -171,7 +171,7 @@ def speedup_figure(record: Record) -> str:
                     below = {"va": "top", "offset": (0, -6)}
                     plots.note(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
             plots.bars(axes, list(TABLE_1))
-            plots.across(axes)
+            plots.show_vertical_grid(axes)
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")
         plots.key(figure, DOTS)
@@ -180,7 +180,7 @@ def speedup_figure(record: Record) -> str:
         record,
         "speedup",
         draw,
-        f"The speedup of a whole compiled step {ranges(found.column('gain'))}.",
+        f"The speedup of a whole compiled step {describe_range(found.column('gain'))}.",
         "Context 512. Eager to CUDA graphs is launch overhead; from there to compiled, "
         "fusion saves memory traffic.",
         height=280,

@@ -15,7 +15,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import constant
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import MISSING, counted, known, most, say
+from tools.render.rows import MISSING, count_true, known, most, say
 
 RESULTS: tuple[str, ...] = constant("flash_accuracy", "RESULTS")
 GRADIENTS = ("dq", "dk", "dv")
@@ -207,7 +207,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **{f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in worst.items()},
         **{name: say(error, "{:.5f}") for name, error in rounded.items()},
         "calls_compared": str(constant("flash_accuracy", "CALLS")),
-        "same_ours": say(counted(same)),
+        "same_ours": say(count_true(same)),
     }
 
 

@@ -14,9 +14,9 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
-from tools.render.markdown import in_mib, percent, say_ms
+from tools.render.markdown import format_mib, format_ms, percent
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import MISSING, counted, data_sheet, known, least, say, span
+from tools.render.rows import MISSING, count_true, data_sheet, known, least, say, span
 from tools.render.stems.flash_passes import (
     PASSES,
     SAID,
@@ -118,7 +118,8 @@ def kernel_family(x: Line) -> str:
 )
 def lengths_table(record: Record) -> str:
     times = [
-        (f"{label}, ms", f"{name}.both_kernel", say_ms) for name, label in NAMES.items()
+        (f"{label}, ms", f"{name}.both_kernel", format_ms)
+        for name, label in NAMES.items()
     ]
     found = shapes(record).where(d=D, n=TELLING)
     return found.table(
@@ -146,14 +147,14 @@ def latency_table(record: Record) -> str:
     """Print the table that the assignment asks for."""
     found, names = shapes(record), ("ours", "plain")
     shown: list[tuple[Any, ...]] = [
-        (f"{name}, {SAID[of]}, ms", f"{name}.{of}_ms", say_ms)
+        (f"{name}, {SAID[of]}, ms", f"{name}.{of}_ms", format_ms)
         for name in names
         for of in PASSES
     ]
     if any(x["ours"].get("both_gpu_ms", 0) for x in found):
         head = f"{SAID['both']}, GPU, ms"
         shown += [
-            (f"{name}, {head}", lambda x, n=name: x[n].get("both_gpu_ms"), say_ms)
+            (f"{name}, {head}", lambda x, n=name: x[n].get("both_gpu_ms"), format_ms)
             for name in names
         ]
     return found.table(
@@ -187,7 +188,10 @@ def slower_shapes_table(record: Record) -> str:
     )
     return lines.where(lambda x: any(x[of] for of in PASSES)).table(
         "beside",
-        *((SAID[of], lambda x, of=of: counted(r < 1 for r in x[of])) for of in PASSES),
+        *(
+            (SAID[of], lambda x, of=of: count_true(r < 1 for r in x[of]))
+            for of in PASSES
+        ),
         ("least ratio", lambda x: least(x["both"]), "{:.2f}"),
     )
 
@@ -280,8 +284,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "faster_bf16_1024": say(middle["both / plain"], "{:.1f}"),
         "faster_bf16_65536": say(longest["both / plain"], "{:.1f}"),
         "growth_128_1024": say(growth, "{:.1f}"),
-        "memory_ours_bf16": in_mib(longest["ours.mib"] * MIB),
-        "memory_plain_bf16": in_mib(longest["plain.mib"] * MIB),
+        "memory_ours_bf16": format_mib(longest["ours.mib"] * MIB),
+        "memory_plain_bf16": format_mib(longest["plain.mib"] * MIB),
         "limb_peak": say(limb_peak, "{:.0f} TFLOP/s"),
     }
 
@@ -308,10 +312,10 @@ def predictions(longest: Line) -> dict[str, str]:
         "ours_predicted": say(ours_ms, "{:.3g} ms"),
         "ours_took": say(longest["ours.both_kernel"], "{:.3g} ms"),
         "faster_predicted": say(plain_ms / ours_ms, "{:.0f}"),
-        "score_matrix": in_mib(2 * scores),
-        "memory_plain_predicted": in_mib(2 * PLAIN_HOLDS * scores),
-        "memory_ours_predicted": in_mib(returned + 12 * LONGEST),
-        "memory_sums": in_mib(4 * LONGEST * D),
+        "score_matrix": format_mib(2 * scores),
+        "memory_plain_predicted": format_mib(2 * PLAIN_HOLDS * scores),
+        "memory_ours_predicted": format_mib(returned + 12 * LONGEST),
+        "memory_sums": format_mib(4 * LONGEST * D),
     }
 
 

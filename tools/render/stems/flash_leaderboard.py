@@ -9,7 +9,7 @@ from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import per_device, percent, say_ms
+from tools.render.markdown import format_ms, per_device, percent
 from tools.render.rows import MISSING, measured
 from tools.render.stems.flash_passes import peak_tflops
 
@@ -146,8 +146,8 @@ def test_table(record: Record) -> str:
     )
     return found.table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
-        ("median, ms", "both_ms", say_ms),
-        ("GPU, ms", lambda x: x.gpu_ms("both") or "", say_ms),
+        ("median, ms", "both_ms", format_ms),
+        ("GPU, ms", lambda x: x.gpu_ms("both") or "", format_ms),
         ("TFLOP/s", "tflops", "{:.0f}"),
         ("share of peak", "peak", percent),
     )

@@ -17,7 +17,7 @@ from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
 from tools.render.rows import (
     MISSING,
     Missing,
-    counted,
+    count_true,
     known,
     measured,
     most,
@@ -176,7 +176,7 @@ def determinism_table(record: Record) -> str:
     return Frame(
         Line(
             implementation=NAMES[name],
-            same=counted(rows.column("repeats")),
+            same=count_true(rows.column("repeats")),
             varies=", ".join(
                 of for of in RESULTS if any(of in x["varies"] for x in rows)
             ),
@@ -288,7 +288,7 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **{name: span(values) for name, values in over.items()},
         **{
-            f"{name}_lost": say(counted(value > 1 for value in known(values)))
+            f"{name}_lost": say(count_true(value > 1 for value in known(values)))
             for name, values in over.items()
         },
         "triton_64": span_of("ours_triton", "sdpa_cudnn", d=64),
@@ -307,7 +307,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 def faster_everywhere(record: Record, name: str) -> Judgement:
     found = known(shapes(record).column(f"both / {name}"))
-    slower = counted(value > 1 for value in found)
+    slower = count_true(value > 1 for value in found)
     return found and (
         max(found) < 1,
         f"Relative time: {span(found)}, slower at {slower} shapes.",

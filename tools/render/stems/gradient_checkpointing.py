@@ -26,7 +26,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.load import constant
-from tools.render.markdown import in_gib, in_mib
+from tools.render.markdown import format_gib, format_mib
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, known, say
 
@@ -258,17 +258,17 @@ def facts(record: Record | None) -> dict[str, str]:
     n = p.shape.num_layers
     root, weighed = best_run_lengths(p)
     return {
-        "none_peak": in_gib(none["peak"]),
-        "half_peak": in_gib(found.one(strategy="half_blocks")["peak"]),
-        "best_peak": in_gib(best["peak"]),
-        "best_predicted": in_gib(predicted.one(run=1)["predicted_peak"]),
-        "next_peak": in_gib(runs.one(run=2)["peak"]),
-        "attention_peak": in_gib(attention["peak"]),
-        "weights": in_gib(weight_bytes(p)),
-        "copies": in_gib(weight_copy_bytes(p)),
-        "input": in_mib(residual_bytes(p)),
-        "block": in_mib(block_saved(p)),
-        "block_plain": in_mib(block_saved(make_pass("eager"))),
+        "none_peak": format_gib(none["peak"]),
+        "half_peak": format_gib(found.one(strategy="half_blocks")["peak"]),
+        "best_peak": format_gib(best["peak"]),
+        "best_predicted": format_gib(predicted.one(run=1)["predicted_peak"]),
+        "next_peak": format_gib(runs.one(run=2)["peak"]),
+        "attention_peak": format_gib(attention["peak"]),
+        "weights": format_gib(weight_bytes(p)),
+        "copies": format_gib(weight_copy_bytes(p)),
+        "input": format_mib(residual_bytes(p)),
+        "block": format_mib(block_saved(p)),
+        "block_plain": format_mib(block_saved(make_pass("eager"))),
         "kept_run": name_run(minimum(predicted, "predicted_kept")),
         "slower": say(best["step_ms"] / none["step_ms"], "{:.2f}"),
         "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",

@@ -10,7 +10,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import captioned, gib, in_words
+from tools.render.markdown import add_caption, gib, typeset
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, NOT_MEASURED, known, say
 
@@ -64,7 +64,7 @@ def by_precision(record: Record | None) -> Frame:
         x = summarize(ran) if ran else tried.one()
         against = differences(record, precision) if precision != "fp32" else []
         x["name"] = name
-        x["against"] = in_words(", ".join(f"{apart:+.4f}" for apart in against))
+        x["against"] = typeset(", ".join(f"{apart:+.4f}" for apart in against))
         found.append(x)
     return found
 
@@ -121,7 +121,7 @@ def verdict(differences: list[float], fp32: list[float]) -> str:
 @fragments.add("loss.md")
 def loss_figure_and_table(record: Record) -> str:
     caption = "Training in each precision: the loss it ends at, time and memory."
-    return f"{loss_figure(record)}\n\n{captioned(caption, loss_table(record))}"
+    return f"{loss_figure(record)}\n\n{add_caption(caption, loss_table(record))}"
 
 
 def loss_table(record: Record) -> str:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from systems.records.record import PHASES, Record
 from tools.render import plots
 from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import gib, per_device, say_ms
+from tools.render.markdown import format_ms, gib, per_device
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import say, span
 
@@ -51,7 +51,7 @@ def steps_table(record: Record) -> str:
     return steps(record).table(
         "size",
         "context",
-        *((f"{name}, ms", f"{a}.step_ms", say_ms) for a, name in NAMES.items()),
+        *((f"{name}, ms", f"{a}.step_ms", format_ms) for a, name in NAMES.items()),
         ("eager / this guide", "gain", "{:.2f}"),
         ("by GPU time", "gpu_gain", "{:.2f}"),
         *((f"{NAMES[a]}, GiB", f"{a}.peak", gib) for a in ("eager", "flash")),

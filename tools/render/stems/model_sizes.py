@@ -5,7 +5,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.records.record import Record
 from tools.render.frame import Frame, frame
 from tools.render.markdown import gib, per_device
-from tools.render.rows import axis, say
+from tools.render.rows import config_values, say
 
 PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
 CAPTIONS = {
@@ -17,7 +17,7 @@ CAPTIONS = {
 
 def models(record: Record | None) -> Frame:
     """A row for each size, at the first context, and the FLOPs at each."""
-    contexts = axis(record, "context")
+    contexts = config_values(record, "context")
     found = frame(record).derive(
         parameters=lambda x: sum(x[f"{part}_parameters"] for part in PARTS),
         weights=lambda x: FP32_BYTES * x["parameters"],
@@ -43,7 +43,7 @@ def sizes_table(record: Record) -> str:
         ("fp32 weights, GiB", "weights", gib),
         *(
             (f"forward TFLOP at {context}", f"at_{context}.tflop", "{:.2f}")
-            for context in axis(record, "context")
+            for context in config_values(record, "context")
         ),
     )
 

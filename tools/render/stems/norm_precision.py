@@ -10,7 +10,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Line, frame
 from tools.render.markdown import per_device
-from tools.render.rows import axis, say
+from tools.render.rows import config_values, say
 
 STAGES = {
     "mean": "mean",
@@ -118,7 +118,7 @@ READ = (
 
 
 def widths_figure(record: Record) -> str:
-    if not (widths := axis(record, "width")):
+    if not (widths := config_values(record, "width")):
         return ""
 
     def line(dtype: str, compute: str) -> list[str]:
@@ -128,7 +128,7 @@ def widths_figure(record: Record) -> str:
     lines = {
         dtype: {
             COMPUTE[compute]: line(dtype, compute)
-            for compute in axis(record, "compute", norm="layer", dtype=dtype)
+            for compute in config_values(record, "compute", norm="layer", dtype=dtype)
         }
         for dtype in DTYPES
     }

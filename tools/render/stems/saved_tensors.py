@@ -18,7 +18,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import in_mib, per_device, percent
+from tools.render.markdown import format_mib, per_device, percent
 from tools.render.plots import ACCENT, INK
 from tools.render.rows import known, measured, say
 
@@ -201,12 +201,12 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     return {
         **{
-            f"block_{c}": in_mib(blocks(record).one(context=c)["total"])
+            f"block_{c}": format_mib(blocks(record).one(context=c)["total"])
             for c in CONTEXTS
         },
         "five": "; ".join(five) or say(block.missing),
-        "parameter_gradients": in_mib(block["parameter_gradient_bytes"]),
-        "input_gradient": in_mib(block["input_gradient_bytes"]),
+        "parameter_gradients": format_mib(block["parameter_gradient_bytes"]),
+        "input_gradient": format_mib(block["input_gradient_bytes"]),
         "norm_saved": say(norm["saved"]),
         "norm_compiled_saved": say(compiled["saved"]),
     }

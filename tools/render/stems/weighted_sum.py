@@ -5,7 +5,7 @@ beside PyTorch's own and a copy; and what was predicted.
 from systems.records.record import Record
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
-from tools.render.markdown import per_device, percent, say_ms
+from tools.render.markdown import format_ms, per_device, percent
 from tools.render.rows import MISSING, data_sheet, most, say
 
 NAMES = {
@@ -65,7 +65,7 @@ def body(record: Record) -> str:
         column
         for of in ("forward", "backward")
         for column in (
-            (f"{of}, ms", of, say_ms),
+            (f"{of}, ms", of, format_ms),
             ("TB/s", lambda x, of=of: x[f"{of}_rate"] / 1e12, "{:.2f}"),
             (
                 "of the data sheet's",

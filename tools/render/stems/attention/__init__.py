@@ -12,7 +12,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import at_most, gib, say_ms, table, two_digits
+from tools.render.markdown import format_at_most, format_ms, gib, table, two_digits
 from tools.render.plots import ACCENT, DARK
 from tools.render.rows import MISSING, most, say
 from tools.render.stems.attention import compiled
@@ -63,7 +63,7 @@ def grid_table(record: Record) -> str:
     if record.kind == "reported":
         times = [(f"{of}, ms", lambda x, of=of: reported_ms(x, of)) for of in PASSES]
     gpu = [
-        (f"{of}, GPU, ms", lambda x, of=of: x.get(f"{of}_gpu_ms"), say_ms)
+        (f"{of}, GPU, ms", lambda x, of=of: x.get(f"{of}_gpu_ms"), format_ms)
         for of in PASSES
         if any(x.get(f"{of}_gpu_ms", 0) for x in found)
     ]
@@ -216,7 +216,7 @@ def memory_figure(record: Record) -> str:
             plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")
 
-    told = say(largest_error(record), at_most)
+    told = say(largest_error(record), format_at_most)
     return plots.plot(
         record,
         "memory",

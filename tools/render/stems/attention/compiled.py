@@ -9,7 +9,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import known, ranges, say, span
+from tools.render.rows import describe_range, known, say, span
 from tools.render.stems.attention.columns import (
     EXECUTIONS,
     LONGEST,
@@ -33,7 +33,7 @@ def compiled(record: Record | None) -> Frame:
 
 def compile_seconds(x: Line) -> float:
     """Return how much longer the warm-up passes took than as many later ones."""
-    return sum(x.beyond(f"warmup_{of}", of) for of in PASSES)
+    return sum(x.warmup_seconds(f"warmup_{of}", of) for of in PASSES)
 
 
 @fragments.add(
@@ -135,7 +135,7 @@ def speedup_figure(record: Record) -> str:
             plots.heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
 
-    told = ranges(known(found.column("gain")) or found.column("gain"))
+    told = describe_range(known(found.column("gain")) or found.column("gain"))
     return plots.plot(
         record,
         "speedup",

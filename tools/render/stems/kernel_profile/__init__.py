@@ -12,11 +12,11 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import (
     OPEN,
-    at_most,
     columns,
-    folded_name,
+    fold_name,
+    format_at_most,
+    format_significant,
     percent,
-    significant,
 )
 from tools.render.rows import Missing, known, most, say, span
 from tools.render.stems.kernel_profile.figures import causes_figure, roofline_figure
@@ -101,7 +101,7 @@ def format_name(kernel: Kernel) -> str:
     of element-wise kernels have hundreds of letters; the record has them.
     """
     whole = kernel.name if kernel.category == MATMUL else kernel.short
-    return folded_name(whole, kernel.short)
+    return fold_name(whole, kernel.short)
 
 
 @fragments.add(
@@ -228,7 +228,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def format_ms(ms: float) -> str:
-    return f"{significant(ms)} ms"
+    return f"{format_significant(ms)} ms"
 
 
 def top_facts(x: Line) -> dict[str, str]:
@@ -302,7 +302,7 @@ def kernels_are_attributed(record: Record) -> Judgement:
     lost = most(map(unmarked_share, ran))
     gap = most([0.0, *(abs(name_disagreement(x)) for x in ran)])
     numbers = (
-        f"Without a phase {say(lost, at_most)}; names against operations at "
+        f"Without a phase {say(lost, format_at_most)}; names against operations at "
         f"most {say(gap, percent)}."
     )
     return known([lost]) and (lost < 0.01 and gap < 0.03, numbers)

@@ -15,7 +15,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line
-from tools.render.markdown import columns, in_gib, in_mib, percent, two_digits
+from tools.render.markdown import columns, format_gib, format_mib, percent, two_digits
 from tools.render.rows import say
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
@@ -159,16 +159,18 @@ def facts(record: Record | None) -> dict[str, str]:
     growth = forward_bf16["peak"] / forward["peak"]
     groups = largest(forward)
     return {
-        **{f"{mode}_fp32": in_gib(at(mode, "fp32")["peak"]) for mode in MODES},
-        "step_bf16": in_gib(step_bf16["peak"]),
+        **{f"{mode}_fp32": format_gib(at(mode, "fp32")["peak"]) for mode in MODES},
+        "step_bf16": format_gib(step_bf16["peak"]),
         "beyond_weights": say(beyond_weights / 2**30, "{:.0f}"),
         "forward_bf16_over_fp32": say(growth, "{:.2f}"),
-        "forward_copies_bf16": in_gib(category(forward_bf16, "weight copies")),
+        "forward_copies_bf16": format_gib(category(forward_bf16, "weight copies")),
         "place_fp32": say(step["place"]),
         "place_short": say(at("step", "fp32", 128)["place"]),
-        "residual_measured_bf16": in_mib(step_bf16["residual_bytes"]),
+        "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),
         "agrees": format_agreement(worst(record)),
-        "forward_largest": in_mib(groups[0]["bytes"] if groups else forward.missing),
+        "forward_largest": format_mib(
+            groups[0]["bytes"] if groups else forward.missing
+        ),
         **formula_facts(),
     }
 
@@ -188,14 +190,14 @@ def formula_facts() -> dict[str, str]:
     return {
         "longest_on_80": two_digits(find_largest(long, "context", room_80)),
         "largest_on_40": on_40[-1],
-        f"residual_{LONGEST}": in_mib(residual_bytes(long)),
-        "residual_128": in_mib(residual_bytes(short)),
-        "kept_fp32": in_gib(peaks["saved activations"]),
-        "kept_fp32_128": in_gib(category_peaks(short)["saved activations"]),
-        "weights": in_gib(peaks["weights"]),
-        "lasting": in_gib(sum(peaks[name] for name in lasting)),
-        "scores": in_mib(attention_saved(long)["exponentials"]),
-        "scores_128": in_mib(attention_saved(short)["exponentials"]),
+        f"residual_{LONGEST}": format_mib(residual_bytes(long)),
+        "residual_128": format_mib(residual_bytes(short)),
+        "kept_fp32": format_gib(peaks["saved activations"]),
+        "kept_fp32_128": format_gib(category_peaks(short)["saved activations"]),
+        "weights": format_gib(peaks["weights"]),
+        "lasting": format_gib(sum(peaks[name] for name in lasting)),
+        "scores": format_mib(attention_saved(long)["exponentials"]),
+        "scores_128": format_mib(attention_saved(short)["exponentials"]),
     }
 
 
@@ -252,7 +254,7 @@ def largest_are_scores(record: Record) -> Judgement:
         return None
     derived, size = attention_saved(pass_of(x))["exponentials"], found[0]["bytes"]
     attention = all("scaled_dot_product_attention" in g["code"] for g in found)
-    numbers = f"Largest {in_mib(size)}, a score matrix {in_mib(derived)}."
+    numbers = f"Largest {format_mib(size)}, a score matrix {format_mib(derived)}."
     return size == derived and attention, numbers
 
 
