@@ -13,10 +13,9 @@ FINDING = (
     "arithmetic; only large matmuls are compute-bound."
 )
 KEY = (
-    "Above the CPU, which launches; below the GPU, which runs the kernels. Lengths are "
-    "measured averages, each panel to its own scale; a launch has that of panel 1 in "
-    "all of them. Green bars: how much of the data sheet's rates the kernels reach. "
-    "The longer one names the limit; few kernels come close to a whole bar."
+    "Above, the CPU launches; below, the GPU runs the kernels. Lengths are measured "
+    "averages, each panel to its own scale. Green bars show the share of the data "
+    "sheet's rates that the kernels reach; the longer bar is the bottleneck."
 )
 # A title, what is shown, and how many kernels are drawn.
 PANELS = (

@@ -16,9 +16,8 @@ CONTEXTS = (128, 256, 512, 1024)
 OPENS_AT = 512
 WIDTH, ROW = 340, 24
 HOOK = (
-    "The drawing counts the bytes that tensors asked for; the allocator rounds them up "
-    'to {allocated}. <a href="peak_memory.html">Peak memory</a> explains each '
-    "part."
+    "The allocator rounds the drawn bytes up to {allocated}. "
+    '<a href="peak_memory.html">Peak memory</a> explains each part.'
 )
 
 

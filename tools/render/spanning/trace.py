@@ -92,9 +92,8 @@ def fragments() -> dict[str, str]:
         "nsys-layer.md": picture(
             "nsys-layer",
             lambda figure: draw(figure, shown),
-            f"The CPU needs {shown.launching_ms:.1f} ms to launch {shown.work} of one "
-            f"layer, and the GPU {shown.busy_ms:.1f} ms to run them: between them it "
-            "waits.",
+            f"The CPU takes {shown.launching_ms:.1f} ms to launch {shown.work} of one "
+            f"layer, which the GPU runs in {shown.busy_ms:.1f} ms, so the GPU waits.",
             "The second layer of a forward pass of small at context 512, fp32, as "
             "Nsight Systems 2025.3 recorded it on an NVIDIA H200. The profiler itself "
             "slows launching. Lines join each launch of softmax with its kernel.",

@@ -114,9 +114,9 @@ def error_table(record: Record) -> str:
 
 @fragments.add(
     "ratios.md",
-    "Errors over those of plain PyTorch in the same precision: below 1 is closer to "
-    "the exact result. By norms; last column: by the largest single error, as the rule "
-    "has it.",
+    "Norm of the error relative to that of plain PyTorch in the same precision; below "
+    "1 is more accurate. The last column compares the largest single errors, as the "
+    "tests do.",
 )
 def ratio_table(record: Record) -> str:
     return compared(record).table(
@@ -159,10 +159,10 @@ def ratios_figure(record: Record) -> str:
         record,
         "ratios",
         draw,
-        "By the norm of its error, FlashAttention errs at most this many times as much "
-        f"as plain attention: {told}.",
-        "Each bar spans all results, head dimensions, lengths and masks; a mark shows "
-        "the geometric mean. The line: plain attention in the same dtype.",
+        "The norm of FlashAttention's error is at most this many times plain "
+        f"attention's: {told}.",
+        "Each bar spans all results, head dimensions, lengths and masks; a mark is "
+        "the geometric mean, and the line is plain attention in the same dtype.",
         height=90 + 36 * len(names),
     )
 

@@ -139,9 +139,9 @@ def format_small_share(share: float) -> str:
 @fragments.add(
     "table.md",
     "FlashAttention and plain PyTorch at every shape: forward, backward, and the two "
-    "together, without a loss. Medians by `do_bench`, which include the wait for "
-    "launches. Plain / flash is of GPU time where the record has it: the median of "
-    "rounds with the lowest and the highest.",
+    "together, without a loss. Times are medians by `do_bench`, which include waits "
+    "for launches. The last column compares GPU time if the record has it, as a median "
+    "over rounds with its range.",
 )
 def latency_table(record: Record) -> str:
     """Print the table that the assignment asks for."""
@@ -176,7 +176,7 @@ def format_ratio_and_range(x: Line) -> Any:
 
 @fragments.add(
     "lost.md",
-    "**Shapes at which FlashAttention is slower,** and the least ratio of the other's "
+    "**Shapes at which FlashAttention is slower,** and the smallest ratio of the other "
     "time to FlashAttention's, forward + backward.",
 )
 def slower_shapes_table(record: Record) -> str:
@@ -230,8 +230,8 @@ def rates_figure(record: Record) -> str:
         f"At {say(longest['n'], '{:,}')} tokens in bf16 FlashAttention runs at "
         f"{say(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
         f"{say(plain, percent)}.",
-        f"Forward and backward of one causal head, head dimension {D}. This kernel "
-        f"forms each fp32 matmul from {LIMB_PRODUCTS} of bf16.",
+        f"Forward and backward of one causal head, head dimension {D}. FlashAttention "
+        f"forms each fp32 matmul from {LIMB_PRODUCTS} bf16 matmuls.",
         height=300,
         narrow=560,
     )

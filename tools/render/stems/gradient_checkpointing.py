@@ -163,7 +163,8 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 
 @fragments.add(
     "table.md",
-    "Peaks and times by what is recomputed; beside each peak, measured over predicted.",
+    "Peak and time by what is recomputed; beside each peak, its ratio to the predicted "
+    "peak.",
 )
 def rows_table(record: Record) -> str:
     best = minimum(predicted_runs(), "predicted_kept")

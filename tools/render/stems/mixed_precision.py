@@ -137,9 +137,8 @@ def loss_table(record: Record) -> str:
 
 @fragments.add(
     "rates.md",
-    f"The loss, mean of the last {LAST} steps, by learning rate; in brackets the least "
-    "and the most of the seeds. A best rate at either end could have a better one "
-    "beyond.",
+    f"Mean loss of the last {LAST} steps by learning rate, with the range over seeds "
+    "in brackets. A rate beyond either end could be better.",
 )
 def rates_table(record: Record) -> str:
     found = all_runs(record)

@@ -105,8 +105,8 @@ def stages_figure(record: Record) -> str:
         f"the output is zero from {first_with(fp16, 'output', '=0')} on, until x "
         f"overflows, too; in bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
-        f"LayerNorm of width {WIDTH:,}, each stage rounded to its format, means by "
-        f"`torch.mean`. {READ}",
+        f"Width {WIDTH:,}; each stage is rounded to its format, and `torch.mean` takes "
+        f"the means. {READ}",
         height=500,
     )
 
@@ -141,8 +141,8 @@ def widths_figure(record: Record) -> str:
         "layer-widths",
         partial(draw_maps, lines, [f"{width:,}" for width in widths], "width"),
         f"At width {WIDEST:,} the output of LayerNorm in bf16 is off by {running} "
-        f"with a running sum in bf16, by {library} where the sum is kept in fp32.",
-        f"At magnitude 1. Each line of a panel is a way to compute it. {READ}",
+        f"with a running sum in bf16, and by {library} if the sum is kept in fp32.",
+        f"Inputs have magnitude 1. A row of a panel is a way to compute it. {READ}",
         height=400,
     )
 

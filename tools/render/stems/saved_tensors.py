@@ -128,7 +128,7 @@ NAMES = {
 
 @fragments.add_file(
     "example.md",
-    "The example of CS336's handout, context 2048 but for the norm's 512, 16 heads.",
+    "The example of CS336's handout: 16 heads, context 512 (norm) or 2048.",
 )
 def example_file(records: list[Record]) -> str:
     reported = next((r for r in records if r.kind == "reported"), None)

@@ -22,8 +22,8 @@ N, D, BYTES = 65536, 2048, {"fp32": 4, "bf16": 2}
 MOVED = {"forward": 1, "backward": 2, "copy": 2}
 SUMS = ("y", "dx", "dw")
 CAPTIONS = {
-    "table.md": "The weighted sum beside PyTorch's own. Rates count what has to be "
-    "moved: x once forwards, x and its gradient backwards.",
+    "table.md": "The weighted sum beside PyTorch's own. Rates count the bytes that "
+    "must move: x forwards, x and its gradient backwards.",
 }
 
 

@@ -94,7 +94,7 @@ def variants_table(record: Record) -> str:
 
 @fragments.add(
     "accounting.md",
-    "What would be alive at the peak of the first pass that does not fit.",
+    "Tensors alive at the peak of the first pass that does not fit, by formula.",
 )
 def accounting(record: Record) -> str:
     """List the tensors at the peak of the shortest N that runs out of memory, and what
@@ -111,7 +111,7 @@ def accounting(record: Record) -> str:
     rows = [[name, gib3(size)] for name, size in (large | whole).items()]
     tried = "; ".join(f"{e} {outcome(record, n, e)}" for e in EXECUTIONS)
     memory = record.device.memory_bytes
-    holds = f" This GPU has {gib(memory)} GiB." if memory else ""
+    holds = f" The GPU has {gib(memory)} GiB." if memory else ""
     listed = table(["tensor at the peak", "GiB"], rows)
     return f"{listed}\n\nTried at N = {n}: {tried}.{holds}"
 
@@ -180,9 +180,8 @@ def times_figure(record: Record) -> str:
         f"a factor of {' and '.join(grown)}."
         if grown
         else f"An eager pass at N = {LONGEST:,}: {say(factors['forward'])}.",
-        f"Median times in fp32, d = {WIDTH}, no mask. What grows with N² runs parallel "
-        "to the dotted line. Compiled: the same code through torch.compile, on the "
-        "next page.",
+        f"Median times in fp32, d = {WIDTH}, no mask. Times that grow with N² run "
+        "parallel to the dotted line. The next page explains *compiled*.",
         narrow=520,
     )
 

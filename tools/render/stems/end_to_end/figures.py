@@ -61,8 +61,8 @@ def shares_figure(record: Record) -> str:
         draw,
         "The larger the model, the nearer a forward pass comes to the peak: in bf16 "
         f"from {least} to {most}.",
-        "Share of the data sheet's peak rate. In bf16 it falls again at the longest "
-        "context, where mask and softmax take over.",
+        "Share of the data sheet's peak rate. At the longest context mask and softmax "
+        "take a larger part.",
         height=190,
         narrow=380,
     )

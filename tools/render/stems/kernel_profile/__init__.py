@@ -53,7 +53,7 @@ fragments.add("roofline.md")(roofline_figure)
 
 @fragments.add(
     "times.md",
-    "Forward passes: median wall-clock time, the sum of their kernels, what is idle.",
+    "Wall-clock time, sum of kernels and idle time of each forward pass.",
 )
 def times_table(record: Record) -> str:
     """(a) Print wall-clock time with and without the profiler, GPU span, GPU time."""
@@ -73,7 +73,7 @@ def times_table(record: Record) -> str:
     return link_clock(record, shown)
 
 
-@fragments.add("top.md", "The kernel that takes longest, at context 512 in fp32.")
+@fragments.add("top.md", "The kernel with the most GPU time, at context 512 in fp32.")
 def top_table(record: Record) -> str:
     """(b) Print the top kernel of the forward pass, and of both passes together."""
     found = passes(record).where(mode="forward", context=512, precision="fp32")
@@ -106,7 +106,7 @@ def format_name(kernel: Kernel) -> str:
 
 @fragments.add(
     "others.md",
-    "What else takes time in a forward pass of `small` at context 512 in fp32.",
+    "Kernels besides matmuls: a forward pass of `small`, context 512, fp32.",
 )
 def others_table(record: Record) -> str:
     """(c) Print the kernels of one forward pass that are no matmuls."""

@@ -56,8 +56,8 @@ def causes_figure(record: Record) -> str:
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
         f"{idle} of the time, and `2.7B` spends {copies} on copies and casts, "
         f"{later} at context {plots.number(last['context'])}.",
-        "Forward and backward by cause, as shares of wall-clock time. Below each bar "
-        "is the context, above it the time, in ms unless it names another unit.",
+        "Forward and backward by cause, as shares of wall-clock time, which is above "
+        "each bar in ms; below it is the context.",
         height=290,
         narrow=860,
     )
@@ -117,8 +117,8 @@ def roofline_figure(record: Record) -> str:
         f"Softmax moves at best {reached} of the data sheet's bytes per second; the "
         "matmuls do more FLOPs per byte.",
         "Attention's parts in fp32 forward passes, a point for each size and context. "
-        "Lines: what the data sheet allows. FLOPs per byte count what the operations "
-        "must move; the cache can save some of it.",
+        "Lines are what the data sheet allows. FLOPs per byte count what the "
+        "operations must move, some of which the cache can save.",
         height=360,
     )
 

@@ -122,8 +122,8 @@ def largest_table(record: Record) -> str:
         alike=("category", "made in"),
     )
     return (
-        f"{shown}\n\nThe largest tenth of {x['allocations']:,} allocations; the "
-        f"smallest of it has {x['tenth_least_bytes'] / MIB:.1f} MiB."
+        f"{shown}\n\nThese are the largest tenth of {x['allocations']:,} "
+        f"allocations, from {x['tenth_least_bytes'] / MIB:.1f} MiB on."
     )
 
 

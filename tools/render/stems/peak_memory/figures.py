@@ -56,12 +56,11 @@ def timeline_figure(
         for x in found
     )
     told = (
-        f"Active memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, "
-        "in bytes as asked for, before the allocator rounds. The horizontal axis "
-        "counts allocations and frees, as PyTorch's viewer does."
+        f"Memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, before the "
+        "allocator rounds. The horizontal axis counts allocations and frees."
     )
     if any(len(x["phases"]) > 1 for x in found):
-        told += " Vertical lines: where a phase begins."
+        told += " Vertical lines mark where a phase begins."
 
     def draw(figure: Figure) -> None:
         height = 1.2 * max(x["requested"] / 2**30 for x in found)
