@@ -1,8 +1,8 @@
-"""What the calculator's page computes with: the formulas of `systems.formulas` as
-programs, the GPUs, and the points that were measured.
+"""Write the data of the calculator's page: the formulas of `systems.formulas` as
+programs, the GPUs, and the measured points.
 
-It is a script, because a page read from file:// can load a script and no JSON. The
-page's own script evaluates these programs and knows no formula itself.
+The file is a script, because a page opened from file:// can load scripts but no JSON.
+The page's own script evaluates the programs and contains no formula.
 """
 
 import json
@@ -27,7 +27,7 @@ from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
-# What the programs of the page are given.
+# The inputs of the programs.
 NAMES = (
     *SHAPE,
     "context",
@@ -39,7 +39,7 @@ NAMES = (
 )
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 ATTENTIONS = ("eager", "flash")
-# What is computed again: nothing, blocks in runs of `checkpoint`, attention's scores.
+# What is recomputed: nothing, blocks in runs of `checkpoint`, or attention's scores.
 RECOMPUTED = ("none", "blocks", "attention")
 
 
@@ -77,7 +77,7 @@ def gpu_of(name: str) -> dict[str, Any]:
 
 
 def programs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """For each choice of words the formulas of a step in symbols."""
+    """Yield the formulas of a step as a program, for each combination of options."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", "vocab")}
@@ -101,7 +101,7 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def program(p: Pass) -> dict[str, Any]:
-    """The instructions of a pass, and which of their results are what."""
+    """Return the instructions of a pass, and the positions of its results."""
     made = Program()
     return {
         "moments": {
@@ -115,14 +115,14 @@ def program(p: Pass) -> dict[str, Any]:
 
 
 def steps(found: Found) -> Frame:
-    """Every training step whose memory was measured."""
+    """Return every training step whose memory was measured."""
     return peak_memory.passes(primary_record(found, "peak_memory")).where(
         bool, mode="step"
     )
 
 
 def memory_points(found: Found) -> list[dict[str, Any]]:
-    """Peaks that were measured, in bytes as asked for, beside their configuration."""
+    """Return measured peaks of requested bytes, with their configurations."""
     points = []
     for c in steps(found):
         p = peak_memory.pass_of(c)
@@ -133,7 +133,7 @@ def memory_points(found: Found) -> list[dict[str, Any]]:
 
 
 def step_points(found: Found) -> list[dict[str, Any]]:
-    """Steps that were timed: how long, and which share of the floor's rate that is."""
+    """Return the times of measured steps, with their configurations."""
     record = primary_record(found, "end_to_end")
     points = []
     for c in frame(record, mode="step", batch=BATCH):
@@ -145,7 +145,7 @@ def step_points(found: Found) -> list[dict[str, Any]]:
 
 
 def worst(found: Found) -> float:
-    """How far the formula is off a measured peak, at worst, as a share of it."""
+    """Return the largest relative error of the formula on a measured peak."""
     return most(
         abs(peak_bytes(peak_memory.pass_of(c)) / c["requested"] - 1)
         for c in steps(found)
@@ -163,7 +163,7 @@ def facts(found: Found) -> dict[str, str]:
 
 
 def sizes_table() -> str:
-    """The peak of a step of each size, by formula, for readers without JavaScript."""
+    """Return a table of predicted peaks by size, for browsers without JavaScript."""
     flash = {"precision": "bf16", "attention": "flash"}
     steps: dict[str, dict[str, Any]] = {
         "fp32": {"precision": "fp32"},

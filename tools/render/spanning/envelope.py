@@ -1,5 +1,5 @@
-"""The back of an envelope: what formulas and data sheets predict, beside what was
-measured. A prediction needs no record; a ratio reads "not measured" without one.
+"""Compare back-of-the-envelope predictions, from formulas and data sheets, with
+records. A prediction needs no record; a ratio reads "not measured" without one.
 """
 
 from collections.abc import Callable
@@ -46,20 +46,20 @@ def shape(size: str, context: int) -> dict[str, int]:
 
 
 def of_forward(size: str, context: int) -> int:
-    """Matmul FLOPs of a forward pass."""
+    """Return the matmul FLOPs of a forward pass."""
     return sum(forward_flops(vocab_size=VOCAB_SIZE, **shape(size, context)).values())
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Parts of attention, all layers, in fp32."""
+    """Return the work of parts of attention in fp32, over all layers."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)
 
 
-def all_products(size: str, context: int) -> Work:
-    """Every matmul of a forward pass in fp32: each reads its operands and writes its
-    result once.
+def all_matmuls(size: str, context: int) -> Work:
+    """Return the work of all matmuls of a forward pass in fp32, if each reads its
+    operands and writes its result once.
     """
     model, tokens = SIZES[size], BATCH * context
     d, wide, layers = model.d_model, model.d_ff, model.num_layers
@@ -73,7 +73,7 @@ def all_products(size: str, context: int) -> Work:
 
 
 SOFTMAX = attention_work("small", 512, "attention softmax")
-PRODUCTS = all_products("2.7B", 512)
+PRODUCTS = all_matmuls("2.7B", 512)
 
 
 def regimes(record: Record | None) -> tuple[Line, Line, Line]:
@@ -109,7 +109,7 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """For each stem what pages say of its predictions; and `chip`, the data sheet."""
+    """Return the facts on predictions for each stem, and those of the data sheet."""
     profile, attention = (
         primary_record(found, "kernel_profile"),
         primary_record(found, "attention"),

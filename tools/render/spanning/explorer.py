@@ -1,11 +1,11 @@
 """The data of the results explorer: one line for each metric that readers compare, of
 each row of every record.
 
-It is a script, because a page read from file:// can load a script and no JSON. Texts
-occur over and over, so they are listed once, and lines hold their numbers in that list.
-A line begins with how many of its first cells are those of the line before.
-Curves (losses by step, errors by magnitude) stay in records. Two figures that readers
-look for are derived here: a step as the sum of its phases, and times over cuDNN's.
+The file is a script, because a page opened from file:// can load scripts but no JSON.
+Texts repeat often, so they are listed once and lines hold their positions in that list.
+A line begins with the number of first cells that it shares with the line before. Curves
+(losses by step, errors by magnitude) are left out. Two quantities are derived here: a
+step as the sum of its phases, and times relative to cuDNN's.
 """
 
 import json
@@ -25,12 +25,11 @@ from tools.render.rows import say
 from tools.render.stems.flash_passes import kernel_ms, time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
-# The first columns are texts; `value` is a number or, for dtypes and the like, a text
-# of its own.
+# The first columns are texts; `value` is a number, or a text such as a dtype.
 TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
 COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
-# What readers compare, and how the page calls it. All else stands in records only.
+# Metrics that readers compare, and their names on the page. Others are left out.
 METRICS = {
     **{f"{phase}_ms": phase for phase in PHASES},
     **{f"{phase}_gpu_ms": f"{phase}, GPU time" for phase in PHASES},
@@ -42,7 +41,7 @@ METRICS = {
     "both_gpu_ms": "forward and backward, GPU time",
     "step_gpu_ms": "whole step, GPU time",
     "time_gpu_ms": "GPU time",
-    # Others report means.
+    # Means, which reported records have instead of samples.
     **{f"{phase}_mean_ms": phase for phase in ("forward", "backward")},
     "total_mean_ms": "forward and backward",
     "step_mean_ms": "whole step",
@@ -144,7 +143,9 @@ def first_of(row: Row, keys: tuple[str, ...]) -> Any:
 
 
 def rest_of(row: Row) -> str:
-    """ "mode forward, batch 4": what no column of its own says."""
+    """Return the configuration without columns of their own: "mode forward, batch
+    4".
+    """
     shown = {"size", *PRECISION, *CONTEXT}
     return ", ".join(
         f"{key} {say(value)}"
@@ -154,8 +155,8 @@ def rest_of(row: Row) -> str:
 
 
 def value_of(metric: str, value: Any) -> tuple[Any, int | None] | None:
-    """The median of samples and their number; anything else that is one number or text
-    as it is; None for curves.
+    """Return the median of samples and their number; a single number or text and None;
+    None for curves.
     """
     if isinstance(value, list):
         return (
@@ -167,5 +168,5 @@ def value_of(metric: str, value: Any) -> tuple[Any, int | None] | None:
 
 
 def short(value: Any) -> Any:
-    """Six significant digits, of fractions only: bytes and counts stay exact."""
+    """Round a fraction to six significant digits; bytes and counts stay exact."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

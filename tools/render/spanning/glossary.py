@@ -1,4 +1,6 @@
-"""The words of glossary.toml: a list on docs/gpu.md, and the tooltips of every page."""
+"""Render glossary.toml to a list of terms on docs/gpu.md and to every page's
+tooltips.
+"""
 
 import tomllib
 from html import escape
@@ -9,8 +11,8 @@ FILE = Path(__file__).with_name("glossary.toml")
 
 
 def fragments() -> dict[str, str]:
-    """`glossary-terms.md`, which a page includes, and `glossary-tooltips.md`, which
-    mkdocs.yml appends to each.
+    """Return `glossary-terms.md`, which a page includes, and `glossary-tooltips.md`,
+    which mkdocs.yml appends to every page.
     """
     groups = tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
     terms = [term for group in groups for term in group["term"]]
@@ -21,15 +23,14 @@ def fragments() -> dict[str, str]:
         for form in {name, name[0].upper() + name[1:]}
     )
     return {
-        "glossary-terms.md": "\n\n".join(map(listed, groups)) + "\n",
-        # A block each: of one block, every rule of Markdown would search through all
-        # that is left behind each term.
+        "glossary-terms.md": "\n\n".join(map(fold_terms, groups)) + "\n",
+        # One block for each term: Markdown takes very long to parse them as one block.
         "glossary-tooltips.md": "\n\n".join(tooltips) + "\n",
     }
 
 
-def listed(group: dict) -> str:
-    """One group as a fold with HTML, in which no tooltip repeats what stands there."""
+def fold_terms(group: dict) -> str:
+    """Return a group of terms as a fold with HTML, where Markdown adds no tooltips."""
     lines = [
         f'<dt id="{slug(term["name"])}">{escape(term["name"])}</dt>'
         f"<dd>{escape(term['means'])}</dd>"

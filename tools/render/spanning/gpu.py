@@ -1,4 +1,4 @@
-"""The drawing of docs/gpu.md: three ways to be slow, as timelines of CPU and GPU."""
+"""Draw the figure of docs/gpu.md: three bottlenecks as timelines of CPU and GPU."""
 
 from systems.records.record import Record
 from tools.render.drawing import SMALL, TITLE, Drawing, draw_figure
@@ -17,7 +17,7 @@ KEY = (
     "averages, each panel to its own scale. Green bars show the share of the data "
     "sheet's rates that the kernels reach; the longer bar is the bottleneck."
 )
-# A title, what is shown, and how many kernels are drawn.
+# For each panel: its title, what it shows, and the number of kernels drawn.
 PANELS = (
     ("1  Launch-bound", "small, context 128, bf16: {:.0f} kernels", 5),
     ("2  Memory-bound", "softmax of small, context 512, fp32", 5),
@@ -59,8 +59,8 @@ def timelines(record: Record | None) -> str:
 
 
 def lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
-    """Two lanes and their time axis, in microseconds, and how full each resource is.
-    Return where the panel ends.
+    """Draw the lanes of CPU and GPU, with times in microseconds, and the utilization of
+    each resource. Return the y coordinate of the panel's end.
     """
     kernel_us = x["each_us"]
     left, right = 40, (500 if d.wide else d.width - 4)
@@ -99,7 +99,9 @@ def duration(us: float) -> str:
 
 
 def bars(d: Drawing, x: float, y: float, shares: dict[str, float]) -> float:
-    """How full each resource is; the frame is all of it. Returns the end."""
+    """Draw the utilization of each resource as a bar in a frame of 100 %. Return the y
+    coordinate of the end.
+    """
     label, end = (x + 66, d.width - 44)
     for i, (what, share) in enumerate(shares.items()):
         top = y + 4 + 26 * i

@@ -1,5 +1,5 @@
-"""The pictures of docs/index.md: memory over one training step, and its peak by context
-length, which a slider changes.
+"""Draw the figures of docs/index.md: memory over one training step, and its peak for
+the context length that a slider selects.
 """
 
 from systems.formulas.memory_costs import Pass, weight_bytes

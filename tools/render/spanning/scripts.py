@@ -1,5 +1,5 @@
-"""What the scripts of docs/scripts print on the GPU of the pages, from its records, and
-what each adds to the one that it grew from.
+"""Render what the scripts of docs/scripts print on the primary GPU, from its records,
+and what each adds to the script that it grew from.
 """
 
 import re

@@ -1,5 +1,5 @@
-"""A training step as Nsight Systems saw it: one layer drawn, with what the CPU marked
-and launched. Read from a stripped export that the site offers.
+"""Draw one layer of a training step as Nsight Systems recorded it, with the ranges and
+launches of the CPU, from a stripped export that the site offers for download.
 """
 
 import lzma
@@ -22,9 +22,9 @@ from tools.render.plots import ACCENT, DARK, GREY, TINT, is_narrow, key, picture
 # A training step of `small` at context 512 in fp32, the third of a profile.
 EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
-# The second: the first may still wait for the CPU to get ahead.
+# The second layer, because the CPU may not be ahead of the GPU in the first.
 SHOWN = 1
-# What a reader of exports names so: work on the GPU without a kernel.
+# Work on the GPU without a kernel, by its name in exports.
 NO_KERNELS = ("memcpy", "memset")
 LANES = ("range", "launches", "kernels")
 LOOKS = {
@@ -36,7 +36,7 @@ LOOKS = {
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's range, the calls that launch its kernels, and these; in ns."""
+    """A layer's range, its kernels and the calls that launch them, in ns."""
 
     span: Span
     calls: Sequence[tuple[int, int]]
@@ -52,7 +52,7 @@ class Layer:
 
     @property
     def work(self) -> str:
-        """ "57 kernels and 1 memset"."""
+        """The layer's work in words, such as "57 kernels and 1 memset"."""
         kinds = Counter(
             name if name in NO_KERNELS else "kernel"
             for name in (kernel.name.split()[0].lower() for kernel in self.kernels)
@@ -64,12 +64,12 @@ class Layer:
         )
 
     def ms(self, at: float) -> float:
-        """Since the layer's range began."""
+        """Return the time since the layer's range began, in ms."""
         return (at - self.span.start) / 1e6
 
 
 def step() -> tuple[list[Kernel], list[tuple[int, int]]]:
-    """Its kernels, and the calls that launched them."""
+    """Return the kernels of the step, and the calls that launched them."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
         calls = database.execute(

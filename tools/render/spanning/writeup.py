@@ -22,7 +22,7 @@ NOT_MEASURED_YET = "not measured yet"
 
 @dataclass(frozen=True)
 class Answer:
-    """One page's part in a problem."""
+    """The part of a problem that one page answers."""
 
     page: str
     stems: tuple[str, ...]
@@ -47,7 +47,9 @@ class Problem:
 
 
 def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
-    """In the assignment's order. TypeError where a field is missing or unknown."""
+    """Return the problems in the assignment's order. Raise TypeError for a missing or
+    an unknown field.
+    """
     listed = tomllib.loads(path.read_text(encoding="utf-8"))["problem"]
     problems = []
     for problem in listed:
@@ -94,7 +96,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def overview(problems: list[Problem]) -> str:
-    """Section and points of each problem."""
+    """Return a table of each problem's section and points."""
 
     def nyu(problem: Problem) -> str:
         return f"{problem.section} · {problem.points}" if problem.section else ""
@@ -156,5 +158,5 @@ def claims_of(problem: Problem, found: Found) -> str:
 
 
 def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:
-    """One line for each claim."""
+    """Return a list of the outcomes of all claims."""
     return "\n".join(f"- {verdict(claim, records.get(claim.stem))}" for claim in claims)
