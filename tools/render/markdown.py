@@ -66,7 +66,7 @@ def table(
         f"| {' | '.join(cells[at] for at in shown)} |"
         for cells in ([*header], rule, *body)
     ]
-    below = f"\n\nIn each line: {' · '.join(equal)}.\n{{ .below }}" if equal else ""
+    below = f"\n\nAll rows: {' · '.join(equal)}.\n{{ .below }}" if equal else ""
     return "\n".join(texts) + below
 
 
