@@ -371,12 +371,9 @@ def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
 def test_the_page_on_the_layout_of_flash_attn(device):
     q, k, v = (torch.randn(2, 20, 3, 16, device=device) for _ in range(3))
     names: dict[str, Any] = {"q": q, "k": k, "v": v}
-    code = code_of_page("o = flash_attention(*(x.transpose")
-    exec(code, names | globals(), names)
+    exec(code_of_page("o = flash_attention(*(x.transpose"), names | globals(), names)
     expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
     torch.testing.assert_close(names["o"], expected.transpose(1, 2), rtol=0, atol=2e-5)
-    one_line = flash_attention.__doc__ or ""
-    assert code.removeprefix("o = ") in one_line
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -6,8 +6,6 @@ import subprocess
 
 import pytest
 
-from systems.records.outcome import measure_row
-from tests.fake_stem import Config
 from tests.needed import python
 
 
@@ -23,37 +21,6 @@ def test_who_waits_at_a_terminal_is_told_what_for():
     os.close(ours)
     os.close(terminal)
     assert not command("accumulation").stderr
-
-
-NO_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
-OUT_OF_MEMORY = [
-    "Storage size calculation overflowed with sizes=[9, 9]",
-    "numel: integer multiplication overflow",
-    "an int that cannot be represented as a SymInt: -9223372036854775808",
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (f"[enforce fail at a.cpp:127] {NO_MEMORY}\nframe #0: c10::...", NO_MEMORY),
-        *((text, text) for text in OUT_OF_MEMORY),
-    ],
-)
-def test_a_cpu_says_otherwise_that_it_is_out_of_memory(text, reason):
-    def run(config):
-        raise RuntimeError(text)
-
-    row = measure_row(Config(), run)
-    assert (row.status, row.metrics, row.reason) == ("out_of_memory", {}, reason)
-
-
-def test_an_allocator_that_keeps_no_history_is_one_line():
-    def run(config):
-        raise RuntimeError("cudaMallocAsync does not yet support recordHistory. If")
-
-    with pytest.raises(ValueError, match="set PYTORCH_CUDA_ALLOC_CONF=backend:native"):
-        measure_row(Config(), run)
 
 
 REFUSED = {
