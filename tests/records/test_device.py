@@ -28,7 +28,6 @@ ANSWERS = {
     "nvmlDeviceGetCudaComputeCapability": (9, 0),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=2**37),
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
-    "nvmlDeviceGetClockInfo": 1980,
     "nvmlSystemGetDriverVersion": "580.1",
     "nvmlSystemGetCudaDriverVersion": 13010,
     "nvmlDeviceGetComputeRunningProcesses": [],
@@ -67,6 +66,7 @@ def driver(monkeypatch):
     known = {name: lambda *_, a=answer: a for name, answer in ANSWERS.items()}
     known |= {
         "nvmlInit": lambda: None,
+        "nvmlDeviceGetClockInfo": lambda handle, clock: {1: 1980}[clock],
         "nvmlDeviceGetCount": lambda: 1,
         "nvmlDeviceGetUUID": lambda handle: GPU,
         "nvmlDeviceGetHandleByIndex": by_index,
