@@ -1,6 +1,4 @@
-"""What pages show as a Python session prints what they say. Sessions of one page go on
-from each other.
-"""
+"""Python sessions on pages print what they say; those of one page share a state."""
 
 import doctest
 import re

@@ -127,9 +127,7 @@ print({DONE!r})
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_stopped_it_leaves_no_child(child_that, tmp_path, monkeypatch, capsys, deaf):
-    """Ctrl-C, or twice, where one is deep in a library. What waits is not begun, and
-    none is said to have crashed.
-    """
+    """One Ctrl-C, or two where a child is deep in a library."""
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
     child_that(f"""
 import os, pathlib, signal, time

@@ -41,9 +41,7 @@ from tools.render import everything, load
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
-    """The command in this process, on a machine without a GPU, whose pages are in
-    order. Records and generated files of the tree are below a scratch folder.
-    """
+    """Run the command in this process, without a GPU, on the folders of a test."""
     monkeypatch.setattr(load, "GENERATED", tmp_path / "generated")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(pages, "check_pages", lambda root: [])
@@ -304,9 +302,7 @@ def test_list_makes_no_folder(run, tmp_path):
 def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
     rendered, tmp_path, monkeypatch, action
 ):
-    """Rendering would empty its tables. This user may list everything, so the system's
-    answer is that of the tests.
-    """
+    """Otherwise rendering would empty its tables."""
     scandir, before = os.scandir, contents(tmp_path)
     folder = tmp_path / "results/meta"
 

@@ -1,6 +1,4 @@
-"""The file for Slurm, submitted to a real one: controller, node and munge on loopback,
-started here as root.
-"""
+"""The file for Slurm, submitted to a real controller and node on loopback."""
 
 import os
 import re

@@ -34,9 +34,7 @@ in_a_repository = pytest.mark.skipif(
 @in_a_repository
 @pytest.mark.slow
 def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
-    """Those that ask for a commit, and tests that would look for one. A test in a
-    browser builds its site.
-    """
+    """So do tests that would look for a commit."""
     archive = tmp_path / "code.zip"
     submission.write_zip(archive)
     first = archive.read_bytes()

@@ -49,9 +49,7 @@ def test_candidates_are_ours_those_of_others_and_what_is_next_to_ours(gpu):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
-    """One head's loops would be split on a large GPU, by other kernels than those that
-    are timed.
-    """
+    """A large GPU would split the loops of one head, by kernels that nobody times."""
     asked = []
     monkeypatch.setattr(tune_flash, "CHECKED_N", 80)
     monkeypatch.setattr(launches, "count_splits", lambda *_: asked.append(1) or 4)
@@ -198,9 +196,7 @@ def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
 
 @pytest.fixture
 def tuning_here(a100, monkeypatch):
-    """As if this were an A100, with two cores; what is timed takes as long as its
-    number of stages says.
-    """
+    """Tune as on an A100, where a kernel takes as long as its number of stages."""
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
     monkeypatch.setattr(tune_flash, "cores", lambda: 2)
     monkeypatch.setattr(tune_flash, "make_launch", lambda c, heads, n: c.config.stages)

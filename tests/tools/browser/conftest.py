@@ -21,9 +21,7 @@ def pages(site: Path) -> list[Path]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A fresh browser profile, which must end without a remote request and without an
-    error on the console.
-    """
+    """Open a fresh profile, and fail on a remote request or an error on the console."""
     from tests.tools.browser.looking import DESK, is_remote
 
     context = browser.new_context(viewport=DESK, color_scheme="light", offline=True)

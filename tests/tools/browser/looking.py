@@ -1,10 +1,4 @@
-"""What tests of the site in a browser share.
-
-They look at the built site, read from file:// without any network, and find what they
-look for in whichever page has it first, so that pages may be added and renamed freely.
-They need Chromium; where there is none they are skipped, except where the variable CI
-is set.
-"""
+"""What tests of the built site share: they read it from file://, without a network."""
 
 from __future__ import annotations
 
@@ -52,9 +46,7 @@ OPEN_FOLDS = (
 
 
 def build(folder: Path, root: Path = ROOT, **environment: str) -> float:
-    """Build the site of this tree; the seconds that the processors worked, which other
-    work on the machine changes little.
-    """
+    """Build the site of this tree; return the CPU seconds that this took."""
     # Not --quiet: it silences the warnings before --strict can count them.
     mkdocs = [sys.executable, "-m", "mkdocs"]
     command = [*mkdocs, "build", "--strict", "--site-dir", str(folder)]

@@ -1,6 +1,4 @@
-"""The site as it is built: the same bytes each time, small, each page with words of
-its own.
-"""
+"""The built site is reproducible and small, and each page has its own description."""
 
 import gzip
 import json
@@ -23,11 +21,7 @@ pytestmark = pytest.mark.browser
 
 
 def slowness() -> float:
-    """How many times as long as usual this machine takes now, at least 1: others may
-    share its processors.
-
-    Usual is 0.33 s for this loop, on the two cores for which the limit was set.
-    """
+    """Return how much slower this machine is now than the 0.33 s of an idle one."""
     start, total = time.process_time(), 0
     for i in range(5_000_000):
         total += i

@@ -1,6 +1,4 @@
-"""What holds for every page: it fits, it can be read, its answer comes first. Each page
-is opened once, and looked at on a desk, on a telephone and on paper, in light and dark.
-"""
+"""Every page fits a desk, a phone and paper, can be read, and opens with its answer."""
 
 import re
 import tomllib

@@ -25,9 +25,7 @@ NUMBER = re.compile(r"-?[\d.]+")
 
 @dataclass(frozen=True)
 class Word:
-    """A text and the box that its letters fill, in DejaVu Sans: fonts of the page are
-    narrower, and none is much wider.
-    """
+    """A text and the box that its letters fill in DejaVu Sans, a wide font."""
 
     text: str
     size: float
@@ -122,9 +120,7 @@ def points_of(path: html.HtmlElement) -> list[tuple[float, float]]:
 
 
 def struck(svg: html.HtmlElement) -> list[str]:
-    """The words of a plot that a line goes through. One of the grid may pass behind a
-    rim or an area, and what has the colour of the ground is no line.
-    """
+    """Return words that a line crosses, but for the grid behind a rim or an area."""
     lines = [(c, s) for c, s in strokes(svg) if c != GROUND]
     filled = list(areas(svg))
 
@@ -143,9 +139,7 @@ def struck(svg: html.HtmlElement) -> list[str]:
 
 
 def crosses(word: Word, segment: Segment) -> bool:
-    """Whether a line meets the body of the letters: what is left of their box without
-    a pixel at each side, and without what few letters reach above and below.
-    """
+    """Whether a line meets the body of the letters, a pixel inside of their box."""
     left, right = word.left + 1, word.right - 1
     top, bottom = word.bottom - 0.68 * word.size, word.bottom - 0.04 * word.size
     x1, y1, x2, y2 = segment

@@ -1,6 +1,4 @@
-"""Any rows may be missing, on either of two GPUs: tables, figures and facts are
-rendered all the same.
-"""
+"""Tables, figures and facts are rendered whatever rows a record lacks."""
 
 import random
 import re
@@ -73,9 +71,7 @@ def test_facts_and_claims_do_without_rows(stem, pattern, status):
 )
 @pytest.mark.parametrize("stem", STEMS)
 def test_tables_and_figures_do_without_rows(stem, pattern, status):
-    """Where half are lost, they are lost on the second of two GPUs, and what is shown
-    of either does not depend on the other.
-    """
+    """Half are lost on the second of two GPUs, which leaves the first as it was."""
     full = full_record(stem)
     smaller = without(full, pattern, status)
     records = [smaller] if pattern == "all" else [full, on_another_gpu(smaller)]

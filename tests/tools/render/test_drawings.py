@@ -1,6 +1,4 @@
-"""Drawings: their numbers are those of attention, of formulas and of records, each step
-has its sentence, and what the pages quote of the first kernel is in it.
-"""
+"""Drawings agree with attention, the formulas, the records and the first kernel."""
 
 import math
 import re

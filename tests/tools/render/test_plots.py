@@ -1,6 +1,4 @@
-"""Figures of measurements: every one that is generated can be read at both widths,
-names its finding, and links to its numbers. So do drawings, whose numbers are ours.
-"""
+"""Every figure can be read at both widths, names its finding and links its data."""
 
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What the owner of an A100 with 40 GB sees: rows that do not fit are out of memory,
-wherever their numbers would stand, and never "not measured".
-"""
+"""On a GPU with 40 GB, rows that do not fit are out of memory on every page."""
 
 import re
 from pathlib import Path
@@ -17,9 +15,7 @@ OUT_OF_MEMORY = re.compile("out of memory|OOM")
 
 
 def rendered(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
-    """Return each rendered file as a GPU with so much memory would give it; and the
-    stems with rows that are out of memory there.
-    """
+    """Render all for a GPU with this memory; also return the stems that lost rows."""
     name = f"NVIDIA A100-SXM4-80GB limited to {gib} GiB"
     gpu, lost = make_gpu(name, capability="8.0", memory_bytes=gib * 2**30), set()
     for path in RECORDS:

@@ -1,6 +1,4 @@
-"""What builders make of rows that no committed record has. The rest is compared with
-the generated files, byte for byte, by `regen_tables.py --check`.
-"""
+"""Builders on rows that no committed record has, which --check can not compare."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""The write-up: problems, page and records name the same things, and a status says what
-the records say.
-"""
+"""Problems, the write-up's page and the records name the same things."""
 
 import copy
 import re
@@ -60,9 +58,7 @@ def test_every_stem_answers_a_problem_or_is_named_as_asked_by_none():
 
 
 def test_every_answer_stands_on_evidence():
-    """A table or figure of the stems that it rests on follows each answer whose page
-    exists.
-    """
+    """A table or figure of its stems follows each answer."""
     for part in re.split(r"(?=answers\.md:)", PAGE)[1:]:
         answer = next(a for a in ANSWERS if f"answers.md:{a.page}" in part)
         shown = re.findall(
