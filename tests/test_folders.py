@@ -122,7 +122,7 @@ MOST_LINES = {
     "systems": 18_380,
     "tools/render": 9_700,
     "tools": 12_800,
-    "tests": 18_200,
+    "tests": 18_150,
 }
 
 
