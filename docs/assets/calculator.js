@@ -5,10 +5,10 @@
   const data = window.CALCULATOR
   const GIB = 2 ** 30
   const LIMIT = 2n ** 30n
-  const SHAPE = ["d_model", "d_ff", "num_layers", "num_heads"]
+  const SHAPE = ["d_model", "d_ff", "num_layers", "num_heads", "kv_heads"]
   const COUNTS = [...SHAPE, "vocab", "context", "batch"]
   const RATES = { fp32: 1e12, bf16: 1e12, bandwidth: 1e12 }
-  const WORDS = { d_model: "the width", d_ff: "the feed-forward width", num_layers: "layers", num_heads: "heads", vocab: "the vocabulary", context: "the context", batch: "the batch", checkpoint: "the run length", memory: "memory", fp32: "the fp32 rate", bf16: "the bf16 rate", bandwidth: "the bandwidth" }
+  const WORDS = { d_model: "the width", d_ff: "the feed-forward width", num_layers: "layers", num_heads: "heads", kv_heads: "heads of k and v", vocab: "the vocabulary", context: "the context", batch: "the batch", checkpoint: "the run length", memory: "memory", fp32: "the fp32 rate", bf16: "the bf16 rate", bandwidth: "the bandwidth" }
   const DEFAULTS = { size: "xl", context: 1024, batch: 4, precision: "bf16", attention: "flash", recomputed: "none", checkpoint: 1, optimizer_states: 2, gpu: "a100-80" }
   const OPERATORS = {
     "+": (a, b) => a + b,
@@ -99,6 +99,7 @@
     }
     const [d, h, layers] = ["d_model", "num_heads", "num_layers"].map((name) => BigInt(field[name].value))
     if (d % (2n * h)) return ["num_heads", `a width of ${d} does not split into ${h} heads of even width`]
+    if (h % BigInt(field.kv_heads.value)) return ["kv_heads", `${h} heads do not share ${field.kv_heads.value} heads of k and v evenly`]
     const run = field.recomputed.value === "blocks" ? BigInt(field.checkpoint.value) : 1n
     if (run > layers) return ["checkpoint", `a run of ${run} blocks is longer than the model, which has ${layers}`]
     for (const name of ["memory", ...Object.keys(RATES)]) {
@@ -112,7 +113,7 @@
     const c = Object.fromEntries(COUNTS.map((name) => [name, BigInt(field[name].value.trim())]))
     for (const name of ["precision", "attention", "recomputed"]) c[name] = field[name].value
     c.checkpoint = c.recomputed === "blocks" ? BigInt(field.checkpoint.value) : 1n
-    c.optimizer_states = BigInt(field.optimizer_states.value)
+    for (const name of ["optimizer_states", "embeddings"]) c[name] = BigInt(field[name].value)
     c.workspace_bytes = BigInt(data.gpus[field.gpu.value]?.workspace_bytes ?? 32 * 2 ** 20)
     return c
   }
@@ -161,19 +162,44 @@
     key.replaceChildren(...parts, named("room-key", `room ${gib(room)} GiB`))
   }
 
-  // How many times their floor measured steps of the same precision and similar work took: the three nearest.
+  // How many times their floor measured steps of the same precision, attention and similar work took: the three nearest.
   function overFloor(c, flops) {
     const rates = data.gpus[data.measured_on]
+    // Measured on a GPU without a data sheet, or on none.
+    if (!rates) return []
     const size = (point) => {
-      const like = { ...c, attention: "eager", recomputed: "none", optimizer_states: 2n, context: BigInt(point.context), batch: BigInt(point.batch), vocab: BigInt(data.vocab) }
-      for (const name of SHAPE) like[name] = BigInt(data.sizes[point.size][name])
+      const like = { ...c, attention: point.attention, recomputed: "none", optimizer_states: 2n, context: BigInt(point.context), batch: BigInt(point.batch) }
+      for (const [name, value] of Object.entries(data.sizes[point.size])) like[name] = BigInt(value)
       const found = evaluate(like)
       const floor = Number(found.flops) / (c.precision === "fp32" ? rates.fp32 : rates.bf16) + Number(found.moved) / rates.bandwidth
       return { ...point, flops: Number(found.flops), over: point.ms / (floor * 1e3) }
     }
     const points = data.steps.filter((point) => point.precision === (c.precision === "pure_bf16" ? "bf16" : c.precision)).map(size)
+    const alike = points.filter((point) => point.attention === c.attention)
+    if (alike.length >= 3) points.splice(0, points.length, ...alike)
     points.sort((a, b) => Math.abs(Math.log(a.flops / flops)) - Math.abs(Math.log(b.flops / flops)))
     return points.slice(0, 3)
+  }
+
+  // The floor of a step in seconds, and how long it takes if it takes as many times its floor as similar steps did.
+  function timeOf(c) {
+    const { flops, moved } = evaluate(c)
+    const rate = Number(field[c.precision === "fp32" ? "fp32" : "bf16"].value) * RATES.fp32
+    const floor = Number(flops) / rate + Number(moved) / (Number(field.bandwidth.value) * RATES.bandwidth)
+    const points = overFloor(c, Number(flops))
+    const found = points.map((point) => point.over)
+    return { floor, points, flops, fast: floor * Math.min(...found), slow: floor * Math.max(...found) }
+  }
+
+  const ms = (seconds) => `${(seconds * 1e3).toLocaleString("en", { maximumSignificantDigits: 3 })} ms`
+  const among = ({ floor, points, fast, slow }) => (points.length ? `${ms(fast)} to ${ms(slow)}` : `at least ${ms(floor)}`)
+  // What fits, in words where nothing does.
+  const upTo = (most) => (most ? grouped(most) : "none")
+
+  function smallest(need) {
+    const fitting = Object.values(data.gpus).filter((gpu) => gpu.memory_bytes - data.context_bytes >= Number(need))
+    if (!fitting.length) return "No GPU of the list is large enough."
+    return `The smallest GPU of the list on which it fits: ${fitting.reduce((a, b) => (b.memory_bytes < a.memory_bytes ? b : a)).name}.`
   }
 
   function show() {
@@ -187,7 +213,7 @@
       return
     }
     const c = configuration()
-    const { moments, flops, moved } = evaluate(c)
+    const { moments } = evaluate(c)
     const need = peak(c)
     const total = BigInt(Math.round(Number(field.memory.value) * GIB))
     const room = total > BigInt(data.context_bytes) ? total - BigInt(data.context_bytes) : 0n
@@ -196,37 +222,36 @@
     verdict.textContent = fits ? `Fits: ${gib(need)} GiB of ${gib(room)} GiB, ${gib(room - need)} GiB stay free.` : `Does not fit: ${gib(need)} GiB where there is room for ${gib(room)}, ${gib(need - room)} GiB too much.`
     draw(moments, room)
     const [batch, context] = [largest(c, "batch", room), largest(c, "context", room)]
-    most.textContent = `Largest batch at context ${grouped(c.context)}: ${grouped(batch)}. Longest context at batch ${grouped(c.batch)}: ${grouped(context)}.`
+    most.textContent = `Largest batch at context ${grouped(c.context)}: ${upTo(batch)}. Longest context at batch ${grouped(c.batch)}: ${upTo(context)}. ${smallest(need)}`
     frame.hidden = false
     body.replaceChildren(
       ...remedies(c).map(([name, changed]) => {
         const row = document.createElement("tr")
         row.insertCell().textContent = name
-        for (const text of [gib(peak(changed)), grouped(largest(changed, "batch", room)), grouped(largest(changed, "context", room))]) Object.assign(row.insertCell(), { className: "r", textContent: text })
+        for (const text of [gib(peak(changed)), upTo(largest(changed, "batch", room)), upTo(largest(changed, "context", room)), among(timeOf(changed))]) Object.assign(row.insertCell(), { className: "r", textContent: text })
         return row
       }),
     )
-    const rate = Number(field[c.precision === "fp32" ? "fp32" : "bf16"].value) * RATES.fp32
-    const floor = Number(flops) / rate + Number(moved) / (Number(field.bandwidth.value) * RATES.bandwidth)
+    const { floor, flops, points, fast, slow } = timeOf(c)
     const tokens = Number(c.batch * c.context)
-    const points = overFloor(c, Number(flops))
-    const ms = (seconds) => `${(seconds * 1e3).toLocaleString("en", { maximumSignificantDigits: 3 })} ms`
     let text = `${(Number(flops) / 1e12).toLocaleString("en", { maximumSignificantDigits: 4 })} TFLOP a step; the floor is ${ms(floor)}.`
     if (points.length) {
-      const found = points.map((point) => point.over)
-      const [fast, slow] = [floor * Math.min(...found), floor * Math.max(...found)]
       const days = (1e9 / (tokens / slow) / 86400).toLocaleString("en", { maximumSignificantDigits: 3 })
-      text += ` If it takes as many times its floor as similar steps did, it needs ${ms(fast)} to ${ms(slow)}. That is ${grouped(Math.round(tokens / slow))} to ${grouped(Math.round(tokens / fast))} tokens/s, or up to ${days} days for a billion tokens.`
+      text += ` If it takes as many times its floor as similar steps did, it needs ${among({ floor, points, fast, slow })}. That is ${grouped(Math.round(tokens / slow))} to ${grouped(Math.round(tokens / fast))} tokens/s, or up to ${days} days for a billion tokens.`
       const list = element("ul", "")
-      list.append(...points.map((p) => element("li", "", `${p.size} at context ${p.context}, batch ${p.batch}, ${p.precision}: ${ms(p.ms / 1e3)}, ${p.over.toFixed(1)} times the floor`)))
-      near.replaceChildren("Similar steps, measured with plain attention:", list)
+      list.append(...points.map((p) => element("li", "", `${p.size} at context ${p.context}, batch ${p.batch}, ${p.precision}, ${p.attention === "flash" ? "flash" : "plain"}: ${ms(p.ms / 1e3)}, ${p.over.toFixed(1)} times the floor`)))
+      near.replaceChildren(`Similar steps, measured on the ${data.gpus[data.measured_on].name}:`, list)
     }
     time.textContent = text
-    const measured = data.memory.find((point) => ["size", "context", "batch", "precision", "attention"].every((name) => String(point[name]) === String(name in c ? c[name] : field[name].value)) && point.checkpoint === (c.recomputed === "blocks" ? Number(c.checkpoint) : 0) && c.recomputed !== "attention" && c.optimizer_states === 2n && Number(c.vocab) === data.vocab)
+    const measured = data.memory.find((point) => ["size", "context", "batch", "precision", "attention"].every((name) => String(point[name]) === String(name in c ? c[name] : field[name].value)) && point.checkpoint === (c.recomputed === "blocks" ? Number(c.checkpoint) : 0) && c.recomputed !== "attention" && c.optimizer_states === 2n && c.embeddings === 2n && Number(c.vocab) === data.vocab)
     if (measured && field.gpu.value === data.measured_on) verdict.textContent += ` Measured: ${gib(measured.bytes)} GiB.`
   }
 
+  let heads = ""
+
   function choose(name) {
+    // Without groups there are as many heads of k and v as of q, also while they are typed.
+    if (name === "num_heads" && field.kv_heads.value === heads) field.kv_heads.value = field.num_heads.value
     if (name === "size" && data.sizes[field.size.value]) for (const [key, value] of Object.entries(data.sizes[field.size.value])) field[key].value = value
     if (SHAPE.includes(name)) field.size.value = ""
     const gpu = data.gpus[field.gpu.value]
@@ -235,9 +260,10 @@
       for (const rate of Object.keys(RATES)) field[rate].value = +(gpu[rate] / RATES[rate]).toFixed(3)
     }
     if (name === "memory" || name in RATES) field.gpu.value = ""
+    heads = field.num_heads.value
   }
 
-  const NAMES = ["size", ...COUNTS, "precision", "attention", "recomputed", "checkpoint", "optimizer_states", "gpu", "memory", ...Object.keys(RATES)]
+  const NAMES = ["size", ...COUNTS, "embeddings", "precision", "attention", "recomputed", "checkpoint", "optimizer_states", "gpu", "memory", ...Object.keys(RATES)]
 
   // The whole state stands in the address, so a link gives the same page.
   function remember() {
@@ -249,7 +275,6 @@
     const state = new URLSearchParams(location.hash.slice(1))
     const known = (name, value) => field[name].tagName === "INPUT" || [...field[name].options].some((option) => option.value === value)
     for (const [name, value] of Object.entries(DEFAULTS)) field[name].value = value
-    field.vocab.value = data.vocab
     for (const name of ["size", "gpu"]) {
       const value = state.get(name)
       if (value !== null && known(name, value)) field[name].value = value
@@ -258,11 +283,14 @@
     if (state.size && !state.has("size") && SHAPE.some((name) => state.has(name))) field.size.value = ""
     if (state.size && !state.has("gpu") && state.has("memory")) field.gpu.value = ""
     for (const [name, value] of state) if (NAMES.includes(name) && known(name, value)) field[name].value = value
+    if (state.has("num_heads") && !state.has("kv_heads")) field.kv_heads.value = field.num_heads.value
+    heads = field.num_heads.value
     show()
   }
 
   field.size.append(...Object.keys(data.sizes).map((name) => new Option(data.labels[name] ?? name, name)), new Option("my own", ""))
   field.gpu.append(...Object.entries(data.gpus).map(([name, gpu]) => new Option(gpu.name, name)), new Option("my own", ""))
+  form.hidden = false
   form.addEventListener("submit", (event) => event.preventDefault())
   form.addEventListener("input", ({ target }) => {
     choose(target.name)

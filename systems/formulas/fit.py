@@ -46,22 +46,6 @@ def find_largest(p: Pass, field: str, room: int) -> int:
     return low
 
 
-def remedies(p: Pass) -> dict[str, Pass]:
-    """Return variants of this pass that need less memory, by name."""
-    run = max(1, round(p.shape.num_layers**0.5))
-    variants = {
-        "bf16 autocast": replace(p, precision="bf16"),
-        "flash attention": replace(p, attention="flash"),
-        "recomputation of each block": replace(p, checkpoint=1),
-        f"recomputation of runs of {run} blocks": replace(p, checkpoint=run),
-        "flash, bf16, each block again": replace(
-            p, precision="bf16", attention="flash", checkpoint=1
-        ),
-    }
-    most = peak_bytes(p)
-    return {name: less for name, less in variants.items() if peak_bytes(less) < most}
-
-
 def step_flops(p: Pass) -> int:
     """Return the matmul FLOPs of a training step, recomputation included.
 
@@ -73,6 +57,9 @@ def step_flops(p: Pass) -> int:
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
     )
+    # Projections of k and v that grouped-query attention does not make.
+    shared = 2 * p.shape.d_model * (p.shape.d_model - p.kv_width)
+    parts["projections"] -= 2 * p.tokens * p.shape.num_layers * shared
     recomputed = 0
     if p.attention == "flash":
         # Under a causal mask s (s + 1) / 2 of s² scores are visible.
@@ -104,18 +91,15 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
 
 
 def print_report(p: Pass, gpu: Gpu) -> None:
-    """Print the peak memory of a pass by category, what fits, and what reduces it."""
+    """Print the peak memory of a pass by category, and what fits."""
     room = gpu.free_bytes
     for name, count in peak(p).items():
         print(f"{count / GIB:10,.2f} GiB  {name}")
     fits = "fits" if peak_bytes(p) <= room else "does not fit"
     print(f"{peak_bytes(p) / GIB:10,.2f} GiB at the peak of a step")
     print(f"{room / GIB:10,.2f} GiB free on {gpu.name}: {fits}\n")
-    print(f"{'GiB':>10} {'largest batch':>14} {'longest context':>16}")
-    for name, variant in {"as asked": p, **remedies(p)}.items():
-        batch, context = (find_largest(variant, x, room) for x in ("batch", "context"))
-        need = peak_bytes(variant) / GIB
-        print(f"{need:10,.2f} {batch:14,} {context:16,}  {name}")
+    batch, context = (find_largest(p, x, room) for x in ("batch", "context"))
+    print(f"largest batch {batch:,}, or longest context {context:,}")
     seconds = floor_seconds(p, gpu)
     print(
         f"\n{step_flops(p) / 1e12:,.2f} TFLOP a step. At the data sheet's rates it "

@@ -44,10 +44,20 @@ class Pass:
     optimizer_states: int = 2
     # cuBLAS workspace per thread that runs matmuls.
     workspace_bytes: int = HOPPER_WORKSPACE
+    # Heads of k and v in grouped-query attention; by default as many as of q.
+    kv_heads: int | None = None
+    # 1 where the head shares the embedding's matrix (tied), 2 where it has its own.
+    embeddings: int = 2
 
     @property
     def shape(self) -> ModelSize:
         return SIZES[self.size] if isinstance(self.size, str) else self.size
+
+    @property
+    def kv_width(self) -> int:
+        """Return the width of k and v for one token, all heads."""
+        d, h = self.shape.d_model, self.shape.num_heads
+        return d if self.kv_heads is None else d // h * self.kv_heads
 
     @property
     def tokens(self) -> int:
@@ -72,7 +82,7 @@ class Pass:
 def attention_saved(p: Pass) -> Bytes:
     """Return the bytes that a block's norm and attention save, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
-    low, wide, fp32 = p.low, p.wide, FP32_BYTES
+    low, wide, fp32, kv = p.low, p.wide, FP32_BYTES, p.kv_width
     # Under autocast q, k and v each save their own cast of the norm's fp32 output.
     inputs = (
         {"inputs of q, k, v, cast three times": 3 * n * d * low}
@@ -87,9 +97,9 @@ def attention_saved(p: Pass) -> Bytes:
     }
     if p.recompute_attention:
         # Recomputation starts from rotated q and k, before autocast's cast.
-        saved |= {"q and k, rotated": 2 * n * d * wide, "v": n * d * low}
+        saved |= {"q and k, rotated": n * (d + kv) * wide, "v": n * kv * low}
     else:
-        saved |= {"q and k, rotated": 2 * n * d * low, "v": n * d * low}
+        saved |= {"q and k, rotated": n * (d + kv) * low, "v": n * kv * low}
         saved |= scores_saved(p)
     return saved | {
         "input of the output projection": n * d * low,
@@ -118,11 +128,13 @@ def attention_in_backward(p: Pass) -> Bytes:
     """Return `attention_saved` in the backward pass, recomputed tensors included."""
     if not p.recompute_attention:
         return attention_saved(p)
-    n, d = p.tokens, p.shape.d_model
+    n, d, kv = p.tokens, p.shape.d_model, p.kv_width
     recomputed = attention_saved(replace(p, recompute_attention=False))
     # Under autocast the matmuls keep casts of q and k besides the originals.
-    rotated = 2 * n * d * p.wide if p.autocast else 0
-    return recomputed | {"arguments of what is computed again": n * d * p.low + rotated}
+    rotated = n * (d + kv) * p.wide if p.autocast else 0
+    return recomputed | {
+        "arguments of what is computed again": n * kv * p.low + rotated
+    }
 
 
 def feed_forward_saved(p: Pass) -> Bytes:
@@ -188,8 +200,10 @@ def residual_bytes(p: Pass) -> int:
 
 def weight_bytes(p: Pass) -> int:
     """Return the bytes of all parameters, and so of gradients or one AdamW moment."""
-    parts = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))
-    return sum(parts.values()) * p.wide
+    d, layers = p.shape.d_model, p.shape.num_layers
+    norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
+    matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d
+    return (matrices + norms) * p.wide
 
 
 def table_bytes(p: Pass) -> int:
@@ -199,7 +213,7 @@ def table_bytes(p: Pass) -> int:
 
 def block_matrix_entries(p: Pass) -> int:
     """Return the number of entries in the weight matrices of one block."""
-    return 4 * p.shape.d_model**2 + 3 * p.shape.d_model * p.shape.d_ff
+    return p.shape.d_model * (2 * p.shape.d_model + 2 * p.kv_width + 3 * p.shape.d_ff)
 
 
 def weight_copy_bytes(p: Pass) -> int:

@@ -172,10 +172,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             for where, end in ends.items()
             for half, moment in block_backward(p, end).items()
         },
-        # Computed from the gradient of the embedded tokens.
+        # Computed from the gradient of the embedded tokens; where the head has the same
+        # matrix, beside its gradient, to which it is added.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
-            "temporaries": residual_bytes(p),
+            "temporaries": residual_bytes(p) + (2 - p.embeddings) * head * p.wide,
         },
     }
     if p.mode == "step":
@@ -233,7 +234,8 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     entries = block_matrix_entries(p) + 2 * d
     saved_block = block_saved(p)
     # This block, earlier blocks and the embedding have no gradients yet.
-    gradients = weight_bytes(p) - (position.block * entries + p.vocab * d) * wide
+    embedding = (p.embeddings - 1) * p.vocab * d
+    gradients = weight_bytes(p) - (position.block * entries + embedding) * wide
     copy = BF16_BYTES if p.autocast else 0
     before = position.before if p.checkpoint else position.block - 1
     computed_again = before * saved_block if p.checkpoint else 0
@@ -272,7 +274,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
     in_attention = (
         remaining,
-        3 * d * d * copy,
+        (d + 2 * p.kv_width) * d * copy,
         d * d + 3 * d * f + d,
         n * d * (wide + low) + 5 * scores * wide,
     )

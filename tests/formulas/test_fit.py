@@ -8,13 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from systems.formulas.costs import forward_flops
-from systems.formulas.fit import (
-    find_largest,
-    floor_seconds,
-    peak_bytes,
-    remedies,
-    step_flops,
-)
+from systems.formulas.fit import find_largest, floor_seconds, peak_bytes, step_flops
 from systems.formulas.gpus import CONTEXT_BYTES, GPUS
 from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
@@ -44,17 +38,6 @@ def test_a_gpu_holds_what_its_record_says():
     measured = GPUS["h200"].memory_mib * 2**20
     assert measured == pytest.approx(150_754_820_096, abs=2**20)
     assert 0.5 < CONTEXT_BYTES / 2**30 < 0.7
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16"])
-@pytest.mark.parametrize(
-    "given", [{}, {"attention": "flash"}, {"checkpoint": 1}], ids=str
-)
-def test_every_remedy_needs_less(precision, given):
-    p = Pass("xl", 2048, "step", precision, **given)
-    found = remedies(p)
-    assert all(peak_bytes(remedy) < peak_bytes(p) for remedy in found.values())
-    assert len(found) >= (5 if (precision, given) == ("fp32", {}) else 1)
 
 
 SHAPE = ModelSize(32, 64, 4, 2)
@@ -99,17 +82,9 @@ def test_the_floor_is_products_and_then_the_optimizer_s_traffic():
     assert floor_seconds(p, a100) == step_flops(p) / 19.5e12 + moved / 2.039e12
 
 
-def test_the_command_needs_no_torch():
-    code = "import sys, systems.formulas.fit; sys.exit('torch' in sys.modules)"
-    assert python("-c", code).returncode == 0
-
-
 def test_the_command_prints_what_fits():
     printed = fit("--size", "xl", "--context", "4096", "--gpu", "a100-80").stdout
-    for said in (
-        *("does not fit", " 79.38 ", "saved activations"),
-        *("flash attention", "TFLOP a step"),
-    ):
+    for said in ("does not fit", " 79.38 ", "saved activations", "TFLOP a step"):
         assert said in printed
 
 

@@ -2,6 +2,7 @@
 
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,8 @@ def allocated(monkeypatch, p: Pass) -> int:
         with default_dtype(torch.float32 if p.wide == 4 else torch.bfloat16):
             model = build_model("tested", p.context, p.vocab, p.attention)
         token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
+        if p.embeddings == 1:
+            model.lm_head.weight = model.token_embeddings.weight
         if p.checkpoint:
             checkpoint_blocks(model, p.checkpoint)
         if p.recompute_attention:
@@ -101,7 +104,7 @@ def passes() -> list[Pass]:
         run = 0 if plain else draw.randint(0, layers)
         again = plain and draw.random() < 0.7
         sizes = {"batch": draw.choice((2, 4)), "vocab": draw.choice((300, 1000))}
-        sizes["workspace_bytes"] = 0
+        sizes["workspace_bytes"], sizes["embeddings"] = 0, 1 + number % 2
         p = Pass(shape, context, "step", precision, attention, run, again, **sizes)
         drawn.append(p)
     return drawn
@@ -122,6 +125,22 @@ def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
         p = Pass("small", 64, "forward_graph", precision, batch=2, vocab=1000)
         assert row["residual_bytes"] == residual_bytes(p) == 2 * 64 * 768 * 4
         assert row["residual_dtype"] == "torch.float32"
+
+
+def test_published_models_have_as_many_parameters_as_published():
+    """Grouped-query attention and tied embeddings; Qwen without its biases."""
+    llama_8b, llama_1b = ModelSize(4096, 14336, 32, 32), ModelSize(2048, 8192, 16, 32)
+    qwen = ModelSize(896, 4864, 24, 14)
+    for shape, kv_heads, vocab, embeddings, count in (
+        (llama_8b, 8, 128256, 2, 8_030_261_248),
+        (llama_1b, 8, 128256, 1, 1_235_814_400),
+        (qwen, 2, 151936, 1, 494_032_768 - 24 * (896 + 2 * 128)),
+    ):
+        p = Pass(shape, 512, "step", "pure_bf16", vocab=vocab)
+        p = replace(p, kv_heads=kv_heads, embeddings=embeddings)
+        assert memory_costs.weight_bytes(p) == 2 * count
+        ungrouped = replace(p, kv_heads=shape.num_heads)
+        assert peak(ungrouped) == peak(replace(p, kv_heads=None))
 
 
 def test_what_is_known_of_the_largest_model():

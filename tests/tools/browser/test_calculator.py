@@ -21,7 +21,8 @@ pytestmark = pytest.mark.browser
 def drawn_at_random(number: int) -> tuple[Pass, dict]:
     """A step, and what the calculator calls it."""
     draw = random.Random(number)
-    heads = draw.randint(1, 64)
+    kv_heads = draw.randint(1, 16)
+    heads = kv_heads * draw.randint(1, 4)
     shape = ModelSize(
         2 * heads * draw.randint(1, 200),
         draw.randint(1, 50_000),
@@ -37,6 +38,8 @@ def drawn_at_random(number: int) -> tuple[Pass, dict]:
         "vocab": draw.randint(1, 300_000),
         "optimizer_states": draw.randint(0, 2),
         "workspace_bytes": draw.choice((HOPPER_WORKSPACE, WORKSPACE)),
+        "kv_heads": kv_heads,
+        "embeddings": draw.choice((1, 2)),
     }
     words = {"precision": draw.choice(calculator.PRECISIONS), "attention": attention}
     run = draw.randint(1, shape.num_layers)
@@ -114,6 +117,14 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     page.reload()
     expect(verdict).to_have_text(said)
     expect(root.locator("input[name=num_layers]")).to_have_value("30")
+    # An address from before there were groups.
+    page.goto((site / "calculator.html").as_uri() + "#num_heads=10&d_model=640")
+    expect(root.locator("input[name=kv_heads]")).to_have_value("10")
+    root.locator("input[name=num_heads]").fill("20")
+    expect(verdict).to_contain_text(re.compile("[Ff]it"))
+    root.locator("input[name=kv_heads]").fill("3")
+    expect(verdict).to_contain_text("do not share 3")
+    expect(root.locator(".most")).to_contain_text("on which it fits: ")
     # What is not asked for may be anything.
     page.goto((site / "calculator.html").as_uri() + "#recomputed=none&checkpoint=x")
     expect(verdict).to_contain_text(re.compile("[Ff]it"))

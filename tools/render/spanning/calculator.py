@@ -27,6 +27,7 @@ from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
+MORE = ("kv_heads", "vocab", "embeddings")
 # The inputs of the programs.
 NAMES = (
     *SHAPE,
@@ -36,7 +37,19 @@ NAMES = (
     "checkpoint",
     "optimizer_states",
     "workspace_bytes",
+    "kv_heads",
+    "embeddings",
 )
+# Models that people train: their shape, heads of k and v, vocabulary, and matrices of
+# its size (see `Pass`). GPT-2's two feed-forward matrices stand as three narrower ones.
+MODELS = {
+    "GPT-2": (ModelSize(768, 2048, 12, 12), 12, 50_257, 1),
+    "GPT-2 XL": (ModelSize(1600, 4267, 48, 25), 25, 50_257, 1),
+    "Llama 3.2 1B": (ModelSize(2048, 8192, 16, 32), 8, 128_256, 1),
+    "Llama 3 8B": (ModelSize(4096, 14336, 32, 32), 8, 128_256, 2),
+    "Qwen2.5 0.5B": (ModelSize(896, 4864, 24, 14), 2, 151_936, 1),
+    "Qwen2.5 7B": (ModelSize(3584, 18944, 28, 28), 4, 152_064, 2),
+}
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 ATTENTIONS = ("eager", "flash")
 # What is recomputed: nothing, blocks in runs of `checkpoint`, or attention's scores.
@@ -45,9 +58,13 @@ RECOMPUTED = ("none", "blocks", "attention")
 
 def fragments(found: Found) -> dict[str, str]:
     """Return `calculator.js` and the table for browsers without JavaScript."""
+    assigned = {n: (s, s.num_heads, VOCAB_SIZE, 2) for n, s in SIZES.items()}
     data = {
         "categories": CATEGORIES,
-        "sizes": {name: asdict(size) for name, size in SIZES.items()},
+        "sizes": {
+            name: {**asdict(shape), **dict(zip(MORE, more, strict=True))}
+            for name, (shape, *more) in {**assigned, **MODELS}.items()
+        },
         "labels": LABELS,
         "vocab": VOCAB_SIZE,
         "context_bytes": CONTEXT_BYTES,
@@ -80,7 +97,7 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the formulas of a step as a program, for each combination of options."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
-    numbers = {name: symbols[name] for name in ("context", "batch", "vocab")}
+    numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}
     for precision in PRECISIONS:
         for attention in ATTENTIONS:
             for recomputed in RECOMPUTED:
@@ -133,15 +150,16 @@ def memory_points(found: Found) -> list[dict[str, Any]]:
 
 
 def step_points(found: Found) -> list[dict[str, Any]]:
-    """Return the times of measured steps, with their configurations."""
-    record = primary_record(found, "end_to_end")
-    points = []
-    for c in frame(record, mode="step", batch=BATCH):
-        if not c or c.config["precision"] not in PRECISIONS:
-            continue
-        names = ("size", "context", "batch", "precision")
-        points.append({name: c.config[name] for name in names} | {"ms": c.ms()})
-    return points
+    """Steps that were timed, with plain attention and with flash, and how long."""
+    plain = frame(primary_record(found, "end_to_end"), mode="step", batch=BATCH)
+    flash = frame(primary_record(found, "model_attention"), attention="flash")
+    alike = {"precision": "bf16", "attention": "eager", "batch": BATCH}
+    names = ("size", "context", "batch", "precision", "attention")
+    return [
+        {name: (alike | c.config)[name] for name in names} | {"ms": c.ms()}
+        for c in (*plain, *flash)
+        if c and (alike | c.config)["precision"] in PRECISIONS
+    ]
 
 
 def worst(found: Found) -> float:
