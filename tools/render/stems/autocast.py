@@ -1,11 +1,10 @@
 """Tables and facts of `autocast`: dtypes by part of a model and by operation."""
 
-from functools import partial
-
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
-from tools.render.markdown import columns, per_device
+from tools.render.markdown import columns
 from tools.render.rows import say
 
 NAMES = {
@@ -40,38 +39,30 @@ NAMES = {
     "optimizer_state": "optimizer state",
     "optimizer_update": "optimizer update",
 }
-# What the page's sentences name, by (part, dtype of autocast).
+# The parts that the assignment asks about.
 ASKED = ("parameters", "fc1", "ln", "logits", "loss", "gradients")
+# The parts that sentences name, by (model, dtype of autocast).
 NAMED = {
     ("toy", "fp16"): ASKED,
     ("toy", "bf16"): ("ln",),
     ("transformer", "bf16"): ("rotary", "residual"),
 }
 
-CAPTIONS = {
-    "toy.md": "The dtype of each part of the toy model.",
-    "counts.md": (
-        "Operations that one forward pass runs, and how many of them are casts."
-    ),
-    "operations.md": (
-        "Dtypes of results under bf16 autocast, by the dtypes of the inputs; last, "
-        "without autocast."
-    ),
-}
+fragments = Fragments()
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    """Dtypes of the toy model, of the Transformer and of single operations."""
-    return {
-        "toy.md": per_device(records, partial(parts_table, "toy")),
-        "transformer.md": per_device(records, partial(parts_table, "transformer")),
-        "operations.md": per_device(records, operations_table),
-        "counts.md": per_device(records, counts_table),
-    }
+@fragments.add("toy.md", "The dtype of each part of the toy model.", reported=True)
+def toy_table(record: Record) -> str:
+    return parts_table(record, "toy")
 
 
-def parts_table(part: str, record: Record) -> str:
-    """A line for each part that the record has, a column for each dtype of autocast."""
+@fragments.add("transformer.md", reported=True)
+def transformer_table(record: Record) -> str:
+    return parts_table(record, "transformer")
+
+
+def parts_table(record: Record, part: str) -> str:
+    """Print a line for each part of a model, a column for each dtype of autocast."""
     found = frame(record, part=part, dtype=("fp16", "bf16"))
     has = {name for x in found if x and x.row for name in x.row.metrics}
     return columns(
@@ -85,8 +76,14 @@ def parts_table(part: str, record: Record) -> str:
     )
 
 
+@fragments.add(
+    "operations.md",
+    "Dtypes of results under bf16 autocast, by the dtypes of the inputs; last, without "
+    "autocast.",
+    reported=True,
+)
 def operations_table(record: Record) -> str:
-    """The dtypes of results under bf16 autocast, and the operations that have them."""
+    """Print the operations by the dtypes of their results."""
     found = frame(record).one(part="operations", dtype="bf16")
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, dtypes in found.metrics.items():
@@ -100,13 +97,18 @@ def operations_table(record: Record) -> str:
 
 
 def passes(record: Record | None) -> Frame:
-    """A forward pass of the Transformer without autocast, then with it."""
+    """Return a forward pass of the Transformer without autocast, then with it."""
     found = frame(record).arrange(part=("transformer",), dtype=("fp32", "fp16", "bf16"))
     return found.derive(
         others=lambda x: x["forward_operations"] - x["forward_casts"],
     )
 
 
+@fragments.add(
+    "counts.md",
+    "Operations that one forward pass runs, and how many of them are casts.",
+    reported=True,
+)
 def counts_table(record: Record) -> str:
     return passes(record).table(
         ("autocast", lambda x: x["dtype"].replace("fp32", "none (fp32)")),
@@ -117,7 +119,6 @@ def counts_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """The dtypes that the page names, and counts."""
     plain, cast = (passes(record).one(dtype=dtype) for dtype in ("fp32", "bf16"))
     return {
         f"{part}_{name}_{dtype}": say(x[name])

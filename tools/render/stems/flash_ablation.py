@@ -1,13 +1,14 @@
-"""The steps of `flash_ablation`, and what its launchers' choices gained."""
+"""The steps of `flash_ablation`, and the gain from each choice of the launchers."""
 
 from typing import NamedTuple
 
 from systems.records.record import Record
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame
 from tools.render.load import constant
-from tools.render.markdown import per_device
+from tools.render.rows import say
 
-# What launches the steps' kernels, but not what times them.
+# The code that launches the steps' kernels, without the code that times them.
 ABLATION = "systems.experiments.flash_ablation"
 LAUNCHERS = (
     *((ABLATION, name) for name in ("FORWARD", "switched_forward", "atomic_backward")),
@@ -19,8 +20,9 @@ LAUNCHERS = (
 
 
 class Step(NamedTuple):
-    """A step's name, and the speedup over the step above that was expected, written
-    down before this experiment ran and kept; for the Hopper path after earlier trials.
+    """A step's name, and the predicted speedup over the step above with its reason.
+    Predictions were written before the experiment ran, and never changed; those of the
+    Hopper kernels after earlier trials.
     """
 
     name: str
@@ -55,9 +57,9 @@ BACKWARD = {
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
 STEPS = FORWARD | BACKWARD
-# (how it was, how it is, its case, predictions for the passes): the first two cases'
-# written after trials of one tile size, the last one's after its tiles had been chosen.
-TOLD = [
+# (step without the choice, step with it, case, predictions for both passes). The first
+# two predictions followed trials of one tile size, the last the choice of its tiles.
+CHOICES = [
     (
         "unshared",
         "shared",
@@ -78,21 +80,17 @@ TOLD = [
     ),
 ]
 PATH_OF_HOPPER: tuple[str, ...] = constant("flash_ablation", "HOPPER_STEPS")
-CAPTIONS = {"told.md": "**Each choice pays at the shape that it is for.**"}
+fragments = Fragments()
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    """What the launchers choose. The steps stand in `tools/render/spanning/ladder.py`,
-    beside cuDNN.
+@fragments.add("told.md", "**Each choice pays at the shape that it is for.**")
+def choices_table(record: Record) -> str:
+    """Print the time of both passes without and with each choice of the launchers. The
+    steps are shown by `tools/render/spanning/ladder.py`, beside cuDNN.
     """
-    return {"told.md": per_device(records, told)}
-
-
-def told(record: Record) -> str:
-    """Each choice of the launchers, without and with it, in both passes."""
     found = Frame(
         Line(what=case, of=of, predicted=predicted, pair=(f"{a}_{of}", f"{b}_{of}"))
-        for a, b, case, predictions in TOLD
+        for a, b, case, predictions in CHOICES
         for of, predicted in zip(("forward", "backward"), predictions, strict=True)
         if frame(record, step=f"{a}_{of}")
     )
@@ -108,9 +106,8 @@ def told(record: Record) -> str:
 
 
 def ms(record: Record | None, step: str) -> float:
-    """Return the median GPU time. In a record from before it was measured, the second
-    fastest call by `do_bench`: steps did not alternate, and each began near the highest
-    clock.
+    """Return the median GPU time. Older records have only `do_bench` times, without
+    alternation: of those the second fastest, because each step began at a high clock.
     """
     x = frame(record).one(step=step)
     samples = sorted(x.samples("time"))
@@ -128,4 +125,4 @@ def facts(record: Record | None) -> dict[str, str]:
         "atomic_over_first": gain(record, "first_backward", "atomic_backward"),
         "plain_over_first": gain(record, "first_backward", "plain_backward"),
     }
-    return texts("{:.2f}", gains)
+    return {name: say(value, "{:.2f}") for name, value in gains.items()}

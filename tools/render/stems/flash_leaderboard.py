@@ -8,9 +8,10 @@ from systems.formulas.chips import chip_of
 from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_peak
 from systems.records.record import Record
 from systems.records.summary import summarize
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import format_ms, per_device, percent
-from tools.render.rows import MISSING, measured
+from tools.render.rows import MISSING, say
 from tools.render.stems.flash_passes import peak_tflops
 
 NAMES = {
@@ -20,7 +21,7 @@ NAMES = {
     "sdpa_flash": "SDPA, FlashAttention-2",
     "plain": "plain PyTorch",
 }
-# In one pass there are kernels for delta and for rounding dQ.
+# The roles of kernels, in the order in which they run.
 ROLES = {
     "forward": "forward",
     "delta": "δ",
@@ -30,7 +31,7 @@ ROLES = {
     "round": "dQ rounded",
     "rest": "the rest: sum, copy of dO, gradients gathered",
 }
-# Matmuls bound a kernel: nothing passes tensor cores at their highest clock.
+# The lower bound of a kernel: its matmuls on tensor cores at their highest clock.
 FLOOR = "products"
 LIMITS = {
     FLOOR: "matmuls",
@@ -41,12 +42,7 @@ LIMITS = {
 # The test's shape, and the bytes of a bf16 and of an fp32 number.
 SHAPE = {"heads": 16, "n": 16384, "d": 64}
 HALF, SINGLE = 2, 4
-CAPTIONS = {
-    "table.md": "**The test of 2025 by each implementation.** They ran one after the "
-    "other; the interleaved comparison is above.",
-    "kernels.md": "**The kernels of one call of the test,** their times, and how long "
-    "each job takes by itself.",
-}
+fragments = Fragments()
 
 
 # Columns ------------------------------------------------------------------------------
@@ -62,9 +58,8 @@ def role_of(kernel: str) -> str:
 
 
 def rates_of(record: Record) -> dict[str, float]:
-    """Return how much this GPU does per second: FLOPs and exponentials at the highest
-    clock of its maker or record, bytes by the data sheet, bytes added to memory as
-    measured.
+    """Return this GPU's rates per second: FLOPs and exponentials at its highest clock,
+    bytes by the data sheet, and bytes added to memory as measured.
     """
     peak, chip = find_peak(record.device.slug), chip_of(record.device.slug)
     if not (peak and chip):
@@ -76,13 +71,13 @@ def rates_of(record: Record) -> dict[str, float]:
         "products": clocks * chip.bf16_flops_per_clock,
         "exponentials": clocks * chip.exponentials_per_clock,
         "bytes": peak.bandwidth,
-        # By all copy engines; only on Hopper.
+        # Measured with all copy engines; on Hopper only.
         "additions": top.get("added_bytes") / (top.get("addition_ms") / 1e3),
     }
 
 
 def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, float]:
-    """Return how long a kernel takes at least for each of its jobs."""
+    """Return the least time of each job of a kernel: matmuls, exponentials, bytes."""
     work, d = KERNELS[role], shape["d"]
     rows = shape["heads"] * shape["n"]
     entries = count_scores(batch=1, heads=shape["heads"], n=shape["n"], causal=True)
@@ -98,9 +93,7 @@ def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernels(record: Record | None) -> Frame:
-    """Return the kernels of one call in their order, each with its median time and its
-    lower bounds.
-    """
+    """Return the kernels of one call with their median times and lower bounds."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:
@@ -119,30 +112,20 @@ def kernels(record: Record | None) -> Frame:
 # Tables -------------------------------------------------------------------------------
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    ours = measured(records)
-    reported = [record for record in records if record.kind == "reported"]
-    return {
-        "table.md": per_device(ours, test_table),
-        "kernels.md": per_device(ours, kernels_table),
-        "reported.md": per_device(reported, entries_table),
-    }
-
-
+@fragments.add(
+    "table.md",
+    "**The test of 2025 by each implementation.** They ran one after the other; the "
+    "interleaved comparison is above.",
+)
 def test_table(record: Record) -> str:
-    found = (
-        frame(record)
-        .arrange(implementation=NAMES)
-        .derive(
-            # Counting the FLOPs that attention needs.
-            tflops=lambda x: (
-                attention_flops(
-                    "both", batch=1, causal=True, **{k: x[k] for k in SHAPE}
-                )
-                / (x["both_ms"] * 1e9)
-            ),
-            peak=lambda x: x["tflops"] / peak_tflops(record, "bf16"),
-        )
+    def tflops(x: Line) -> float:
+        shape = {key: x[key] for key in SHAPE}
+        flops = attention_flops("both", batch=1, causal=True, **shape)
+        return flops / (x["both_ms"] * 1e9)
+
+    found = frame(record).arrange(implementation=NAMES)
+    found.derive(
+        tflops=tflops, peak=lambda x: x["tflops"] / peak_tflops(record, "bf16")
     )
     return found.table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
@@ -153,6 +136,11 @@ def test_table(record: Record) -> str:
     )
 
 
+@fragments.add(
+    "kernels.md",
+    "**The kernels of one call of the test,** their times, and how long each job takes "
+    "by itself.",
+)
 def kernels_table(record: Record) -> str:
     return kernels(record).table(
         ("kernel", lambda x: ROLES[x["role"]]),
@@ -161,6 +149,12 @@ def kernels_table(record: Record) -> str:
         *((f"{head}, ms", name, "{:.2f}") for name, head in LIMITS.items()),
         ("time / matmuls", "over_floor", "{:.2f}"),
     )
+
+
+@fragments.add_file("reported.md")
+def reported_file(records: list[Record]) -> str:
+    reported = [record for record in records if record.kind == "reported"]
+    return per_device(reported, entries_table)
 
 
 def entries_table(record: Record) -> str:
@@ -178,19 +172,9 @@ def facts(record: Record | None) -> dict[str, str]:
     found = kernels(record)
     forward, one_pass = (found.one(role=role) for role in ("forward", "one_pass"))
     return {
-        **texts(
-            "{:.2f} ms",
-            {
-                "forward_products": forward[FLOOR],
-                "one_pass_products": one_pass[FLOOR],
-                "one_pass_additions": one_pass["additions"],
-            },
-        ),
-        **texts(
-            "{:.1f}",
-            {
-                "forward_over_floor": forward["over_floor"],
-                "one_pass_over_floor": one_pass["over_floor"],
-            },
-        ),
+        "forward_products": say(forward[FLOOR], "{:.2f} ms"),
+        "one_pass_products": say(one_pass[FLOOR], "{:.2f} ms"),
+        "one_pass_additions": say(one_pass["additions"], "{:.2f} ms"),
+        "forward_over_floor": say(forward["over_floor"], "{:.1f}"),
+        "one_pass_over_floor": say(one_pass["over_floor"], "{:.1f}"),
     }

@@ -1,5 +1,5 @@
-"""What the times of attention's passes say, whoever was measured: ratios, throughput,
-and whether the passes are launch-bound.
+"""Columns of attention passes that several experiments share: time ratios, throughput,
+and whether a pass is launch-bound.
 """
 
 from statistics import median
@@ -10,10 +10,10 @@ from tools.render.frame import Line
 from tools.render.rows import data_sheet
 
 PASSES = ("forward", "backward", "both")
-# As tables call them.
+# The names of the passes in tables.
 SAID = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
-# By `do_bench`, both passes in a row over the sum of each by itself, from which on they
-# waited for launches.
+# The passes are launch-bound if both in a row take longer than this many times the sum
+# of each alone, by `do_bench`.
 WAITS = 1.1
 
 
@@ -30,8 +30,8 @@ def is_launch_bound(x: Line) -> bool:
 
 
 def round_ratios(x: Line, other: Line, of: str) -> list[float]:
-    """Return the time of a pass over another row's in each round in which both
-    alternated. Empty where they have no rounds, or not as many.
+    """Return the time of a pass over another row's, for each round in which both
+    alternated; nothing if they have no rounds, or different numbers of rounds.
     """
     rounds = [one.samples(f"{of}_rounds") for one in (x, other)]
     alike = len({*map(len, rounds)}) == 1
@@ -48,8 +48,8 @@ def time_ratio(x: Line, other: Line, of: str) -> float:
 
 
 def tflops(x: Line, of: str) -> float:
-    """Return the throughput of a pass in TFLOP/s, counting the FLOPs that attention
-    needs. A record says what it does not fix: batch, heads, mask.
+    """Return the throughput of a pass in TFLOP/s, by the FLOPs that attention needs.
+    Rows without batch, heads or mask have one causal head.
     """
     return flops(x, of) / kernel_ms(x, of) / 1e9 if x else x.missing
 

@@ -3,31 +3,20 @@ time.
 """
 
 from systems.records.record import Record
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
 from tools.render.markdown import per_device, percent
 from tools.render.rows import most, say
 
-CAPTIONS = {
-    "table.md": "A forward pass of `small` by our clock and by CUDA events.",
-    "instruments.md": "GPU time of the same pass by two instruments: the sum of its "
-    "kernels by CUPTI, and the pass replayed as CUDA graphs, by events.",
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    timed = [record for record in records if instruments_table(record)]
-    return {
-        "table.md": per_device(records, clocks_table),
-        "instruments.md": per_device(timed, instruments_table) if timed else "\n",
-    }
+fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Passes on each clock; a record from before GPU time has no `cupti`."""
+    """Return passes timed by each clock. Older records have no `cupti`."""
     return frame(record).derive(
         mode=lambda x: x.get("mode", "forward"),
-        # What our clock reads beyond CUDA events with a wait after each pass, and what
-        # waiting costs: those events over events of passes without a wait.
+        # The relative time that our clock adds to CUDA events, and that waiting after
+        # each pass adds to events of passes without waits.
         clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
         waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
         cupti=lambda x: x.get("step_gpu_ms"),
@@ -35,6 +24,7 @@ def passes(record: Record | None) -> Frame:
     )
 
 
+@fragments.add("table.md", "A forward pass of `small` by our clock and by CUDA events.")
 def clocks_table(record: Record) -> str:
     return (
         passes(record)
@@ -49,6 +39,16 @@ def clocks_table(record: Record) -> str:
             ("waiting adds", lambda x: 100 * x["waiting_adds"], "{:+z.2f} %"),
         )
     )
+
+
+@fragments.add_file(
+    "instruments.md",
+    "GPU time of the same pass by two instruments: the sum of its kernels by CUPTI, "
+    "and the pass replayed as CUDA graphs, by events.",
+)
+def instruments_file(records: list[Record]) -> str:
+    timed = [record for record in records if instruments_table(record)]
+    return per_device(timed, instruments_table) if timed else ""
 
 
 def instruments_table(record: Record) -> str:
@@ -70,9 +70,7 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """How far our clock is off bare events at most, and what waiting after each pass
-    costs at most.
-    """
+    """Return the most that our clock differs from events, and that waiting adds."""
     forward = passes(record).where(mode="forward")
     return {
         "clock_adds_at_most": say(

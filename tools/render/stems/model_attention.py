@@ -6,8 +6,9 @@ from matplotlib.figure import Figure
 
 from systems.records.record import PHASES, Record
 from tools.render import plots
-from tools.render.frame import Frame, Line, frame, texts
-from tools.render.markdown import format_ms, gib, per_device
+from tools.render.fragments import Fragments
+from tools.render.frame import Frame, Line, frame
+from tools.render.markdown import format_ms, gib
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import say, span
 
@@ -15,10 +16,11 @@ NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
 # (size, context) of the steps that sentences quote.
 NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
+fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """A row for each size and context, with the step of each attention."""
+    """Return a row for each size and context, with the step of each attention."""
     return (
         frame(record)
         .derive(peak=lambda x: x.get(PEAK), gpu_ms=gpu_ms)
@@ -32,7 +34,7 @@ def steps(record: Record | None) -> Frame:
 
 
 def gpu_ms(x: Line) -> float:
-    """GPU time, or in older records that of the same kernels as CUDA graphs."""
+    """Return GPU time, or in older records the time of CUDA graph replays."""
     graphs = [f"graph_{p}" for p in PHASES if f"graph_{p}_ms" in x.metrics]
     return x.get("step_gpu_ms") or (x.ms(*graphs) if graphs else x.missing)
 
@@ -40,13 +42,7 @@ def gpu_ms(x: Line) -> float:
 # Tables and figures -------------------------------------------------------------------
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    return {
-        "figure.md": per_device(records, contexts_figure),
-        "table.md": per_device(records, steps_table),
-    }
-
-
+@fragments.add("table.md")
 def steps_table(record: Record) -> str:
     return steps(record).table(
         "size",
@@ -58,8 +54,9 @@ def steps_table(record: Record) -> str:
     )
 
 
+@fragments.add("figure.md")
 def contexts_figure(record: Record) -> str:
-    """Nothing where no step of `small` ran."""
+    """Draw time and memory of `small` by context, if any of its steps ran."""
     tried = frame(record, size="small").derive(gib=lambda x: x.get(PEAK) / 2**30)
     ran = {name: tried.where(bool, attention=name) for name in NAMES}
     ends = {name: found[-1] for name, found in ran.items() if found}
@@ -68,7 +65,7 @@ def contexts_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         times, sizes = plots.panels(figure, 2)
-        # This guide last, over the others.
+        # FlashAttention is drawn last, over the other lines.
         for name, color in (("eager", DARK), ("sdpa", GREY), ("flash", ACCENT)):
             full = tried.where(lambda x: x.why == "out of memory", attention=name)
             label = NAMES[name] + (", then out of memory" if full else "")
@@ -109,14 +106,9 @@ def facts(record: Record | None) -> dict[str, str]:
     large, middle, long = (found.one(size=s, context=c) for s, c in NAMED)
     short = found.one(size="small", context=1024)
     return {
-        **texts(
-            "{:.2f}",
-            {
-                "faster_2_7B_1024": large["gain"],
-                "faster_small_4096": middle["gain"],
-                "gpu_small_1024": short["gpu_gain"],
-            },
-        ),
+        "faster_2_7B_1024": say(large["gain"], "{:.2f}"),
+        "faster_small_4096": say(middle["gain"], "{:.2f}"),
+        "gpu_small_1024": say(short["gpu_gain"], "{:.2f}"),
         "memory_flash_small_16384": say(long["flash.peak"] / 2**30, "{:.1f} GiB"),
         "memory_growth": say(long["flash.peak"] / short["flash.peak"], "{:.1f}"),
         "sdpa_over_ours": span(found.column("sdpa_over_ours")),

@@ -3,20 +3,17 @@
 from systems.formulas.costs import FP32_BYTES
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.records.record import Record
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
-from tools.render.markdown import gib, per_device
+from tools.render.markdown import gib
 from tools.render.rows import config_values, say
 
 PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
-CAPTIONS = {
-    "table.md": (
-        "The models: parameters, memory of their weights, and FLOPs of a forward pass."
-    ),
-}
+fragments = Fragments()
 
 
 def models(record: Record | None) -> Frame:
-    """A row for each size, at the first context, and the FLOPs at each."""
+    """Return a row for each size, with the FLOPs at each context."""
     contexts = config_values(record, "context")
     found = frame(record).derive(
         parameters=lambda x: sum(x[f"{part}_parameters"] for part in PARTS),
@@ -28,10 +25,10 @@ def models(record: Record | None) -> Frame:
     return found.where(context=contexts[:1])
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    return {"table.md": per_device(records[:1], sizes_table, tabbed=False)}
-
-
+@fragments.add(
+    "table.md",
+    "The models: parameters, memory of their weights, and FLOPs of a forward pass.",
+)
 def sizes_table(record: Record) -> str:
     return models(record).table(
         "size",
@@ -64,8 +61,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def with_two_matrices(s: ModelSize) -> int:
-    """The parameters that a size would have if its feed-forward halves had no gate: in
-    billions what its name says.
+    """Return the parameters of a size if its feed-forward networks had no gate. The
+    name 2.7B is this number.
     """
     block = 4 * s.d_model**2 + 2 * s.d_model * s.d_ff
     return s.num_layers * block + 2 * VOCAB_SIZE * s.d_model

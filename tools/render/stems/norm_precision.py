@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
+from tools.render.fragments import Fragments
 from tools.render.frame import Line, frame
-from tools.render.markdown import per_device
 from tools.render.rows import config_values, say
 
 STAGES = {
@@ -29,22 +29,23 @@ COMPUTE = {
     "upcast": "in fp32, output rounded",
     "fused": "PyTorch's own kernel",
 }
-# What the stage figure speaks of, and what the other and the facts.
+# The width in the figure of stages, and in the figure of widths and the facts.
 WIDTH, WIDEST = 4096, 16384
-# The size of the error from which a cell is darkest and lightest, in powers of ten.
+# The powers of ten of the errors with the darkest and the lightest cell.
 WORST, BEST = 0, -8
-# The marks of what is no number any more.
+# Marks of results that are not finite or wrongly zero.
 LOST = ("∞", "=0")
+fragments = Fragments()
 
 
 def at(record: Record | None, dtype: str, compute: str, width: int = WIDTH) -> Line:
-    """A layer norm of this width."""
+    """Return the layer norm of this width."""
     return frame(record).one(norm="layer", dtype=dtype, compute=compute, width=width)
 
 
 def marks(x: Line, stage: str) -> list[str]:
-    """By magnitude: "∞" where something is not finite, "=0" where most of it vanished,
-    else the error's power of ten; empty where there are no numbers.
+    """Return a mark for each magnitude: "∞" if a value is not finite, "=0" if most are
+    wrongly zero, else the power of ten of the error. Marks of a failed row are empty.
     """
     if not x:
         return [""] * len(MAGNITUDES)
@@ -61,14 +62,14 @@ def marks(x: Line, stage: str) -> list[str]:
 
 
 def first_with(x: Line, stage: str, text: str) -> str:
-    """The smallest magnitude at which the stage has this mark."""
+    """Return the smallest magnitude at which the stage has this mark."""
     found = zip(MAGNITUDES, marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
     return say(first if x else x.missing)
 
 
 def output_error(x: Line, magnitude: int = ONE) -> float | None:
-    """None where it is not finite."""
+    """Return the error of the output, None if the output is not finite."""
     return x["output_error"][magnitude]
 
 
@@ -78,14 +79,7 @@ def in_percent(error: float | None) -> str:
     return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2f} %"
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    """The stages of a layer norm, and its output by width."""
-    return {
-        "layer.md": per_device(records, stages_figure),
-        "layer-widths.md": per_device(records, widths_figure),
-    }
-
-
+@fragments.add("layer.md")
 def stages_figure(record: Record) -> str:
     lines = {
         dtype: {
@@ -117,6 +111,7 @@ READ = (
 )
 
 
+@fragments.add("layer-widths.md")
 def widths_figure(record: Record) -> str:
     if not (widths := config_values(record, "width")):
         return ""
@@ -150,7 +145,7 @@ def widths_figure(record: Record) -> str:
 def draw_maps(
     lines: dict[str, dict[str, list[str]]], heads: list[str], label: str, figure: Figure
 ) -> None:
-    """A panel for each dtype."""
+    """Draw a panel for each dtype."""
     for axes, (dtype, of) in zip(
         plots.panels(figure, len(lines), beside=1), lines.items(), strict=True
     ):
@@ -163,20 +158,22 @@ def draw_maps(
 
 
 def in_tens(mark: str) -> str:
-    """ "-4" -> "10⁻⁴"."""
+    """Return "10⁻⁴" for "-4"."""
     digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
     return mark if mark in (*LOST, "", "exact") else f"10{mark.translate(digits)}"
 
 
 def darkness(text: str) -> float:
-    """Of a cell with this mark, from 0 (exact) to 1."""
+    """Return the shade of a cell with this mark, from 0 (exact) to 1."""
     if text in (*LOST, "", "exact"):
         return float(text in LOST)
     return 0.75 * min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Where a layer norm fails, and what each way makes of the widest one."""
+    """Return where a layer norm overflows, and the error of the widest by each way to
+    compute it.
+    """
     fp16, bf16 = (at(record, dtype, "library") for dtype in ("fp16", "bf16"))
     widest = {way: output_error(at(record, "bf16", way, WIDEST)) for way in COMPUTE}
     return {f"bf16_{way}": say(error, in_percent) for way, error in widest.items()} | {
