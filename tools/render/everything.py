@@ -16,7 +16,6 @@ from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Found, is_primary, load, primary_gpu
 from tools.render.markdown import (
-    add_caption,
     conditions,
     round_numbers,
     sections,
@@ -99,8 +98,6 @@ def build(stem: str, records: list[Record]) -> tuple[dict[str, str], Mapping[str
             for record in measured(records):
                 claim.judge(record)
         files = builder.fragments(records)
-        for name, caption in getattr(builder, "CAPTIONS", {}).items():
-            files[name] = add_caption(caption, files[name])
         return files, builder.facts(next(filter(is_primary, records), None))
     except Exception as error:
         error.add_note(f"while rendering {', '.join(r.place for r in records)}")

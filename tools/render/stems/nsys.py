@@ -4,17 +4,12 @@ Steps that keep the GPU busiest come first.
 
 from systems.records.record import PHASES, Record
 from tools.render.claims import Judgement, claim
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import per_device
 from tools.render.rows import NOT_MEASURED, known, span
 from tools.render.stems.kernel_profile.rows import all_phases, wall_ms
 
-CAPTIONS = {
-    "kernels.md": (
-        "A step under nsys: its kernels, copies and fills included, their time, also "
-        "relative to torch.profiler, and the wall-clock time without a profiler."
-    ),
-}
+fragments = Fragments()
 INSTRUMENTS = ("nsys", "torch")
 
 
@@ -38,10 +33,11 @@ def kernels(x: Line, instrument: str) -> float:
     return sum(x[f"{instrument}_{phase}_kernels"] for phase in PHASES)
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    return {"kernels.md": per_device(records, kernels_table)}
-
-
+@fragments.add(
+    "kernels.md",
+    "A step under nsys: its kernels, copies and fills included, their time, also "
+    "relative to torch.profiler, and the wall-clock time without a profiler.",
+)
 def kernels_table(record: Record) -> str:
     """Both numbers of kernels where they differ."""
 

@@ -8,8 +8,8 @@ from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render import plots
 from tools.render.claims import Judgement, claim
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import per_device
 from tools.render.plots import ACCENT, GREY
 from tools.render.rows import known, say
 
@@ -21,16 +21,7 @@ ORDINALS = {
     "3rd step, ms": "third",
 }
 
-CAPTIONS = {
-    "table.md": (
-        "Ten steps after each number of warm-up steps: mean ± standard deviation over "
-        "all processes, and medians of the processes."
-    ),
-}
-
-
-def fragments(records: list[Record]) -> dict[str, str]:
-    return {"table.md": per_device(records, body)}
+fragments = Fragments()
 
 
 def processes(record: Record | None) -> Frame:
@@ -83,7 +74,13 @@ def halves(x: Line) -> float:
     return median(times[:middle]) / median(times[middle:]) if middle else x.missing
 
 
-def body(record: Record) -> str:
+@fragments.add(
+    "table.md",
+    "Ten steps after each number of warm-up steps: mean ± standard deviation over all "
+    "processes, and medians of the processes.",
+    reported=True,
+)
+def steps_table(record: Record) -> str:
     if record.kind == "reported":
         return frame(record).table(
             ("warm-up steps", "warmup"),

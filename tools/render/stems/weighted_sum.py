@@ -3,9 +3,10 @@ beside PyTorch's own and a copy; and what was predicted.
 """
 
 from systems.records.record import Record
+from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
-from tools.render.markdown import format_ms, per_device, percent
+from tools.render.markdown import format_ms, percent
 from tools.render.rows import MISSING, data_sheet, most, say
 
 NAMES = {
@@ -21,10 +22,7 @@ N, D, BYTES = 65536, 2048, {"fp32": 4, "bf16": 2}
 # written; read and written.
 MOVED = {"forward": 1, "backward": 2, "copy": 2}
 SUMS = ("y", "dx", "dw")
-CAPTIONS = {
-    "table.md": "The weighted sum beside PyTorch's own. Rates count the bytes that "
-    "must move: x forwards, x and its gradient backwards.",
-}
+fragments = Fragments()
 
 
 def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
@@ -55,11 +53,12 @@ def kernels(record: Record | None) -> Frame:
     return found.join("copy", implementation="copy")
 
 
-def fragments(records: list[Record]) -> dict[str, str]:
-    return {"table.md": per_device(records, body)}
-
-
-def body(record: Record) -> str:
+@fragments.add(
+    "table.md",
+    "The weighted sum beside PyTorch's own. Rates count the bytes that must move: x "
+    "forwards, x and its gradient backwards.",
+)
+def rates_table(record: Record) -> str:
     bandwidth = data_sheet(record.device.slug).bandwidth
     passes = [
         column
