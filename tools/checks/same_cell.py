@@ -6,25 +6,15 @@ are at their power limit. `regen_tables.py --check` fails if more than one phase
 twenty differs.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from statistics import median
-from typing import Any
 
 from systems.records.record import Record
-from tools.render.clocks import CLOCK, PROFILE, cell_of, same_software
+from tools.render.clocks import CLOCK, PROFILE, gpu_times, same_software
 from tools.render.load import is_fresh
 
 STEMS = (CLOCK, "compile", "model_attention", "method", PROFILE, "nsys")
 CLOSE = 1.03
 MOST_BEYOND = 1 / 20
-# Without the loss, which takes a tenth of a millisecond: too little to compare.
-PHASES = ("forward", "backward", "optimizer")
-# Names of GPU time after timed passes, in `kernel_profile`, and twice in `nsys`.
-GPU_TIMES = (
-    *("{}_gpu_ms", "{}_gpu_busy_ms"),
-    *("torch_{}_gpu_busy_ms", "nsys_{}_gpu_busy_ms"),
-)
 
 
 def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
@@ -50,18 +40,3 @@ def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
                 f"{high:.3f} ms in {longer}; measure {longer} again by "
                 f"`regen_tables.py --only {longer} --force`"
             )
-
-
-def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
-    """Return by cell and phase the median GPU times in ms, each with its stem."""
-    times: dict[Any, list[tuple[float, str]]] = defaultdict(list)
-    for record in records:
-        for row in record.rows:
-            if row.config.get("execution", "eager") != "eager":
-                continue
-            cell = tuple(cell_of(record, row).values())
-            for phase in PHASES:
-                for name in GPU_TIMES:
-                    if samples := row.metrics.get(name.format(phase)):
-                        times[cell, phase].append((median(samples), record.stem))
-    return times

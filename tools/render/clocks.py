@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any
 
 from systems.records.record import Record, Row
@@ -51,3 +52,24 @@ def note_clocks(found: Mapping[str, list[Record]]) -> None:
             profile.clock = clock
             for row in profile.rows:
                 row.clock = clock.find(**cell_of(profile, row)) if clock else None
+
+
+# Without the loss, which takes a tenth of a millisecond: too little to compare.
+PHASES = ("forward", "backward", "optimizer")
+# Names of GPU time after timed passes, in `kernel_profile`, and twice in `nsys`.
+GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
+
+
+def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
+    """Return by cell and phase the median GPU times in ms, each with its stem."""
+    times: dict[Any, list[tuple[float, str]]] = defaultdict(list)
+    for record in records:
+        for row in record.rows:
+            if row.config.get("execution", "eager") != "eager":
+                continue
+            cell = tuple(cell_of(record, row).values())
+            for phase in PHASES:
+                for name in GPU_TIMES:
+                    if samples := row.metrics.get(name.format(phase)):
+                        times[cell, phase].append((median(samples), record.stem))
+    return times

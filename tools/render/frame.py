@@ -31,12 +31,12 @@ How to write a builder with it:
    name that a row with numbers lacks raises KeyError, because it is a typing error;
    read a metric that only some records have with `x.get(name)`.
 5. For a figure or a sentence that needs numbers only, take `known(steps.column(name))`
-   or its `least`, `most` or `span`. `texts` formats several facts alike.
+   or its `least`, `most` or `span`.
 6. Rows of a table come in the order of `arrange`; `telling` selects the rows of a long
    table that a page shows first.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from itertools import takewhile
 from math import fsum
 from operator import itemgetter
@@ -279,11 +279,6 @@ class Frame(list[Line]):
 def frame(record: Record | None, **wanted: Any) -> Frame:
     """Return the rows of a record with these values, including rows without numbers."""
     return Frame(map(Line.of, record.rows if record else ())).where(**wanted)
-
-
-def texts(text: Text, values: Mapping[str, Any]) -> dict[str, str]:
-    """Format several facts alike, by name."""
-    return {name: say(value, text) for name, value in values.items()}
 
 
 def clocks(phase: str, text: Text = "{:.1f}") -> list[tuple[Any, ...]]:

@@ -18,10 +18,11 @@ from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_inte
 from systems.formulas.gpus import GPUS
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
+from tools.render.clocks import CLOCK, PROFILE, gpu_times
 from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import percent, two_digits
-from tools.render.rows import MISSING, data_sheet, say
+from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, most, say
 from tools.render.stems import warmup
 from tools.render.stems.end_to_end.rows import at
 from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wall_ms
@@ -120,6 +121,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "kernel_profile": regime_facts(profile),
         "end_to_end": step_facts(primary_record(found, "end_to_end")),
         "warmup": warmup_facts(primary_record(found, "warmup")),
+        "method": two_runs_facts(found),
         "mixed_precision": gain_facts(profile),
         "attention": traffic_facts(attention),
         "flash_benchmarking": head_facts(benchmark),
@@ -201,6 +203,18 @@ def step_facts(record: Record | None) -> dict[str, str]:
         "step_elsewhere": elsewhere(
             lambda peak: 1e3 * pass_flops(forward, "forward", "backward") / peak.bf16
         ),
+    }
+
+
+def two_runs_facts(found: Found) -> dict[str, str]:
+    """How far GPU time differs between the records that time and profile a step."""
+    records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
+    times = gpu_times([record for record in records if record]).values()
+    pairs = [[ms for ms, _ in of_phase] for of_phase in times if len(of_phase) == 2]
+    differences = [max(pair) / min(pair) - 1 for pair in pairs]
+    return {
+        "phases_timed_twice": str(len(pairs) or NOT_MEASURED),
+        "gpu_differs_at_most": say(most(differences), percent),
     }
 
 

@@ -14,7 +14,7 @@ from systems.formulas.chips import KIB
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render.compiled_files import COMMAND, read_steps
-from tools.render.frame import Frame, Line, frame, texts
+from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
 from tools.render.markdown import per_device, percent
 from tools.render.plots import (
@@ -192,35 +192,21 @@ def facts(found: Found) -> dict[str, str]:
     end, back = ms(record, "forward"), ms(record, "backward")
     first, first_back = ms(record, "first_forward"), ms(record, "first_backward")
     any_shape, bound = ms(record, "plain_forward"), bound_ms(record, "forward")
+    two, one = "{:.2f} ms", "{:.1f}"
     return {
-        **texts(
-            "{:.2f} ms",
-            {
-                "first": first,
-                "first_backward": first_back,
-                "atomic_backward": ms(record, "atomic_backward"),
-                "two_passes": ms(record, "plain_backward"),
-                "any_shape": any_shape,
-                "end": end,
-                "products": bound,
-                "in_turn": bound + bound_ms(record, "forward", "exponentials"),
-            },
-        ),
-        **texts(
-            "{:.1f}",
-            {
-                "gain": first / end,
-                "gain_any_shape": first / any_shape,
-                "gain_backward": first_back / back,
-            },
-        ),
-        **texts(
-            percent,
-            {
-                "of_floor": bound / end,
-                "backward_of_floor": bound_ms(record, "backward") / back,
-                "of_cudnn": of_cudnn(found, record, "forward"),
-                "backward_of_cudnn": of_cudnn(found, record, "backward"),
-            },
-        ),
+        "first": say(first, two),
+        "first_backward": say(first_back, two),
+        "atomic_backward": say(ms(record, "atomic_backward"), two),
+        "two_passes": say(ms(record, "plain_backward"), two),
+        "any_shape": say(any_shape, two),
+        "end": say(end, two),
+        "products": say(bound, two),
+        "in_turn": say(bound + bound_ms(record, "forward", "exponentials"), two),
+        "gain": say(first / end, one),
+        "gain_any_shape": say(first / any_shape, one),
+        "gain_backward": say(first_back / back, one),
+        "of_floor": say(bound / end, percent),
+        "backward_of_floor": say(bound_ms(record, "backward") / back, percent),
+        "of_cudnn": say(of_cudnn(found, record, "forward"), percent),
+        "backward_of_cudnn": say(of_cudnn(found, record, "backward"), percent),
     }
