@@ -119,8 +119,8 @@ def name_run(x: Line) -> str:
 
 @fragments.add_file(
     "orders.md",
-    "Nothing computed again, and four ways to compute N blocks again: what is in "
-    "memory at most, and how much is computed. For halves, N is a power of two.",
+    "No recomputation, and four ways to recompute N blocks: what is in memory at "
+    "most, and how much is computed. For halves, N is a power of two.",
 )
 def orders_table(_: list[Record]) -> str:
     """Print the maximum of inputs and blocks in memory, and how many blocks are
@@ -142,7 +142,7 @@ def orders_table(_: list[Record]) -> str:
         (*halves, "halving", most_inputs("halving"), 1),
         (*chain, "chain", most_inputs("chain"), 1),
     ]
-    head = ("computed again", "in memory at most", "blocks computed")
+    head = ("recomputed", "in memory at most", "blocks computed")
     names = (*head, "strategy", "inputs", "blocks")
     found = Frame(Line(zip(names, order, strict=True)) for order in listed).derive(
         needed=lambda x: x["inputs"] * residual_bytes(p) + x["blocks"] * block_saved(p),
@@ -176,7 +176,7 @@ def rows_table(record: Record) -> str:
 
     return passes(record).table(
         ("attention", lambda x: x["attention"].replace("eager", "plain")),
-        ("computed again", "recomputed"),
+        "recomputed",
         gib_column("peak", "peak, GiB"),
         ("over its prediction", "peak_over", "{:.4f}"),
         gib_column("kept", "peak, kept, GiB"),

@@ -122,7 +122,7 @@ NAMES = {
     "norm": "RMSNorm",
     "block": "a block",
     "four_blocks": "four blocks",
-    "four_blocks_by_twos": "four blocks, two by two computed again",
+    "four_blocks_by_twos": "four blocks, recomputed two by two",
 }
 
 

@@ -45,17 +45,15 @@ def causes_figure(record: Record) -> str:
             draw_bars(axes, part)
         plots.key(figure, {NAMES[cause]: color for cause, color in LOOKS.items()})
 
-    idle, copies, later = (
-        percent(x[cause] / x["wall_ms"])
-        for x, cause in ((small, "idle"), (large, "copies"), (last, "copies"))
-    )
+    idle = percent(small["idle"] / small["wall_ms"])
+    copies, later = (percent(x["copies_share"]) for x in (large, last))
     shown = plots.plot(
         record,
         "causes",
         draw,
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
-        f"{idle} of the time, and `2.7B` spends {copies} on copies and casts, "
-        f"{later} at context {plots.number(last['context'])}.",
+        f"{idle} of the time, and `2.7B` spends {copies} of its kernel time on copies "
+        f"and casts, {later} at context {plots.number(last['context'])}.",
         "Forward and backward by cause, as shares of wall-clock time, which is above "
         "each bar in ms; below it is the context.",
         height=290,
