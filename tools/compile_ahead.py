@@ -198,7 +198,7 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return the table's configurations by kernel: for many rows, then for few."""
+    """Return launch configurations by kernel: for many query rows, then for few."""
     name, size = architecture(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [

@@ -33,7 +33,7 @@ def print_states(results: Path) -> int:
     """
     from systems.records.store import RecordError
     from systems.running.machine import device_for
-    from systems.running.software import kernels_on
+    from systems.running.software import kernel_status
     from tools.render.load import files_in
 
     faults, files = [], files_in(results)
@@ -68,7 +68,7 @@ def print_states(results: Path) -> int:
         text = " ".join(cell.ljust(width) for cell, width in cells)
         print(printable(text.rstrip()))
     if gpu := device_for(("cuda",)):
-        for name, status in kernels_on(gpu).items():
+        for name, status in kernel_status(gpu).items():
             print(f"{gpu.name}, attention by {name}: {status}")
     if warning := torch_misfit():
         print(f"warning: {warning}", file=sys.stderr)

@@ -53,7 +53,7 @@ from systems.precision.dtypes import relative_error
 from systems.records.device import Device, find_gpu
 from systems.records.files import write_whole
 from systems.running.precompile import MOST_PROCESSES, cores
-from systems.running.reports import end_with
+from systems.running.reports import end_with_parent
 from tools.compile_ahead import DTYPES, require_compiler
 from tools.rendering import stop
 
@@ -123,8 +123,8 @@ def make_inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
 
 
 def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
-    """Return a call of the forward or backward pass with the candidate's kernel. Loops
-    are not split, because with many heads they are not.
+    """Return a function that runs the forward or backward pass with the candidate's
+    kernel. Loops are not split: the many heads of the timing fill the GPU.
     """
     high = candidate.arithmetic == "high"
     torch.set_float32_matmul_precision("high" if high else "highest")
@@ -140,8 +140,8 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
 
 
 def find_fault(candidate: Candidate) -> str:
-    """Return what is wrong with a candidate, or "". It runs in a worker process, which
-    leaves the compiled kernel in Triton's cache.
+    """Return what is wrong with a candidate, or "". Runs in a worker process, so that
+    the compiled kernel is then in Triton's cache.
     """
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
@@ -226,7 +226,7 @@ def tune(
 def start_worker(parent: int) -> None:
     """Ignore Ctrl-C, which the parent handles, and exit when the parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(parent)
+    end_with_parent(parent)
 
 
 def main(

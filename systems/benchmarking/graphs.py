@@ -27,9 +27,9 @@ def capture_stream() -> torch.cuda.Stream:
 # --8<-- [start:captured]
 @contextmanager
 def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step]:
-    """Yield a step that replays, phase by phase, the launches of `step`, after one step
-    that creates optimizer state and workspaces. `clear` empties the gradients.
-    `Unsupported` without a GPU, or if the step can't be captured.
+    """Capture each phase of `step` as a CUDA graph, and yield a step that replays the
+    graphs. One eager step runs first and creates optimizer state and workspaces.
+    `clear` frees the gradients. Raise `Unsupported` without a GPU, or if capture fails.
     """
     if device != "cuda":
         raise Unsupported("a CPU has no CUDA graphs")

@@ -71,9 +71,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: Table 1 in fp32 and bf16, eager and compiled, and as a
-    CUDA graph if it may be launch-bound; compiled AdamW only for the smallest, where
-    compiling takes a minute instead of ten.
+    """Return the configurations: each size of Table 1 in fp32 and bf16, eager and
+    compiled, and as a CUDA graph where it may be launch-bound. AdamW is compiled only
+    for the smallest size: that takes a minute, and ten for larger sizes.
     """
     if quick:
         rows = [(p, execution) for p in GRAPHS for execution in ("eager", "compiled")]

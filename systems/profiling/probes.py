@@ -33,7 +33,7 @@ def phase_kernels(
     Empty on a CPU.
 
     `between` runs before each pass. `cold` empties the L2 cache before each phase.
-    TraceError if passes launch different numbers of kernels twice.
+    If passes launch different kernels, profile once more, then raise TraceError.
     """
     if device != "cuda":
         return {}
@@ -111,8 +111,8 @@ def kernel_samples_ms(
     work: Callable[[], object], calls: int, device: str
 ) -> dict[str, list[float]]:
     """Return GPU times in ms by kernel name, one sample for each of `calls` calls, with
-    a warm L2 cache. Empty on a CPU. `TraceError` if two profiles in a row show calls
-    with different launches: a profile can lose a kernel.
+    a warm L2 cache. Empty on a CPU. If calls launch different kernels, profile once
+    more, then raise TraceError: a profile can lose a kernel.
     """
     work()
     if device != "cuda":

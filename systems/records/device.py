@@ -17,7 +17,7 @@ Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 
 class Device(Struct, forbid_unknown_fields=True):
-    """A device as a record names it; a field that its driver does not tell is None."""
+    """A device as a record describes it; None is what the driver doesn't report."""
 
     name: Name
     slug: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -41,16 +41,16 @@ META = Device("meta device (no hardware needed)", "meta")
 CPU = Device("CPU", "cpu")
 
 
-def plain(name: str) -> str:
+def drop_markup(name: str) -> str:
     """Return a GPU's name without characters that a record can't hold."""
     return re.sub(rf"[{LIVE}\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES; if it is not set, all by number."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, or the indices of all GPUs if unset."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return [str(i) for i in range(asked("nvmlDeviceGetCount") or 0)]
+        return [str(i) for i in range(query_nvml("nvmlDeviceGetCount") or 0)]
     return [name for part in visible.split(",") if (name := part.strip())]
 
 
@@ -58,38 +58,38 @@ def find_gpu(visible: str | None = None) -> Device | None:
     """Return the first GPU or MIG slice in `visible`, by default in
     CUDA_VISIBLE_DEVICES. None without a GPU, a driver or NVML.
     """
-    handle = handle_of(visible)
-    name = asked("nvmlDeviceGetName", handle)
+    handle = first_gpu_handle(visible)
+    name = query_nvml("nvmlDeviceGetName", handle)
     if name is None:
         return None
-    name, driver = plain(name), asked("nvmlSystemGetDriverVersion")
-    capability = asked("nvmlDeviceGetCudaComputeCapability", handle)
-    memory = asked("nvmlDeviceGetMemoryInfo", handle)
-    power = asked("nvmlDeviceGetEnforcedPowerLimit", handle)
+    name, driver = drop_markup(name), query_nvml("nvmlSystemGetDriverVersion")
+    capability = query_nvml("nvmlDeviceGetCudaComputeCapability", handle)
+    memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
+    power = query_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Device(
         name=name,
         slug=slug_of(name),
         capability="{}.{}".format(*capability) if capability else None,
         memory_bytes=int(memory.total) if memory else None,
-        driver=plain(driver) if driver else None,
+        driver=drop_markup(driver) if driver else None,
         power_limit_w=power / 1000 if power is not None else None,
     )
 
 
 def uuid_of(visible: str) -> str | None:
     """Return the UUID of a GPU that is named as in CUDA_VISIBLE_DEVICES."""
-    return asked("nvmlDeviceGetUUID", handle_of(visible))
+    return query_nvml("nvmlDeviceGetUUID", first_gpu_handle(visible))
 
 
 def newest_cuda() -> tuple[int, int] | None:
     """Return the newest CUDA that the driver supports, such as (12, 4), or None."""
-    number = asked("nvmlSystemGetCudaDriverVersion")
+    number = query_nvml("nvmlSystemGetCudaDriverVersion")
     return divmod(number // 10, 100) if number else None
 
 
 def sm_clock_mhz() -> int | None:
     """Return the current clock of the GPU's SMs in MHz, None if unknown."""
-    return asked("nvmlDeviceGetClockInfo", handle_of(), SM_CLOCK)
+    return query_nvml("nvmlDeviceGetClockInfo", first_gpu_handle(), SM_CLOCK)
 
 
 # Device files of the driver, on Linux and in WSL.
@@ -97,8 +97,8 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def no_gpu() -> str:
-    """Say that no GPU was found and, where there is a driver, why NVML does not start:
-    in some containers CUDA finds the GPU all the same.
+    """Return that no GPU was found and, if there is a driver, why NVML doesn't start.
+    In some containers CUDA finds the GPU all the same.
     """
     found, (_, fault) = "needs a GPU and none was found", start_nvml()
     if fault and any(map(os.path.exists, DRIVERS)):
@@ -119,15 +119,15 @@ def start_nvml() -> tuple[Any, str]:
     return pynvml, ""
 
 
-# Stands for a GPU that is not there.
+# Handle of a missing GPU.
 NO_HANDLE = object()
-# As NVML numbers its clocks.
+# NVML's number of the SM clock.
 SM_CLOCK = 1
 
 
-def asked(question: str, *arguments: Any) -> Any:
-    """Return NVML's answer, or None: boards with unified memory tell no memory, virtual
-    GPUs no power limit, MIG devices no clock.
+def query_nvml(question: str, *arguments: Any) -> Any:
+    """Return the result of an NVML call, or None if the device doesn't support it:
+    unified memory has no size, a virtual GPU no power limit, a MIG device no clock.
     """
     library, _ = start_nvml()
     if library is None or NO_HANDLE in arguments:
@@ -138,13 +138,13 @@ def asked(question: str, *arguments: Any) -> Any:
         return None
 
 
-def handle_of(visible: str | None = None) -> Any:
+def first_gpu_handle(visible: str | None = None) -> Any:
     """Return NVML's handle of the first GPU that is visible, or NO_HANDLE."""
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     visible, handle = visible.split(",")[0].strip(), None
     if visible.isdecimal():
-        handle = asked("nvmlDeviceGetHandleByIndex", int(visible))
+        handle = query_nvml("nvmlDeviceGetHandleByIndex", int(visible))
     elif visible.startswith(("GPU-", "MIG-")):
-        handle = asked("nvmlDeviceGetHandleByUUID", visible)
+        handle = query_nvml("nvmlDeviceGetHandleByUUID", visible)
     return NO_HANDLE if handle is None else handle

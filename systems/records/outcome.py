@@ -23,9 +23,9 @@ NO_HOST_MEMORY = (
     "std::bad_alloc",
 )
 UNQUOTED = "it can't in a path with a space"
-# How the reason begins of a row whose implementation is not installed.
+# Prefix of the reason of a row whose implementation is not installed.
 NOT_INSTALLED = "not installed"
-# The most characters of a reason.
+# Maximum number of characters in a reason.
 LONGEST = 2000
 
 
@@ -58,7 +58,7 @@ def measure_row(config: Any, run: Run) -> Row:
 
 
 def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
-    """Yield None after each turn of a configuration, then its row, as `measure_row`."""
+    """Yield None after each turn of a configuration, then the row of `measure_row`."""
     metrics, status, reason = {}, "ok", None
     try:
         found = run(config)
@@ -90,12 +90,12 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def as_reason(text: str | None) -> str | None:
-    """Return a text as one line that a record can hold."""
+    """Return a text on one line, cut to LONGEST, without control characters."""
     return text and printable(" ".join(text[:LONGEST].split()))
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:
-    """Return the message of an error or its cause that says that memory ran out."""
+    """Return the out-of-memory message of an error or of its causes, or None."""
     torch = sys.modules.get("torch")
     for cause in causes(error):
         text = str(cause)

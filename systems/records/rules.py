@@ -28,7 +28,7 @@ def faults_of(record: Record) -> Iterator[str]:
         yield f"has {len(record.rows)} rows, expected_rows is {record.expected_rows}"
     for i, row in enumerate(record.rows):
         where = f"rows[{i}]"
-        for fault in _unfit(row.config):
+        for fault in _unsafe(row.config):
             yield f"{where}.config{fault}"
         for name, value in row.config.items():
             if isinstance(value, list | dict):
@@ -47,7 +47,7 @@ def faults_of(record: Record) -> Iterator[str]:
             yield f"{where}: is {row.status} with {len(row.metrics)} metrics"
         for fault in faults_in_metrics(row.metrics, reported):
             yield f"{where}.metrics.{fault}"
-        for fault in _unlike_phases(row.metrics):
+        for fault in _sample_count_mismatches(row.metrics):
             yield f"{where}.metrics.{fault}"
 
 
@@ -56,12 +56,12 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
     bytes. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():
-        yield from (f"{name}{fault}" for fault in [*_unfit(name), *_unfit(value)])
+        yield from (f"{name}{fault}" for fault in [*_unsafe(name), *_unsafe(value)])
         if reported and isinstance(value, str):
             continue
         if name.endswith("_ms"):
-            yield from _wrong_times(name, value)
-        if name.endswith("_bytes") and not _within(value, 0, MOST_BYTES, int):
+            yield from _impossible_times(name, value)
+        if name.endswith("_bytes") and not _is_between(value, 0, MOST_BYTES, int):
             yield f"{name}: is {value!r:.60}, no number of bytes"
         for item in value if isinstance(value, list) else ():
             if isinstance(item, dict):
@@ -70,22 +70,22 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
                 )
 
 
-def _wrong_times(name: str, value: Any) -> Iterator[str]:
+def _impossible_times(name: str, value: Any) -> Iterator[str]:
     """Yield impossible times. Samples are positive; a single time may be 0."""
     if not isinstance(value, list):
-        if not _within(value, 0, LONGEST_MS):
+        if not _is_between(value, 0, LONGEST_MS):
             yield f"{name}: is {value!r:.60}, no time in ms"
     elif not value:
         yield f"{name}: has no samples"
     else:
         for i, sample in enumerate(value):
-            if not (_within(sample, 0, LONGEST_MS) and sample > 0):
+            if not (_is_between(sample, 0, LONGEST_MS) and sample > 0):
                 yield f"{name}[{i}]: is {sample!r:.60}, no time in ms above 0"
                 return
 
 
-def _unlike_phases(metrics: dict[str, Any]) -> Iterator[str]:
-    """Yield phases of a step that have not as many samples as its loss."""
+def _sample_count_mismatches(metrics: dict[str, Any]) -> Iterator[str]:
+    """Yield phases of a step with another number of samples than its loss."""
     of = {p: metrics[f"{p}_ms"] for p in PHASES if f"{p}_ms" in metrics}
     counts = {p: len(samples) for p, samples in of.items() if isinstance(samples, list)}
     for phase, count in counts.items():
@@ -93,13 +93,13 @@ def _unlike_phases(metrics: dict[str, Any]) -> Iterator[str]:
             yield f"{phase}_ms: has {count} samples, loss_ms {counts['loss']}"
 
 
-def _within(value: Any, least: float, most: float, *kinds: type) -> bool:
+def _is_between(value: Any, least: float, most: float, *kinds: type) -> bool:
     """Return whether a value is a number (no boolean) within these bounds."""
     return type(value) in (kinds or (int, float)) and least <= value <= most
 
 
-def _unfit(value: Any) -> Iterator[str]:
-    """Yield where a value contains NaN, an infinity or text that a page executes."""
+def _unsafe(value: Any) -> Iterator[str]:
+    """Yield each place of NaN, an infinity or text that a page executes."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f": is {value}, not a finite number"
     if isinstance(value, str) and LIVE.search(value):
@@ -107,6 +107,6 @@ def _unfit(value: Any) -> Iterator[str]:
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             if type(item) is not int:
-                yield from (f"[{key}]{fault}" for fault in _unfit(item))
+                yield from (f"[{key}]{fault}" for fault in _unsafe(item))
             if type(key) is str:
-                yield from (f"[{key}]{fault}" for fault in _unfit(key))
+                yield from (f"[{key}]{fault}" for fault in _unsafe(key))

@@ -23,7 +23,7 @@ from systems.attention.implementations import IMPLEMENTATIONS
 # These store rows, parse options or evaluate formulas, so they can't change a result.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
-# The module of a name from another package; the name is complete then.
+# Module of a name from a foreign package, whose name is then the full dotted path.
 OTHERS = ""
 # Launch options with Triton's default value, which 3.9 wants to be written out.
 DEFAULTS = {"enable_fp_fusion": True}
@@ -57,7 +57,7 @@ class Statement:
     code: str
     # In the order in which the code names them.
     references: list[Place]
-    acts: bool
+    runs_on_import: bool
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,14 +110,14 @@ class Reach:
         if module is None or name in self.imported:
             return
         self.imported.add(name)
-        yield from (s for s in module.statements if s.acts)
+        yield from (s for s in module.statements if s.runs_on_import)
         for place in module.imports.values():
             yield from self.run_by_importing(resolve(place, self.root)[0])
 
     def module(self, name: str) -> Module | None:
         if name not in self.read:
             counts = name != OTHERS and not name.startswith(NOT_MEASURING)
-            self.read[name] = read(name, self.root) if counts else None
+            self.read[name] = load_module(name, self.root) if counts else None
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
@@ -135,22 +135,22 @@ def digest_of(text: str) -> str:
 # Reading a module ---------------------------------------------------------------------
 
 
-def read(name: str, root: Path) -> Module | None:
-    """Return the module of this name; None for a package or another's module."""
+def load_module(name: str, root: Path) -> Module | None:
+    """Return a module of this repository; None for a package or a foreign module."""
     # A package's __init__ holds only names, so adding one changes no measurement.
     path = file_of(name, root)
     if not path.is_file():
         return None
-    return parsed(name, path.read_text(encoding="utf-8"), root)
+    return parse_module(name, path.read_text(encoding="utf-8"), root)
 
 
 def file_of(name: str, root: Path) -> Path:
     return root.joinpath(*name.split(".")).with_suffix(".py")
 
 
-# Records share most of their modules.
+# Cached, because records share most of their modules.
 @lru_cache(maxsize=256)
-def parsed(name: str, source: str, root: Path) -> Module:
+def parse_module(name: str, source: str, root: Path) -> Module:
     tree = ast.parse(source)
     module = Module(dict(imports(tree.body)))
     defined = bindings(node for node in tree.body if not is_import(node))
@@ -160,7 +160,7 @@ def parsed(name: str, source: str, root: Path) -> Module:
             continue
         canonical = Canonical(known | dict(imports(ast.walk(node))), root)
         code = canonical.text(node)
-        statement = Statement(code, canonical.references, acts(node, known))
+        statement = Statement(code, canonical.references, runs_on_import(node, known))
         module.statements.append(statement)
         for each in set(bindings([node])):
             module.defines.setdefault(each, []).append(statement)
@@ -215,9 +215,9 @@ def is_for_others(node: ast.AST) -> bool:
     )
 
 
-def acts(node: ast.stmt, known: Mapping[str, Place]) -> bool:
-    """Return whether importing the statement does more than bind names: a call, or a
-    decorator that registers (`operator.register_fake`, an attribute of our name).
+def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
+    """Return whether importing a statement does more than bind names: it assigns to an
+    attribute, or has a decorator that registers, such as `@operator.register_fake`.
     """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return any(
@@ -276,7 +276,7 @@ class Canonical:
                 self.references.append(place)
             return f"name({name})"
         if isinstance(node, ast.JoinedStr):
-            return f"JoinedStr({self.text(merged(node.values))})"
+            return f"JoinedStr({self.text(merge_constants(node.values))})"
         if isinstance(node, ast.Call):
             keywords = [each for each in node.keywords if not is_default(each)]
             node = ast.Call(node.func, node.args, keywords)
@@ -290,7 +290,7 @@ class Canonical:
         return f"{type(node).__name__}({','.join(fields)})"
 
     def inside(self, node: ast.AST) -> "Canonical":
-        """Return this for an inner scope, whose local names hide others."""
+        """Return a copy for an inner scope, whose local names hide outer ones."""
         hidden: set[str] = set()
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
             of = node.args
@@ -334,8 +334,8 @@ def is_default(node: ast.keyword) -> bool:
     )
 
 
-def merged(values: list[ast.expr]) -> list[ast.expr]:
-    """Return the parts of an f-string, whose text Python versions cut differently."""
+def merge_constants(values: list[ast.expr]) -> list[ast.expr]:
+    """Merge neighboring constants of an f-string: Python versions split them apart."""
     out: list[ast.expr] = []
     for value in values:
         last = out[-1] if out else None

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from systems.records.device import CPU, META, Device, find_gpu, newest_cuda, plain
+from systems.records.device import CPU, META, Device, drop_markup, find_gpu, newest_cuda
 from systems.running.reports import CannotStart
 
 
@@ -25,7 +25,7 @@ def check_torch(device: Device) -> None:
 
     if not torch.cuda.is_available():
         raise CannotStart(why_unusable(device))
-    if (name := plain(torch.cuda.get_device_name(0))) != device.name:
+    if (name := drop_markup(torch.cuda.get_device_name(0))) != device.name:
         fault = f"torch would use {name}, not {device.name}"
         kind = "MIG device" if " MIG " in name else "GPU"
         raise CannotStart(

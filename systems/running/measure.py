@@ -28,7 +28,7 @@ from systems.running.groups import gpu_is_broken, groups_of, measure_into
 from systems.running.precompile import compile_ahead, folder_for_compiled
 from systems.running.reports import (
     CannotStart,
-    end_with,
+    end_with_parent,
     exit_when_terminated,
     keep_output_for_reports,
     report,
@@ -142,7 +142,7 @@ def main(
 ):
     """Measure STEM into RESULTS until `deadline`, in seconds since 1970."""
     if parent is not None:
-        end_with(parent)
+        end_with_parent(parent)
     try:
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:

@@ -25,7 +25,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records.files import write_whole
 from systems.records.outcome import turns_of
-from systems.running.reports import GRACE, end_with, exit_when_terminated, report
+from systems.running.reports import GRACE, end_with_parent, exit_when_terminated, report
 
 # Each process holds a context and a row's tensors on the GPU.
 MOST_PROCESSES = 16
@@ -176,7 +176,7 @@ def cold_samples(folder: Path | None) -> dict[str, Any]:
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
     """Run these rows of a stem, counted from 0."""
     # First, because the imports take seconds in which the parent may die.
-    end_with(parent)
+    end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
     for row in rows:
         # An error comes again when the row is measured, and is reported there.

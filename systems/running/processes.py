@@ -20,7 +20,7 @@ from systems import ROOT
 from systems.records.outcome import as_reason, measure_row, turns_of
 from systems.records.record import Row
 from systems.running.memory import limit_host_memory
-from systems.running.reports import end_with, keep_output_for_reports, report
+from systems.running.reports import end_with_parent, keep_output_for_reports, report
 
 
 def has_own_process(module: Any) -> bool:
@@ -65,7 +65,7 @@ def error_in(stderr: str) -> str:
 def main(module: str, config: str, parent: int) -> None:
     """Measure this configuration of a module."""
     keep_output_for_reports()
-    end_with(parent)
+    end_with_parent(parent)
     experiment = import_module(module)
     limit_host_memory()
     row = measure_row(experiment.Config(**json.loads(config)), experiment.run)

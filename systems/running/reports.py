@@ -34,15 +34,15 @@ def exit_when_terminated() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-def end_with(parent: int) -> None:
-    """Let this process end soon after its parent, even if that is killed."""
-    threading.Thread(target=end_after, args=(parent,), daemon=True).start()
+def end_with_parent(parent: int) -> None:
+    """End this process soon after its parent, even if the parent is killed."""
+    threading.Thread(target=wait_and_exit, args=(parent,), daemon=True).start()
 
 
-def end_after(parent: int) -> None:
-    """Wait until the parent is gone; then end this process, whatever it does."""
+def wait_and_exit(parent: int) -> None:
+    """Wait until the parent has ended, then terminate this process."""
     with suppress(OSError, AttributeError):
-        # On Linux this thread sleeps until then, so that it disturbs no timing.
+        # Linux wakes this thread when the parent ends: no polling disturbs timings.
         if os.getppid() == parent:
             select.select([os.pidfd_open(parent)], [], [])
     while os.getppid() == parent:

@@ -22,12 +22,12 @@ from systems.records.record import Record
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
 from systems.running.reports import CannotStart
 from systems.running.software import (
-    attention_of,
+    configured_attention,
+    drop_peer,
     git_state,
     hash_of,
-    kernels_on,
+    kernel_status,
     launches_kernels,
-    that_count,
     tuned_software,
     versions,
 )
@@ -83,8 +83,8 @@ def new_record(
     protocol: dict[str, Any],
 ) -> Record:
     """Return an empty record of what is about to be measured."""
-    software, stem = that_count(versions(), configs), STEMS[stem_name]
-    attention = attention_of(configs)
+    software, stem = drop_peer(versions(), configs), STEMS[stem_name]
+    attention = configured_attention(configs)
     software |= tuned_software(
         stem.module, attention, device.slug, software.get("triton", "")
     )
@@ -98,7 +98,7 @@ def new_record(
         grid=grid,  # pyright: ignore[reportArgumentType]
         protocol=protocol,
         software=software,
-        kernels=kernels_on(device) if launched else {},
+        kernels=kernel_status(device) if launched else {},
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         command=f"python tools/regen_tables.py --only {stem_name}"
         + (" --quick" if grid == "quick" else ""),
@@ -128,7 +128,7 @@ def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
     same = ("stem", "kind", "grid", "source_hash", "expected_rows")
     if (
         old.device.name != new.device.name
-        or that_count(old.software, configs) != that_count(new.software, configs)
+        or drop_peer(old.software, configs) != drop_peer(new.software, configs)
         or any(getattr(old, name) != getattr(new, name) for name in same)
     ):
         return "was measured with other code, versions or device"

@@ -18,10 +18,10 @@ from systems.records.record import Git, Record
 from systems.records.source_hash import Reach, source_hash
 from systems.running.reports import CannotStart
 
-# The function that every launch of our kernels reaches.
+# Every launch of our kernels calls this function.
 LAUNCHES = ("systems.attention.triton.chooser", "owner_configs")
 TUNED = "launch configurations"
-# A peer's library, and how the names of its implementations begin.
+# A peer's library, and the prefix of its implementations' names.
 PEER, ITS = "flash-attn-4", "fa4"
 COMMIT = "GIT_COMMIT"
 
@@ -46,8 +46,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def that_count(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
-    """Return the versions without a peer's library that no configuration runs."""
+def drop_peer(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
+    """Return the versions, without the peer's library if no configuration runs it."""
     runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
     return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
@@ -57,7 +57,7 @@ def git_state() -> Git | None:
     changes; None outside a repository.
     """
     try:
-        # The tree may be a copy inside another repository, so the name comes first.
+        # In a copy inside another repository, git would return that one's commit.
         if commit := named_commit():
             return Git(commit, dirty=False)
     except ValueError as error:
@@ -97,15 +97,15 @@ def named_commit() -> str | None:
 
 def hash_of(stem: Stem, configs: list[Any]) -> str:
     """Return the hash of the source that these configurations run."""
-    return source_hash(stem.module, attention_of(configs))
+    return source_hash(stem.module, configured_attention(configs))
 
 
-def attention_of(configs: list[Any]) -> list[str]:
+def configured_attention(configs: list[Any]) -> list[str]:
     """Return the implementations of attention that configurations name."""
     return sorted({c.attention for c in configs if hasattr(c, "attention")})
 
 
-def attention_in(record: Record) -> list[str]:
+def recorded_attention(record: Record) -> list[str]:
     """Return the implementations of attention that a record's rows name."""
     rows = (row.config for row in record.rows)
     return sorted({config["attention"] for config in rows if "attention" in config})
@@ -132,7 +132,7 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
     return LAUNCHES in reached.places
 
 
-def kernels_on(device: Device) -> dict[str, str]:
+def kernel_status(device: Device) -> dict[str, str]:
     """Describe which of our attention kernels a GPU gets with the installed software;
     empty if the GPU's capability is unknown. Imports torch.
     """

@@ -20,7 +20,7 @@ from systems.running.command import is_table
 from systems.running.groups import groups_of, measure_group
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import exclusive, record_path, unlike_grid
-from systems.running.software import TUNED, attention_in, tuned_software
+from systems.running.software import TUNED, recorded_attention, tuned_software
 
 
 # --8<-- [start:verify]
@@ -119,7 +119,7 @@ def verify_stem(name: str, results: Path) -> int:
         record = store.read(path)
         if record.edited:
             raise CannotStart(f"{path} was edited by hand: measure it again")
-        attention = attention_in(record)
+        attention = recorded_attention(record)
         triton = record.software.get("triton", "")
         tuned = tuned_software(stem.module, attention, device.slug, triton)
         if tuned.get(TUNED) != record.software.get(TUNED):

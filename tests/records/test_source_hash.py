@@ -9,7 +9,7 @@ import pytest
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import source_hash as module
-from systems.records.source_hash import Reach, parsed, source_hash
+from systems.records.source_hash import Reach, parse_module, source_hash
 
 SOURCE = '''# A comment first, with "quotes" and größer
 """A docstring # with a hash,
@@ -68,7 +68,7 @@ def tree(tmp_path, monkeypatch):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source, encoding="utf-8")
         # Which modules there are is part of what a text means.
-        parsed.cache_clear()
+        parse_module.cache_clear()
         return source_hash("systems.stem", attention, root=tmp_path)
 
     return hash_of
@@ -268,7 +268,7 @@ def test_two_equal_names_that_change_places_are_noticed(tree):
 
 
 def hashes(root: Path) -> dict[str, str]:
-    parsed.cache_clear()
+    parse_module.cache_clear()
     names = ("eager", "flash", "sdpa")
     return {s: source_hash(f"systems.experiments.{s}", names, root) for s in STEMS}
 

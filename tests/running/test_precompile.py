@@ -60,7 +60,7 @@ def shares(monkeypatch):
 @pytest.mark.parametrize("done", [0, 5])
 def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeypatch):
     precompile.compile_ahead("fake", "full", CONFIGS[done:], NEVER)
-    monkeypatch.setattr(precompile, "end_with", lambda parent: None)
+    monkeypatch.setattr(precompile, "end_with_parent", lambda parent: None)
 
     def run(config):
         stem.seen.append(config)
@@ -154,7 +154,7 @@ if kind == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with TemporaryDirectory():
     print(flush=True)
-    reports.end_with(int(parent))
+    reports.end_with_parent(int(parent))
     time.sleep(60)
 """
 

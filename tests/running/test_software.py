@@ -12,7 +12,13 @@ from systems.records.device import CPU
 from systems.records.source_hash import source_hash
 from systems.running import software
 from systems.running.resuming import may_continue, new_record
-from systems.running.software import PEER, TUNED, kernels_on, that_count, tuned_software
+from systems.running.software import (
+    PEER,
+    TUNED,
+    drop_peer,
+    kernel_status,
+    tuned_software,
+)
 from tests.factories import make_gpu, make_record
 from tools.render import load
 from tools.render.markdown import conditions
@@ -52,7 +58,7 @@ def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(file):
 def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
-    told = kernels_on(A100)
+    told = kernel_status(A100)
     assert told == describe_kernels_for((8, 0), "3.7.1", timed=1)
     assert "1 of them timed here" in told["triton"]
     made = new_record("flash_peers", A100, "full", [], {})
@@ -63,10 +69,10 @@ def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
     for name, words in told.items():
         assert f"attention by {name}: {words}" in shown
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "the interpreter" in kernels_on(A100)["triton"]
+    assert "the interpreter" in kernel_status(A100)["triton"]
     monkeypatch.setattr(software, "lacks", lambda *_: "no Triton here")
-    assert kernels_on(A100) == {"hopper, triton": "no Triton here"}
-    assert kernels_on(make_gpu()) == {}, "of which the driver tells no capability"
+    assert kernel_status(A100) == {"hopper, triton": "no Triton here"}
+    assert kernel_status(make_gpu()) == {}, "of which the driver tells no capability"
 
 
 def test_with_other_configurations_a_record_is_stale(file):
@@ -118,7 +124,7 @@ def test_a_library_of_others_counts_where_it_runs(configs, count):
     """Whoever measured attention with one installed may go on without it."""
     found = {"torch": "2.11.0", PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}
-    assert that_count(found, configs) == expected
+    assert drop_peer(found, configs) == expected
     old, new = (make_record("fake", software=dict(found)) for _ in range(2))
     del new.software[PEER]
     assert (may_continue(old, new, configs) is not None) == count

@@ -168,7 +168,7 @@ def thin_tooltips(page_html: str) -> str:
     """
     seen: set[str] = set()
 
-    def thin(match: re.Match[str]) -> str:
+    def drop_repeat(match: re.Match[str]) -> str:
         if match["aside"]:
             return f"<{match['aside']}{thin_tooltips(match['inside'])}"
         if match["title"] is None:
@@ -180,7 +180,7 @@ def thin_tooltips(page_html: str) -> str:
         seen.add(match["title"])
         return match[0]
 
-    return TOOLTIP_OR_PART.sub(thin, page_html)
+    return TOOLTIP_OR_PART.sub(drop_repeat, page_html)
 
 
 def number_figures(page_html: str) -> str:

@@ -10,7 +10,7 @@ from systems.records.record import Record, Row
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
 # Their records hold times under a profiler.
 PROFILED = (PROFILE, "nsys")
-# What the configurations of each stem leave unsaid.
+# Settings that the configurations of each stem don't name.
 UNSAID: dict[str, dict[str, Any]] = {
     CLOCK: {},
     PROFILE: {"attention": "eager"},
@@ -25,7 +25,7 @@ SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
 def cell_of(record: Record, row: Row) -> dict[str, Any]:
-    """Return the values of AXES, which decide the kernels of a pass."""
+    """Return the values of AXES: passes that agree in them launch the same kernels."""
     config = UNSAID[record.stem] | row.config
     return {axis: config.get(axis) for axis in AXES}
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from tools.render.markdown import plain, typeset
+from tools.render.markdown import image_label, typeset
 
 WIDE, NARROW = 720, 340
 SMALL, TITLE = 11, 14
@@ -66,7 +66,7 @@ class Drawing:
         """Return the drawing as SVG, without empty lines, where Markdown would end
         it.
         """
-        label = plain(typeset(alt))
+        label = image_label(typeset(alt))
         head = (
             f'<svg class="drawing {shown}" role="img" aria-label="{label}"'
             f' viewBox="0 0 {self.width} {self.height:.0f}"'

@@ -69,7 +69,7 @@ def render(found: Found) -> dict[str, str]:
         for name, texts in facts.items()
         for shorten in [str if name in EXACT else round_numbers]
     }
-    files |= pages.fragments(prose, spanning("writeup").answered(found))
+    files |= pages.fragments(prose, spanning("writeup").answered_pages(found))
     # Strings of JSON are strings of YAML, too.
     lines = [
         line

@@ -243,7 +243,7 @@ class Frame(list[Line]):
         return self
 
     def pivot(self, axis: str, *values: Any) -> "Frame":
-        """Merge the rows that differ in `axis` only. The new row stores each of them
+        """Merge rows that differ only in `axis`. A merged row holds each original row
         under its value of the axis.
         """
         rows: dict[tuple[Any, ...], Line] = {}

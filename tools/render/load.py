@@ -16,7 +16,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
-from systems.running.software import TUNED, attention_in, tuned_software
+from systems.running.software import TUNED, recorded_attention, tuned_software
 from tools.render.clocks import note_clocks
 
 GENERATED = ROOT / "docs" / "generated"
@@ -70,7 +70,7 @@ def age(record: Record) -> str:
     (older source, but three rows measured again with the current source agreed) or
     stale. Launch configurations tuned on the GPU count as source.
     """
-    attention = attention_in(record)
+    attention = recorded_attention(record)
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
     tuned = tuned_software(module, attention, record.device.slug, triton)
     if tuned.get(TUNED) != record.software.get(TUNED):

@@ -16,8 +16,8 @@ from tools.render.load import STALE, VERIFIED, age
 from tools.render.rows import NOT_MEASURED, Missing, measured, say, span
 
 
-def plain(text: str) -> str:
-    """Escape a text for an image's label."""
+def image_label(text: str) -> str:
+    """Escape a text for the label of an image."""
     text = escape(text.replace("`", ""), quote=False)
     return text.replace('"', "&quot;")
 
@@ -26,9 +26,9 @@ def bold(text: str) -> str:
     return f"**{text}**"
 
 
-# A longer table shows its telling rows first.
+# Rows that a table shows at once; a longer one shows only its `telling` rows.
 OPEN = 8
-# The mark of a row that is hidden at first.
+# Attribute of a row that stays hidden until a click.
 REST = " {: .rest }"
 
 
@@ -202,8 +202,8 @@ def per_device(
     body: Callable[[Record], str],
     tabbed: bool = True,
 ) -> str:
-    """Return a tab for each record with a non-empty body, its provenance below; only
-    the first record without `tabbed`.
+    """Return a tab for each record with a non-empty body, and its provenance below it.
+    If `tabbed` is False, return the first body without a tab.
     """
     records = list(records)
     shown = [
@@ -306,7 +306,7 @@ def format_significant(value: float) -> str:
 
 
 def two_digits(value: float) -> str:
-    """As a sentence says about how much: 4.7, 140, 28,000."""
+    """Round to two significant digits for prose: 4.7, 140, 28,000."""
     return f"{float(f'{value:.1e}'):,g}"
 
 
@@ -344,7 +344,7 @@ def round_numbers(text: str) -> str:
 
 
 def format_at_most(value: float) -> str:
-    """For a sentence: "at most 2.0 %", or "less than 0.05 %" where that rounds to 0."""
+    """Return "at most 2.0 %", or "less than 0.05 %" if the value rounds to 0."""
     return f"at most {percent(value)}" if value >= 5e-4 else "less than 0.05 %"
 
 

@@ -38,7 +38,7 @@ from matplotlib.ticker import (
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, caption, figure
-from tools.render.markdown import plain, record_address, typeset
+from tools.render.markdown import image_label, record_address, typeset
 from tools.render.rows import Missing
 
 # Colours to draw with, and their variables in docs/assets/site.css.
@@ -166,7 +166,7 @@ def svg(
         # `savefig` would draw once more for a layout that is final already.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
-        f'<svg class="plot {shown}" role="img" aria-label="{plain(typeset(alt))}"'
+        f'<svg class="plot {shown}" role="img" aria-label="{image_label(typeset(alt))}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
@@ -415,7 +415,7 @@ def inline(drawing: str, address: str) -> str:
     root = ElementTree.fromstring(drawing)
     parts = "\n".join(map(serialize, clean_elements(root, prefix)))
     coloured = COLOR.sub(lambda color: f"var({COLORS[color[0]]})", parts)
-    return TEXT.sub(lambda text: plain(unescape(text[1])), coloured)
+    return TEXT.sub(lambda text: image_label(unescape(text[1])), coloured)
 
 
 def clean_elements(element: Element, prefix: str) -> Iterator[Element]:

@@ -58,8 +58,8 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# For padded head dimension 64 and at most SHORT keys under a causal mask, or half as
-# many without: with four groups three keep working while one begins or ends an item.
+# Up to SHORT keys under a causal mask (half without) and padded head dimension 64, four
+# warp groups are faster: while one starts or ends its rows, the others keep computing.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -1,6 +1,6 @@
-"""The inputs that the Hopper kernels support: 16-bit dtypes, head dimensions from 40 to
-128 in steps of 8, and tensors that TMA can read; and those for which they are faster
-than the Triton kernels.
+"""Decide which inputs the Hopper kernels support, and for which they beat the Triton
+kernels. Supported are 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, and
+tensors that TMA can read.
 """
 
 from functools import cache

@@ -25,8 +25,8 @@ ONE_PASS_USE = 0.9
 # without a mask. The shift walk was as fast or faster where it applies, except for
 # narrow heads, whose matmuls only the ordered walk shortens.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
-# Fewest programs, about two per SM. With fewer, the query heads of a KV head are
-# divided among more; if that is too few, two passes run.
+# Minimum number of programs, about two per SM. Smaller grids divide the query heads of
+# a KV head among more programs; if that is not enough, two kernels run instead.
 ORDERED_MIN_PROGRAMS = 256
 # Give each query head its own programs from this product on: tiles of 128 keys times
 # query heads per KV head. In longer loops neighbors drift apart, and tiles leave the L2

@@ -276,9 +276,9 @@ def matmul_from_memory(
     CACHE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return acc + `matmul` of a and a tile in memory, or its transpose, which is
-    loaded limb by limb. A different CACHE keeps the compiler from reusing an earlier
-    load.
+    """Return acc + a @ tile, or acc + a @ tileᵀ if TRANSPOSED. The limbs of the tile
+    are loaded from memory one at a time. A CACHE that differs from that of an earlier
+    load keeps the compiler from reusing the earlier one.
     """
     limb = load_tile(ptrs, rows, columns, n, HEAD, RAGGED, CACHE)
     b = (tl.trans(limb),) if TRANSPOSED else (limb,)

@@ -77,29 +77,29 @@ def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
         stems = [set(answer.stems) for answer in problem.answers]
         assert claimed[problem.name] <= UNASKED.union(*stems)
         for answer, of in zip(problem.answers, stems, strict=True):
-            measured = writeup.measured_on(answer.stems, found)
+            measured = writeup.gpus_with_records(answer.stems, found)
             assert not measured or claimed[problem.name] & of, answer.page
 
 
 def test_an_answer_needs_every_record_of_the_primary_gpu(found):
     others = {stem: list(records) for stem, records in found.items()}
     answer = next(a for a in ANSWERS if a.page == "mixed_precision")
-    assert writeup.answered(found)["mixed_precision"]
-    assert "not measured yet" not in writeup.asked(answer, known=True)
-    assert "not measured yet" in writeup.asked(answer, known=False)
+    assert writeup.answered_pages(found)["mixed_precision"]
+    assert "not measured yet" not in writeup.question_text(answer, known=True)
+    assert "not measured yet" in writeup.question_text(answer, known=False)
     # Reported figures are no answer, and neither is some of its stems.
     others["end_to_end"] = [
         record for record in found["end_to_end"] if record.kind == "reported"
     ]
-    assert not writeup.answered(others)["mixed_precision"]
+    assert not writeup.answered_pages(others)["mixed_precision"]
 
 
 def test_what_needs_no_gpu_is_measured_on_the_meta_device(found):
     """The answer of (f) is counted on shapes, so no GPU has a record of it."""
     ours = [r for r in found["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
-    assert writeup.answered(found)["saved_tensors"]
-    assert not writeup.answered({**found, "saved_tensors": []})["saved_tensors"]
+    assert writeup.answered_pages(found)["saved_tensors"]
+    assert not writeup.answered_pages({**found, "saved_tensors": []})["saved_tensors"]
 
 
 def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
@@ -107,12 +107,12 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
     (problem,) = (p for p in PROBLEMS if p.name == "memory_profiling")
     counted = next(c for c in writeup.all_claims() if c.stem == "saved_tensors")
     ours = next(r for r in found["peak_memory"] if r.kind == "measured")
-    alone = writeup.claims_of(problem, {**found, "peak_memory": [ours]})
+    alone = writeup.claim_tabs(problem, {**found, "peak_memory": [ours]})
     assert "No data here" not in alone and "===" not in alone
     other = copy.deepcopy(ours)
     other.device.name, other.device.slug = "NVIDIA X", "nvidia-x"
     both = {**found, "peak_memory": [ours, other]}
-    text = writeup.claims_of(problem, both)
+    text = writeup.claim_tabs(problem, both)
     assert re.findall(r'^ +===!? "(.+)"$', text, re.MULTILINE) == [
         "NVIDIA H200",
         "NVIDIA X",
@@ -120,7 +120,7 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
     holds = f"- **Holds:** {counted.sentence}"
     assert text.count(holds) == 2 and "No data here" not in text
     # Before any GPU measured something, it is judged all the same.
-    alone = writeup.claims_of(problem, {**found, "peak_memory": []})
+    alone = writeup.claim_tabs(problem, {**found, "peak_memory": []})
     assert alone.count(holds) == 1 and "===" not in alone
 
 

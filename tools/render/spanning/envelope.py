@@ -30,12 +30,12 @@ from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wal
 BATCH = 4
 
 
-# The GPUs that most readers have, for which each floor is told beside the primary's.
+# Common GPUs, for which each floor is given beside that of the primary GPU.
 OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
-def elsewhere(value: Callable[[Peak], float], unit: str = " ms") -> str:
-    """A prediction to two digits on the other GPUs: "4.7 ms on an A100 80 GB, ..."."""
+def on_other_gpus(value: Callable[[Peak], float], unit: str = " ms") -> str:
+    """Return a prediction for the other GPUs: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if GPUS[name].slug != primary_gpu()]
     return ", ".join(
         f"{two_digits(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
@@ -46,7 +46,7 @@ def shape(size: str, context: int) -> dict[str, int]:
     return {**asdict(SIZES[size]), "context": context, "batch": BATCH}
 
 
-def of_forward(size: str, context: int) -> int:
+def matmul_flops(size: str, context: int) -> int:
     """Return the matmul FLOPs of a forward pass."""
     return sum(forward_flops(vocab_size=VOCAB_SIZE, **shape(size, context)).values())
 
@@ -70,7 +70,7 @@ def all_matmuls(size: str, context: int) -> Work:
     by_layer = 4 * projection.moved_bytes + 3 * feed_forward.moved_bytes
     attention = attention_work(size, context, *MATMULS).moved_bytes
     moved = layers * by_layer + head.moved_bytes + attention
-    return Work(of_forward(size, context), moved)
+    return Work(matmul_flops(size, context), moved)
 
 
 SOFTMAX = attention_work("small", 512, "attention softmax")
@@ -78,7 +78,7 @@ PRODUCTS = all_matmuls("2.7B", 512)
 
 
 def regimes(record: Record | None) -> tuple[Line, Line, Line]:
-    """Kernels of a profile that are launch-bound, memory-bound and compute-bound."""
+    """Return kernels of a profile that are launch-, memory- and compute-bound."""
     peak = data_sheet(primary_gpu())
 
     def regime(
@@ -92,7 +92,7 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
             calls=count,
             ms=ms,
             each_us=1e3 * ms / count,
-            # From one launch to the next, where the GPU waits for launches.
+            # Time between launches where the GPU is launch-bound.
             launch_us=1e3 * wall / count,
             busy=ms / wall,
             of_memory=work.moved_bytes / seconds / peak.bandwidth,
@@ -125,7 +125,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "mixed_precision": gain_facts(profile),
         "attention": traffic_facts(attention),
         "flash_benchmarking": head_facts(benchmark),
-        "model_attention": slot_facts(
+        "model_attention": attention_facts(
             profile, primary_record(found, "model_attention")
         ),
     }
@@ -163,11 +163,11 @@ def regime_facts(record: Record | None) -> dict[str, str]:
         "softmax_bytes": f"{SOFTMAX.moved_bytes / 1e9:.2f} GB",
         "softmax_intensity": f"{SOFTMAX.intensity:.2f}",
         "softmax_floor": say(floor, "{:.2f} ms"),
-        "softmax_elsewhere": elsewhere(lambda peak: floor_of(peak, SOFTMAX)),
+        "softmax_elsewhere": on_other_gpus(lambda peak: floor_of(peak, SOFTMAX)),
         "products_flops": f"{sum(work.flops for work in of_two) / 1e9:.1f} GFLOP",
         "products_floor": say(floor_of_two, "{:.2f} ms"),
         "floor_ratio": say(floor_of_two / floor, "{:.2f}"),
-        "ratio_elsewhere": elsewhere(
+        "ratio_elsewhere": on_other_gpus(
             lambda peak: floor_of(peak, *of_two) / floor_of(peak, SOFTMAX), ""
         ),
         "softmax_over_floor": say(softmax["ms"] / floor, "{:.1f}"),
@@ -179,7 +179,7 @@ def regime_facts(record: Record | None) -> dict[str, str]:
 
 def step_facts(record: Record | None) -> dict[str, str]:
     """Floors of passes of 2.7B at context 512, by FLOPs alone, and time over floor."""
-    peak, forward = data_sheet(primary_gpu()), of_forward("2.7B", 512)
+    peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
     for mode, phases in {
         "forward": ("forward",),
@@ -199,8 +199,8 @@ def step_facts(record: Record | None) -> dict[str, str]:
     took = at(record, "2.7B", 512, "forward", "fp32").ms()
     return found | {
         "forward_2_7B_512_fp32": say(took, "{:.0f} ms"),
-        "forward_elsewhere": elsewhere(lambda peak: 1e3 * forward / peak.fp32),
-        "step_elsewhere": elsewhere(
+        "forward_elsewhere": on_other_gpus(lambda peak: 1e3 * forward / peak.fp32),
+        "step_elsewhere": on_other_gpus(
             lambda peak: 1e3 * pass_flops(forward, "forward", "backward") / peak.bf16
         ),
     }
@@ -219,15 +219,15 @@ def two_runs_facts(found: Found) -> dict[str, str]:
 
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
-    """What one slow step does to the mean of ten."""
+    """Return by how much one slow first step raises the mean of ten."""
     cold = warmup.settings(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
     return {"mean_predicted": say((slow + 9) / 10, "{:.1f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
-    """What bf16 can gain where only the matmuls get faster, by the ratio of the peaks,
-    for a step of 2.7B at context 512.
+    """Return the speedup of a step of 2.7B at context 512 if bf16 speeds up only the
+    matmuls, by the ratio of the peaks.
     """
     config = {"size": "2.7B", "context": 512, "mode": "step", "precision": "fp32"}
     step = frame(profile).one(**config)
@@ -236,21 +236,21 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     ratio = peak.bf16 / peak.fp32
     return {
         "rates": say(ratio, "{:.1f}"),
-        "rates_elsewhere": elsewhere(lambda peak: peak.bf16 / peak.fp32, ""),
+        "rates_elsewhere": on_other_gpus(lambda peak: peak.bf16 / peak.fp32, ""),
         "product_share": say(100 * share, "{:.1f} %"),
         "expected_gain": say(1 / (1 - share + share / ratio), "{:.1f}"),
     }
 
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
-    """Forward pass of one head over 16,384 tokens in fp32, d = 64, no mask: floors of
-    its two matmuls and of what its kernels read and write, eager and fused.
+    """Return floors of the forward pass of one head over 16,384 tokens in fp32, d = 64,
+    no mask: of its two matmuls, and of its memory traffic, eager and fused.
     """
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
     parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)
     flops, outer = (sum(parts[part][i] for part in MATMULS) for i in (0, 1))
-    # Beside the matmuls. Of the mask's two kernels only the scaling runs.
+    # The other kernels' bytes. Without a mask, its part only scales the scores.
     moved = parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
     fused = 2 * FP32_BYTES * batch * n**2
@@ -274,8 +274,8 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
         "traffic_floor_fused": say(compiled, "{:.1f} ms"),
         "over_floors": say(took / (compute + eager), "{:.1f}"),
         "expected_gain": say(gain(compute, eager, compiled), "{:.1f}"),
-        "sum_elsewhere": elsewhere(lambda peak: sum(floors(peak)[:2])),
-        "gain_elsewhere": elsewhere(lambda peak: gain(*floors(peak)), ""),
+        "sum_elsewhere": on_other_gpus(lambda peak: sum(floors(peak)[:2])),
+        "gain_elsewhere": on_other_gpus(lambda peak: gain(*floors(peak)), ""),
     }
 
 
@@ -296,7 +296,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
     )
     return {
         "head_moved": say(1e3 * moved / peak.bandwidth, "{:.2f} ms"),
-        "head_elsewhere": elsewhere(lambda peak: 1e3 * moved / peak.bandwidth),
+        "head_elsewhere": on_other_gpus(lambda peak: 1e3 * moved / peak.bandwidth),
         "head_multiplied": say(1e3 * flops / peak.bf16, "{:.3f} ms"),
         "head_plain": say(plain, "{:.2f} ms"),
         "head_ours": say(flash, "{:.2f} ms"),
@@ -304,9 +304,9 @@ def head_facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def slot_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """A forward pass of 2.7B at context 1024 in bf16: how much of it is attention, what
-    it would gain if that took no time at all, and what it gains.
+def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
+    """Return attention's share of a forward pass of 2.7B at context 1024 in bf16, the
+    speedup if attention took no time, and the measured speedup with FlashAttention.
     """
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")

@@ -14,7 +14,7 @@ from tools.render.markdown import NOTHING_YET, sections
 SCRIPTS = ROOT / "docs" / "scripts"
 # A section that a page shows, and the blank lines after it.
 MARK = re.compile(r" *# --8<-- .*\n(\n\n)?")
-# Each script and the one that it grew from.
+# Pairs of a script and one that extends it.
 STEPS = (
     ("1_clock", "2_sizes"),
     ("2_sizes", "3_nvtx"),
@@ -31,15 +31,15 @@ FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
 def fragments(found: Found) -> dict[str, str]:
     """Return `scripts.md`: `prints-NAME` and `adds-NAME` for scripts by name."""
     parts = {
-        f"prints-{command.split('.')[0]}": prints(command, lines)
+        f"prints-{command.split('.')[0]}": console_block(command, lines)
         for command, lines in outputs(found).items()
     }
     parts |= {f"adds-{new}": diff(old, new) for old, new in STEPS}
     return {"scripts.md": sections(parts)}
 
 
-def prints(command: str, lines: list[str]) -> str:
-    """Return a command with its output, or what stands for it without a record."""
+def console_block(command: str, lines: list[str]) -> str:
+    """Return a command and its output as a code block, or a notice without a record."""
     if not any(lines):
         return NOTHING_YET
     prompt = f"$ python docs/scripts/{command}"
@@ -72,7 +72,7 @@ def outputs(found: Found) -> dict[str, list[str]]:
         "5_memory.py --size 2.7B --context 512 --warmup 1 --steps 3": memory_lines(
             "2.7B", frame(memory).one(**large)
         ),
-        "6_attention.py --d 64": headed(
+        "6_attention.py --d 64": add_head(
             ATTENTION_HEAD,
             [
                 attention_line(
@@ -83,7 +83,7 @@ def outputs(found: Found) -> dict[str, list[str]]:
                 for n in (256, 1024, 4096, 8192, 16384)
             ],
         ),
-        "7_flash.py --d 64 --n 1024 16384": headed(
+        "7_flash.py --d 64 --n 1024 16384": add_head(
             FLASH_HEAD,
             [
                 flash_line(
@@ -97,7 +97,7 @@ def outputs(found: Found) -> dict[str, list[str]]:
     }
 
 
-def headed(head: str, lines: list[str]) -> list[str]:
+def add_head(head: str, lines: list[str]) -> list[str]:
     return [head, *filter(None, lines)] if any(lines) else []
 
 

@@ -24,7 +24,7 @@ EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
 # The second layer, because the CPU may not be ahead of the GPU in the first.
 SHOWN = 1
-# Work on the GPU without a kernel, by its name in exports.
+# Work on the GPU that is not a kernel, by its name in exports.
 NO_KERNELS = ("memcpy", "memset")
 LANES = ("range", "launches", "kernels")
 LOOKS = {
@@ -52,7 +52,7 @@ class Layer:
 
     @property
     def work(self) -> str:
-        """The layer's work in words, such as "57 kernels and 1 memset"."""
+        """Return the layer's work in words: "57 kernels and 1 memset"."""
         kinds = Counter(
             name if name in NO_KERNELS else "kernel"
             for name in (kernel.name.split()[0].lower() for kernel in self.kernels)
@@ -68,7 +68,7 @@ class Layer:
         return (at - self.span.start) / 1e6
 
 
-def step() -> tuple[list[Kernel], list[tuple[int, int]]]:
+def load_step() -> tuple[list[Kernel], list[tuple[int, int]]]:
     """Return the kernels of the step, and the calls that launched them."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
@@ -78,7 +78,7 @@ def step() -> tuple[list[Kernel], list[tuple[int, int]]]:
         return nsys.query_kernels(database, MARKS, EXPORT), calls
 
 
-def layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:
+def select_layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:
     layers = {s for k in kernels for s in k.marks if s.name == LAYER}
     span = sorted(layers, key=lambda layer: layer.start)[SHOWN]
     inside = [call for call in calls if span.start <= call[0] <= span.end]
@@ -86,8 +86,8 @@ def layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:
 
 
 def fragments() -> dict[str, str]:
-    kernels, calls = step()
-    shown = layer(kernels, calls)
+    kernels, calls = load_step()
+    shown = select_layer(kernels, calls)
     return {
         "nsys-layer.md": picture(
             "nsys-layer",

@@ -60,7 +60,7 @@ def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
     return problems
 
 
-def measured_on(stems: tuple[str, ...], found: Found) -> set[str]:
+def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
     """Return the slugs of the GPUs that have a record of every stem."""
     of_stem = (
         {r.device.slug for r in found.get(stem, []) if r.kind == "measured"}
@@ -69,29 +69,29 @@ def measured_on(stems: tuple[str, ...], found: Found) -> set[str]:
     return set.intersection(*of_stem)
 
 
-def answered(found: Found) -> dict[str, bool]:
+def answered_pages(found: Found) -> dict[str, bool]:
     """Return for each page whether its answer rests on measurements of the primary GPU,
     or of the meta device where no GPU is needed.
     """
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
-    return {a.page: bool(counts & measured_on(a.stems, found)) for a in answers}
+    return {a.page: bool(counts & gpus_with_records(a.stems, found)) for a in answers}
 
 
 # Fragments ----------------------------------------------------------------------------
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `writeup.md`: a section for the overview, for what each answer was asked
-    and how it stands, and for the claims of each problem.
+    """Return `writeup.md`: a section for the overview, for the question of each answer,
+    and for the claims of each problem.
     """
     problems = load_problems()
-    known = answered(found)
+    known = answered_pages(found)
     parts = {"overview": overview(problems)}
     for problem in problems:
         for answer in problem.answers:
-            parts[f"asked-{answer.page}"] = asked(answer, known[answer.page])
-        parts[f"claims-{problem.name}"] = claims_of(problem, found)
+            parts[f"asked-{answer.page}"] = question_text(answer, known[answer.page])
+        parts[f"claims-{problem.name}"] = claim_tabs(problem, found)
     return {"writeup.md": sections(parts)}
 
 
@@ -113,8 +113,8 @@ def overview(problems: list[Problem]) -> str:
     return add_caption(caption, listed)
 
 
-def asked(answer: Answer, known: bool) -> str:
-    """Return the question and a link to its page. Say so if its answer is unknown."""
+def question_text(answer: Answer, known: bool) -> str:
+    """Return the question, a link to its page, and a notice if nothing was measured."""
     parts = f" {answer.parts}" if answer.parts else ""
     text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
     return text if known else f"{text}\n\n{NOT_MEASURED_YET}\n{{ .status }}"
@@ -125,10 +125,10 @@ def all_claims() -> list[Claim]:
     return [claim for builder in builders for claim in claims_in(builder)]
 
 
-def claims_of(problem: Problem, found: Found) -> str:
-    """A tab for each GPU with what its records say of the problem's claims: in the
-    order of the stems that its answers rest on, and then those of other stems, folded.
-    What is counted without a GPU is so on every one.
+def claim_tabs(problem: Problem, found: Found) -> str:
+    """Return a folded box with a tab for each GPU: the outcomes of the problem's claims
+    in its records. Claims on the stems of the problem's answers come first. Records of
+    the meta device count for every GPU.
     """
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]

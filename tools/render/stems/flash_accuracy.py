@@ -2,6 +2,7 @@
 relative to those of plain attention in the same dtype.
 """
 
+from functools import partial
 from math import erf, sqrt
 from statistics import geometric_mean
 from typing import Any
@@ -57,11 +58,11 @@ def errors(record: Record | None) -> Frame:
 
 
 def error_over_plain(x: Line, of: str, by: str = NORM) -> float:
-    """Return the error of a result over plain attention's."""
+    """Return the error of a result divided by that of plain attention."""
     return x.get(f"{of}_{by}") / (x["plain"].get(f"{of}_{by}") or MISSING)
 
 
-def ratios(
+def error_ratios(
     found: Frame,
     name: str | tuple[str, ...],
     dtype: str,
@@ -76,15 +77,16 @@ def ratios(
     return known(error_over_plain(x, of, by) for x in rows for of in judged)
 
 
-def compared(record: Record) -> Frame:
+def ratio_rows(record: Record) -> Frame:
     """Return a row for each implementation and dtype with its ratios."""
     found = errors(record)
     dtypes = dict.fromkeys(found.column("dtype"))
-    pairs = [(n, d) for n in NAMES for d in dtypes if n != "plain"]
+    ratios = partial(error_ratios, found)
     return Frame(
-        Line(name=NAMES[n], dtype=d, over=over, largest=ratios(found, n, d, by=LARGEST))
-        for n, d in pairs
-        if (over := ratios(found, n, d))
+        Line(name=NAMES[n], dtype=d, over=over, largest=ratios(n, d, by=LARGEST))
+        for n in NAMES
+        for d in dtypes
+        if n != "plain" and (over := ratios(n, d))
     )
 
 
@@ -119,7 +121,7 @@ def error_table(record: Record) -> str:
     "tests do.",
 )
 def ratio_table(record: Record) -> str:
-    return compared(record).table(
+    return ratio_rows(record).table(
         ("implementation", "name"),
         ("dtype", "dtype"),
         ("least", lambda x: min(x["over"]), "{:.2f}"),
@@ -135,7 +137,7 @@ def ratio_table(record: Record) -> str:
 @fragments.add("figure.md")
 def ratios_figure(record: Record) -> str:
     """Draw the range of ratios of each implementation, by dtype."""
-    found = compared(record)
+    found = ratio_rows(record)
     names = list(dict.fromkeys(found.column("name")))
 
     def draw(figure: Figure) -> None:
@@ -153,7 +155,7 @@ def ratios_figure(record: Record) -> str:
         axes.set_title("error over plain attention's")
         plots.key(figure, DTYPES)
 
-    worst = {d: most(ratios(errors(record), "triton", d)) for d in DTYPES}
+    worst = {d: most(error_ratios(errors(record), "triton", d)) for d in DTYPES}
     told = ", ".join(f"{say(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
     return plots.plot(
         record,
@@ -192,10 +194,10 @@ def facts(record: Record | None) -> dict[str, str]:
     a result once or twice predicts.
     """
     found = errors(record)
-    worst = {d: most(ratios(found, "triton", d)) for d in DTYPES}
+    worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:
-        worst[f"{d}_largest"] = most(ratios(found, "triton", d, by=LARGEST))
-    worst["bf16_forward"] = most(ratios(found, "triton", "bf16", ("o",)))
+        worst[f"{d}_largest"] = most(error_ratios(found, "triton", d, by=LARGEST))
+    worst["bf16_forward"] = most(error_ratios(found, "triton", "bf16", ("o",)))
     rounded = {f"once_{d}": rounding(bits) for d, bits in BITS.items()}
     rounded |= {f"twice_{d}": sqrt(2) * rounding(bits) for d, bits in BITS.items()}
     for d in BITS:
@@ -224,7 +226,7 @@ def judge_errors(record: Record, *results: str) -> Judgement:
     found, worst, told = errors(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norms"), (LARGEST, "the largest single errors")):
-            every = {d: most(ratios(found, name, d, results, by)) for d in DTYPES}
+            every = {d: most(error_ratios(found, name, d, results, by)) for d in DTYPES}
             every = {d: ratio for d, ratio in every.items() if known([ratio])}
             text = ", ".join(f"{d} {ratio:.2f}" for d, ratio in every.items())
             told.append(f"{NAMES[name]}, of {words}: {text}")

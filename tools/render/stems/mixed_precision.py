@@ -55,7 +55,7 @@ def format_final_loss(found: Frame) -> str:
     return f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
 
 
-def by_precision(record: Record | None) -> Frame:
+def precision_rows(record: Record | None) -> Frame:
     """Return a row for each precision, which summarizes its runs."""
     found = Frame()
     for precision, name in PRECISIONS.items():
@@ -79,11 +79,11 @@ def summarize(ran: Frame) -> Line:
         step_ms=median(t for x in ran for t in second_half(x.samples("step"))),
         # Missing on a CPU.
         peak=max((x.get("peak_allocated_bytes") for x in ran), default=MISSING),
-        **{name: unchanged(ran, name) for name in WATCHED},
+        **{name: unchanged_percent(ran, name) for name in WATCHED},
     )
 
 
-def unchanged(ran: Frame, name: str) -> float:
+def unchanged_percent(ran: Frame, name: str) -> float:
     """Return the mean percentage of elements that a step leaves unchanged."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
@@ -125,7 +125,7 @@ def loss_figure_and_table(record: Record) -> str:
 
 
 def loss_table(record: Record) -> str:
-    return by_precision(record).table(
+    return precision_rows(record).table(
         ("precision", "name"),
         (f"loss, mean of the last {LAST} steps", "final"),
         ("above the entropy", "above", "{:.3f}"),
@@ -163,7 +163,7 @@ def rates_table(record: Record) -> str:
     "half of training.",
 )
 def unchanged_table(record: Record) -> str:
-    return by_precision(record).table(
+    return precision_rows(record).table(
         ("precision", "name"),
         *((words, name, "{:.1f} %") for name, words in WATCHED.items()),
     )

@@ -29,17 +29,17 @@ COMPUTE = {
     "upcast": "in fp32, output rounded",
     "fused": "PyTorch's own kernel",
 }
-# The width in the figure of stages, and in the figure of widths and the facts.
+# WIDTH is that of the figure of stages, WIDEST the largest in the figure of widths.
 WIDTH, WIDEST = 4096, 16384
-# The powers of ten of the errors with the darkest and the lightest cell.
+# Exponents of ten of the errors with the darkest and the lightest cell.
 WORST, BEST = 0, -8
 # Marks of results that are not finite or wrongly zero.
 LOST = ("∞", "=0")
 fragments = Fragments()
 
 
-def at(record: Record | None, dtype: str, compute: str, width: int = WIDTH) -> Line:
-    """Return the layer norm of this width."""
+def norm(record: Record | None, dtype: str, compute: str, width: int = WIDTH) -> Line:
+    """Return the row of a layer norm."""
     return frame(record).one(norm="layer", dtype=dtype, compute=compute, width=width)
 
 
@@ -51,8 +51,7 @@ def marks(x: Line, stage: str) -> list[str]:
         return [""] * len(MAGNITUDES)
 
     def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
-        # Where inputs overflowed already, float64 has nothing finite to compare with
-        # either.
+        # If the inputs overflow, the float64 reference isn't finite either.
         if inputs > 0 or nonfinite > 0 or zero > 0.5:
             return "∞" if inputs > 0 or nonfinite > 0 else "=0"
         return str(round(math.log10(error))) if error else "exact"
@@ -61,7 +60,7 @@ def marks(x: Line, stage: str) -> list[str]:
     return list(map(mark, x["input_nonfinite"], *kinds))
 
 
-def first_with(x: Line, stage: str, text: str) -> str:
+def onset(x: Line, stage: str, text: str) -> str:
     """Return the smallest magnitude at which the stage has this mark."""
     found = zip(MAGNITUDES, marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
@@ -83,20 +82,20 @@ def in_percent(error: float | None) -> str:
 def stages_figure(record: Record) -> str:
     lines = {
         dtype: {
-            text: marks(at(record, dtype, "library"), stage)
+            text: marks(norm(record, dtype, "library"), stage)
             for stage, text in STAGES.items()
         }
         for dtype in DTYPES
     }
-    sizes = [in_tens(str(round(math.log10(size)))) for size in MAGNITUDES]
-    fp16, bf16 = (at(record, dtype, "library") for dtype in ("fp16", "bf16"))
-    fits = first_with(bf16, "square", "∞")
+    sizes = [as_power_of_ten(str(round(math.log10(size)))) for size in MAGNITUDES]
+    fp16, bf16 = (norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    fits = onset(bf16, "square", "∞")
     return plots.plot(
         record,
         "layer",
         partial(draw_maps, lines, sizes, "magnitude of x"),
-        f"In fp16 x² overflows from magnitude {first_with(fp16, 'square', '∞')} on and "
-        f"the output is zero from {first_with(fp16, 'output', '=0')} on, until x "
+        f"In fp16 x² overflows from magnitude {onset(fp16, 'square', '∞')} on and "
+        f"the output is zero from {onset(fp16, 'output', '=0')} on, until x "
         f"overflows, too; in bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; each stage is rounded to its format, and `torch.mean` takes "
@@ -117,7 +116,7 @@ def widths_figure(record: Record) -> str:
         return ""
 
     def line(dtype: str, compute: str) -> list[str]:
-        found = (at(record, dtype, compute, width) for width in widths)
+        found = (norm(record, dtype, compute, width) for width in widths)
         return [marks(x, "output")[ONE] for x in found]
 
     lines = {
@@ -128,7 +127,7 @@ def widths_figure(record: Record) -> str:
         for dtype in DTYPES
     }
     running, library = (
-        say(output_error(at(record, "bf16", compute, WIDEST)), in_percent)
+        say(output_error(norm(record, "bf16", compute, WIDEST)), in_percent)
         for compute in ("running", "library")
     )
     return plots.plot(
@@ -150,14 +149,14 @@ def draw_maps(
         plots.panels(figure, len(lines), beside=1), lines.items(), strict=True
     ):
         rows = {
-            name: [(in_tens(text), darkness(text)) for text in line]
+            name: [(as_power_of_ten(text), darkness(text)) for text in line]
             for name, line in of.items()
         }
         plots.heat_map(axes, rows, heads)
         axes.set_title(f"{dtype}, by {label}")
 
 
-def in_tens(mark: str) -> str:
+def as_power_of_ten(mark: str) -> str:
     """Return "10⁻⁴" for "-4"."""
     digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
     return mark if mark in (*LOST, "", "exact") else f"10{mark.translate(digits)}"
@@ -174,11 +173,11 @@ def facts(record: Record | None) -> dict[str, str]:
     """Return where a layer norm overflows, and the error of the widest by each way to
     compute it.
     """
-    fp16, bf16 = (at(record, dtype, "library") for dtype in ("fp16", "bf16"))
-    widest = {way: output_error(at(record, "bf16", way, WIDEST)) for way in COMPUTE}
+    fp16, bf16 = (norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    widest = {way: output_error(norm(record, "bf16", way, WIDEST)) for way in COMPUTE}
     return {f"bf16_{way}": say(error, in_percent) for way, error in widest.items()} | {
-        "fp16_square_overflows": first_with(fp16, "square", "∞"),
-        "bf16_square_overflows": first_with(bf16, "square", "∞"),
+        "fp16_square_overflows": onset(fp16, "square", "∞"),
+        "bf16_square_overflows": onset(bf16, "square", "∞"),
         "fp16_smallest_output": say(output_error(fp16, 0), in_percent),
     }
 
@@ -189,8 +188,8 @@ def facts(record: Record | None) -> dict[str, str]:
     "measured.",
 )
 def bf16_squares_fit(record: Record) -> Judgement:
-    both = [at(record, dtype, "library") for dtype in ("fp16", "bf16")]
-    first = [first_with(x, "square", "∞") for x in both]
+    both = [norm(record, dtype, "library") for dtype in ("fp16", "bf16")]
+    first = [onset(x, "square", "∞") for x in both]
     fp16, bf16 = (size if size == "none" else f"from {size}" for size in first)
     numbers = f"Magnitudes that overflow: fp16 {fp16}, bf16 {bf16}."
     return all(both) and (bf16 == "none" != fp16, numbers)
@@ -204,7 +203,7 @@ def bf16_squares_fit(record: Record) -> Judgement:
     "row this wide is lost.",
 )
 def bf16_sums_need_fp32(record: Record) -> Judgement:
-    ways = (at(record, "bf16", way, WIDEST) for way in ("running", "library"))
+    ways = (norm(record, "bf16", way, WIDEST) for way in ("running", "library"))
     running, library = map(output_error, ways)
     if not (running and library):
         return None

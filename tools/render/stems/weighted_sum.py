@@ -16,26 +16,26 @@ NAMES = {
     "product_and_sum": "`(x * w).sum(-1)`",
     "copy": "a copy of x",
 }
-# What is predicted, before any record: the shape and the bytes of a number.
+# Shape and bytes per element that predictions assume without a record.
 N, D, BYTES = 65536, 2048, {"fp32": 4, "bf16": 2}
-# How often each number of x is moved, at least: read; read again, and its gradient
-# written; read and written.
+# Least number of reads and writes per element of x. Forward: read x. Backward: read x
+# and write dx. Copy: read x and write the copy.
 MOVED = {"forward": 1, "backward": 2, "copy": 2}
 SUMS = ("y", "dx", "dw")
 fragments = Fragments()
 
 
 def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
-    """Bytes that have to move; those of w and y don't count beside them."""
+    """Return the least bytes that a pass moves; those of w and y are negligible."""
     return MOVED[of] * BYTES[dtype] * n * d
 
 
 def kernels(record: Record | None) -> Frame:
-    """A row for each implementation and dtype; a copy has one pass, as forward."""
+    """Return a row per implementation and dtype. A copy's time counts as forward."""
 
     def ms(x: Line, of: str) -> float:
         name = "copy" if (x["implementation"], of) == ("copy", "forward") else of
-        # Of a copy there is no backward time.
+        # A copy has no backward time.
         return x.kernel_ms(name) if x.kernel_ms(name) or not x else MISSING
 
     def rate(x: Line, of: str) -> float:

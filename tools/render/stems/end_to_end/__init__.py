@@ -213,7 +213,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "speedup_small_128": say(bf16.one(size="small", context=128)["gain"], "{:.2f}"),
         "gain_most": say(most(gains), "{:.2f}"),
         "speedup_2_7B_512": say(step_bf16["gain"], "{:.1f}"),
-        "backward_over_forward": span(fp32_ratios(of_steps)),
+        "backward_over_forward": span(backward_over_forward(of_steps)),
         "steady_rows": f"{steady} of {len(variations)}" if variations else say(MISSING),
         "slower_cells": say(sum(g < 1 for g in gains), f"{{}} of {len(gains)}"),
         "gpu_memory": say(gpu_memory(record), lambda v: f"{gib(v)} GiB"),
@@ -233,7 +233,8 @@ def select_repeatable(found: Frame) -> Frame:
     return found.where(mode=("forward", "forward_backward"))
 
 
-def fp32_ratios(of_steps: Frame) -> list[float]:
+def backward_over_forward(of_steps: Frame) -> list[float]:
+    """Return the ratio of backward to forward time of each fp32 step."""
     return known(of_steps.where(precision="fp32").column("backward_over_forward"))
 
 
@@ -272,7 +273,7 @@ def passes_of_10b(record: Record | None) -> str:
     because="two by FLOPs, and a quarter to either side for what is no product.",
 )
 def backward_about_twice(record: Record) -> Judgement:
-    ratios = fp32_ratios(steps(record))
+    ratios = backward_over_forward(steps(record))
     numbers = f"Ratios: {span(ratios)} over {len(ratios)} steps."
     return ratios and (all(1.5 <= ratio <= 2.5 for ratio in ratios), numbers)
 

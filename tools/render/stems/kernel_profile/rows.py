@@ -28,7 +28,7 @@ from tools.render.stems.end_to_end.rows import PASSES
 SOFTMAX_PART = "attention softmax"
 MATMULS = ("attention scores", "attention output")
 PARTS = (MATMULS[0], "attention mask", SOFTMAX_PART, MATMULS[1])
-# Why the GPU is busy, by the categories of kernels.
+# Groups of kernel categories among which the tables divide GPU time.
 CAUSES = {
     "matmuls": (MATMUL,),
     "copies": (COPY,),
