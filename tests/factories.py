@@ -126,8 +126,9 @@ def copied_tree(root: Path) -> Path:
     # The index of the guide takes its titles from them.
     for page in (ROOT / "docs").glob("*.md"):
         shutil.copy(page, root / "docs")
-    # A profile that a page draws.
-    shutil.copytree(ROOT / "docs/assets", root / "docs/assets")
+    # A profile that a page draws, and the scripts that pages show.
+    for folder in ("docs/assets", "docs/scripts"):
+        shutil.copytree(ROOT / folder, root / folder)
     experiments = root / "systems" / "experiments"
     with open(experiments / "__init__.py", "a") as file:
         file.write(STEMS_OF_A_TREE)

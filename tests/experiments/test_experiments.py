@@ -663,5 +663,5 @@ def test_the_script_prints_a_table():
     means = {name.strip(): float(mean) for name, mean, *_ in cells}
     parts = means["forward"] + means["loss"] + means["backward"]
     assert means["total"] == pytest.approx(parts, abs=0.002)
-    # Of one step only its time is shown.
-    assert {len(cell) for cell in cells} == {2}
+    # Mean, standard deviation, median, minimum and maximum.
+    assert {len(cell) for cell in cells} == {6}

@@ -26,7 +26,8 @@ def rendered(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
                 lost.add(record.stem)
         store.write(record, results / record.device.slug / path.name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "_primary_gpu_in", lambda config: gpu.slug)
+        (results.parent / "mkdocs.yml").write_text(f"extra:\n  primary_gpu: {gpu.slug}")
+        patch.setattr(load, "ROOT", results.parent)
         patch.setattr(plots, "svg", by_lot("", 8))
         files = everything.render_all(results)
     return files, lost

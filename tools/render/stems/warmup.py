@@ -49,7 +49,8 @@ def settings(record: Record | None) -> Frame:
         if samples:
             of_all = summarize(samples)
             line["spread"] = f"{of_all.mean:.1f} ± {of_all.std:.1f}"
-            line |= {name: median(known(same.column(name))) for name in MEDIANS}
+            columns = {name: known(same.column(name)) for name in MEDIANS}
+            line |= {name: median(values) for name, values in columns.items() if values}
         rows.append(line)
     return Frame(rows)
 
