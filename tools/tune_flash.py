@@ -168,7 +168,7 @@ def time_call_ms(call: Callable[[], object]) -> float:
 
 
 def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
-    """Return the file's entry for the fastest candidate, or for ours if that ties."""
+    """Return the entry of the fastest candidate, or of our configuration in a tie."""
     best = min(times, key=times.__getitem__)
     if ours in times and times[best] > TIE * times[ours]:
         best = ours

@@ -29,14 +29,14 @@ class RecordError(ValueError):
 
 def read(path: Path) -> Record:
     """Return the record in this file. RecordError for an invalid one."""
-    return _parsed(_content(path), path)
+    return _parse(_content(path), path)
 
 
-def _parsed(content: bytes, path: Path) -> Record:
-    with _faults_named(path, "delete it to measure again"):
+def _parse(content: bytes, path: Path) -> Record:
+    with _name_file(path, "delete it to measure again"):
         data = msgspec.json.decode(content, type=dict[str, Any])
         # JSON parsers keep the last of two equal keys, which a reader may overlook.
-        json.loads(content, object_pairs_hook=_with_different_keys)
+        json.loads(content, object_pairs_hook=_refuse_equal_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
             found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
@@ -48,20 +48,20 @@ def _parsed(content: bytes, path: Path) -> Record:
     return record
 
 
-def _with_different_keys(pairs: list[tuple[str, Any]]) -> None:
+def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
     keys = {key for key, _ in pairs}
     if len(keys) < len(pairs):
         raise msgspec.DecodeError(f"a key comes twice among {sorted(keys)!r:.80}")
 
 
-def decoded(path: Path, kind: Any, remedy: str) -> Any:
-    """Return the content of another JSON file as this type. Errors as in `read`."""
-    with _faults_named(path, remedy):
+def decode(path: Path, kind: Any, remedy: str) -> Any:
+    """Return the content of a JSON file as this type. Raises the errors of `read`."""
+    with _name_file(path, remedy):
         return msgspec.json.decode(_content(path), type=kind)
 
 
 @contextmanager
-def _faults_named(path: Path, remedy: str) -> Iterator[None]:
+def _name_file(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except msgspec.ValidationError as error:
@@ -99,7 +99,7 @@ def write(record: Record, path: Path) -> None:
     if fault is not None:
         raise RecordError(f"{path}: {fault}")
     _refuse_if_long(len(content), path)
-    _parsed(content, path)
+    _parse(content, path)
     write_whole(path, content)
 
 

@@ -135,7 +135,7 @@ def _print_table(row: Row) -> None:
     for name, value in row.metrics.items():
         label = name.replace("_", " ")
         if name not in times and is_table(value):
-            console.print(_table_of(label, value))
+            console.print(_make_table(label, value))
         elif name not in times:
             gib = f" ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
             console.print(f"{label}: {_shown(value)}{gib}", highlight=False)
@@ -150,7 +150,7 @@ def is_table(value: Any) -> bool:
     )
 
 
-def _table_of(title: str, items: list[dict[str, Any]]) -> Table:
+def _make_table(title: str, items: list[dict[str, Any]]) -> Table:
     """Return the first 30 lines of a metric that is a table."""
     if len(items) > 30:
         title += f", 30 of {len(items)}"

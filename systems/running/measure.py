@@ -154,11 +154,11 @@ def main(
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:
-        stop(said_of(error, results))
+        stop(describe_error(error, results))
     raise typer.Exit(code)
 
 
-def said_of(error: OSError, results: Path) -> str:
+def describe_error(error: OSError, results: Path) -> str:
     """Return what can't be written and why. A full disk's error names no file."""
     where = error.filename2 or error.filename or results
     remedy = "free space, remove what is in the way, or give another --results"

@@ -31,7 +31,7 @@ from systems.running.reports import GRACE, end_with_parent, exit_when_terminated
 MOST_PROCESSES = 16
 # Starting the processes takes longer than compiling fewer rows.
 LEAST_ROWS = 8
-# Most seconds for all of it, because a compiler may hang.
+# Maximum seconds of compiling ahead, because a compiler may hang.
 LONGEST = 20 * 60
 # Environment variables: the folder for compiled code, and the number of processes.
 AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
@@ -58,8 +58,8 @@ def implementation_or_execution(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def folder_for_compiled(record: Path) -> Iterator[None]:
-    """Make a temporary folder for what is compiled ahead, and name it in the
-    environment. There is one for each record, so what a killed run left is removed.
+    """Make a temporary folder for code compiled ahead, and name it in the environment.
+    Its name depends on the record, so that the next run removes a killed run's.
     """
     owner = f"{os.getuid()} {record.resolve()}"
     digest = hashlib.sha256(owner.encode()).hexdigest()[:16]
@@ -128,7 +128,7 @@ def end(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Share rows out among as many processes as fit in `room` bytes at once, at least
+    """Divide rows among as many processes as fit in `room` bytes at once, at least
     one. The largest rows share a process, so that only one of them runs at a time.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
@@ -151,7 +151,7 @@ def free_gpu_bytes() -> int:
 
 
 def ahead(name: str) -> Path | None:
-    """Return the folder for what a cell compiles; None where nothing compiles ahead."""
+    """Return the folder for a cell's compiled code; None if nothing compiles ahead."""
     folder = os.environ.get(AHEAD)
     return Path(folder) / name if folder else None
 
@@ -179,7 +179,7 @@ def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
     end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
     for row in rows:
-        # An error comes again when the row is measured, and is reported there.
+        # An error is reported when the row is measured, which raises it again.
         with contextlib.suppress(Exception):
             if hasattr(module, "precompile"):
                 module.precompile(configs[row])

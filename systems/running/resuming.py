@@ -132,20 +132,20 @@ def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
         or any(getattr(old, name) != getattr(new, name) for name in same)
     ):
         return "was measured with other code, versions or device"
-    if odd := beside_grid(old, configs):
+    if odd := outside_grid(old, configs):
         return f"has a row that is not in the grid, {odd[0]}"
     return "was edited by hand" if old.edited else None
 
 
-def beside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
+def outside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
     """Return the configurations of a record's rows that are not in `configs`."""
     grid = [asdict(config) for config in configs]
     return [row.config for row in record.rows if row.config not in grid]
 
 
-def unlike_grid(record: Record, configs: list[Any]) -> str | None:
+def grid_difference(record: Record, configs: list[Any]) -> str | None:
     """Return how a complete record's rows differ from `configs`; None if not at all."""
-    if odd := beside_grid(record, configs):
+    if odd := outside_grid(record, configs):
         return f"has a row that is not in today's grid, {odd[0]}"
     missing = (asdict(config) for config in configs)
     first = next((config for config in missing if record.row(config) is None), None)

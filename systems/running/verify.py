@@ -19,7 +19,7 @@ from systems.running import machine
 from systems.running.command import is_table
 from systems.running.groups import groups_of, measure_group
 from systems.running.reports import CannotStart, report
-from systems.running.resuming import exclusive, record_path, unlike_grid
+from systems.running.resuming import exclusive, grid_difference, record_path
 from systems.running.software import TUNED, recorded_attention, tuned_software
 
 
@@ -43,13 +43,13 @@ def agrees(name: str, old: Any, new: Any) -> bool:
         return old == new
     if not (old and new):
         return False
-    a, b, close = summarize(old), summarize(new), 0.03 if of_gpu(name) else 0.05
+    a, b, close = summarize(old), summarize(new), 0.03 if is_gpu_time(name) else 0.05
     return abs(a.median - b.median) <= max(
         3 * max(a.p80 - a.p20, b.p80 - b.p20), close * a.median
     )
 
 
-def of_gpu(name: str) -> bool:
+def is_gpu_time(name: str) -> bool:
     """Return whether a metric is GPU time, which does not depend on the host."""
     return name.endswith(("_gpu_ms", "_gpu_busy_ms"))
 
@@ -60,28 +60,28 @@ def compare(name: str, old: Row | None, new: Row, once: tuple[str, ...]) -> None
     that has GPU times.
     """
     assert old is not None
-    has_gpu_times = any(map(of_gpu, old.metrics))
+    has_gpu_times = any(map(is_gpu_time, old.metrics))
 
-    def compared(key: str) -> bool:
-        of_host = key.endswith("_ms") and has_gpu_times and not of_gpu(key)
+    def is_compared(key: str) -> bool:
+        of_host = key.endswith("_ms") and has_gpu_times and not is_gpu_time(key)
         return not key.startswith(once) and not of_host
 
     differing = [
         key
-        for key in filter(compared, old.metrics)
+        for key in filter(is_compared, old.metrics)
         if not agrees(key, old.metrics[key], new.metrics.get(key))
     ]
     if new.status != "ok" or differing:
         changes = ", ".join(
-            f"{key} ({told(old.metrics[key])}, now {told(new.metrics.get(key))})"
+            f"{key} ({brief(old.metrics[key])}, now {brief(new.metrics.get(key))})"
             for key in differing
         )
         where = f"{name} differs at {new.config} in {changes or new.reason}"
         raise CannotStart(f"{where}: measure it again")
 
 
-def told(value: Any) -> str:
-    """Return a metric for a message: samples as median, tables as length."""
+def brief(value: Any) -> str:
+    """Format a metric for a message: the median of samples, the length of a table."""
     if is_table(value):
         return f"{len(value)} entries"
     samples = (
@@ -128,7 +128,7 @@ def verify_stem(name: str, results: Path) -> int:
                 f"measured: measure it again by --only {name} --force"
             )
         grid = module.configs()
-        if unlike := unlike_grid(record, grid):
+        if unlike := grid_difference(record, grid):
             raise CannotStart(f"{path} {unlike}: measure it again by --only {name}")
         configs = [
             c for c in grid if (row := record.row(asdict(c))) and row.status == "ok"

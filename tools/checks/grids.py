@@ -8,7 +8,7 @@ from importlib import import_module
 from systems import lacks
 from systems.experiments import STEMS
 from systems.records.record import Record
-from systems.running.resuming import unlike_grid
+from systems.running.resuming import grid_difference
 from tools.render.load import is_fresh
 
 
@@ -23,6 +23,6 @@ def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
             if record.kind == "measured" and is_fresh(record):
                 module = import_module(STEMS[stem].module)
                 configs = module.configs(quick=record.grid == "quick")
-                if unlike := unlike_grid(record, configs):
+                if unlike := grid_difference(record, configs):
                     again = f"`regen_tables.py --only {stem} --force`"
                     yield f"{record.place} {unlike}; measure it again by {again}"

@@ -96,9 +96,9 @@ UNIT = re.compile(
     r"(?!\w))"
 )
 SPREAD = re.compile(r" (± [\d.]+|\([a-z]+\))")
-# From this number of columns on, columns stand closer together.
+# Tables with at least this many columns have less space between them.
 DENSE = 7
-# A column with a longer text may break its lines.
+# Columns with a text longer than this may wrap.
 LONG = 22
 # Code and links, and the characters in them after which a line may end.
 NAMES = re.compile(r"(<code>|<a [^>]*>)([^<]*)")

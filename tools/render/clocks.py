@@ -8,7 +8,7 @@ from typing import Any
 from systems.records.record import Record, Row
 
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
-# Their records hold times under a profiler.
+# Stems whose records hold times under a profiler.
 PROFILED = (PROFILE, "nsys")
 # Settings that the configurations of each stem don't name.
 UNSAID: dict[str, dict[str, Any]] = {

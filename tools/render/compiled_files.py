@@ -37,6 +37,6 @@ def read_steps(path: Path = PATH) -> dict[str, Steps]:
     """
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:
-        return store.decoded(path, dict[str, Steps], remedy)
+        return store.decode(path, dict[str, Steps], remedy)
     except FileNotFoundError:
         return {}

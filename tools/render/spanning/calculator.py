@@ -68,7 +68,7 @@ def fragments(found: Found) -> dict[str, str]:
         "labels": LABELS,
         "vocab": VOCAB_SIZE,
         "context_bytes": CONTEXT_BYTES,
-        "gpus": {name: gpu_of(name) for name in GPUS},
+        "gpus": {name: gpu_inputs(name) for name in GPUS},
         "measured_on": next(
             (n for n, g in GPUS.items() if g.slug == primary_gpu()), ""
         ),
@@ -83,7 +83,7 @@ def fragments(found: Found) -> dict[str, str]:
     }
 
 
-def gpu_of(name: str) -> dict[str, Any]:
+def gpu_inputs(name: str) -> dict[str, Any]:
     gpu = GPUS[name]
     return {
         "name": gpu.name,

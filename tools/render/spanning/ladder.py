@@ -82,7 +82,7 @@ def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
     return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
 
 
-def of_cudnn(found: Found, record: Record | None, of: str) -> float:
+def speed_over_cudnn(found: Found, record: Record | None, of: str) -> float:
     """Return the speed of the Hopper kernel over cuDNN's, interleaved at this shape."""
     peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
     return 1 / every_shape(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
@@ -207,6 +207,6 @@ def facts(found: Found) -> dict[str, str]:
         "gain_backward": say(first_back / back, one),
         "of_floor": say(bound / end, percent),
         "backward_of_floor": say(bound_ms(record, "backward") / back, percent),
-        "of_cudnn": say(of_cudnn(found, record, "forward"), percent),
-        "backward_of_cudnn": say(of_cudnn(found, record, "backward"), percent),
+        "of_cudnn": say(speed_over_cudnn(found, record, "forward"), percent),
+        "backward_of_cudnn": say(speed_over_cudnn(found, record, "backward"), percent),
     }

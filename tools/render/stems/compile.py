@@ -46,8 +46,8 @@ def steps(record: Record | None) -> Frame:
         **{f"{p}_gain": lambda x, p=p: gain(x, p) for p in PHASES},
         gpu_gain=lambda x: x["eager"].get("step_gpu_ms") / x.get("step_gpu_ms"),
         saved_ms=lambda x: x["eager"]["step_ms"] - x["step_ms"],
-        compile_s=lambda x: beyond_settled(x, "warmup"),
-        again_s=lambda x: beyond_settled(x, "again"),
+        compile_s=lambda x: compile_seconds(x, "warmup"),
+        again_s=lambda x: compile_seconds(x, "again"),
         pays=steps_to_pay,
     ).arrange(size=TABLE_1, precision=PRECISIONS, compiled=NAMES)
 
@@ -57,21 +57,21 @@ def way(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def gain(x: Line, *phases: str) -> float:
-    """Return eager time over compiled time: the median over rounds of the ratio of
-    medians, because the host is in the same state during a round.
+    """Return the speedup over eager: the median over rounds of the ratio of medians,
+    because the host is in the same state during a round.
     """
-    both = zip(by_round(x["eager"], phases), by_round(x, phases), strict=False)
+    both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]
 
 
-def by_round(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
+def split_rounds(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
     samples, rounds = x.samples(*phases), x.get("rounds", 1)
     ends = [len(samples) * i // rounds for i in range(rounds + 1)]
     return [samples[a:b] for a, b in zip(ends, ends[1:], strict=False)]
 
 
-def beyond_settled(x: Line, start: str, *phases: str) -> float:
+def compile_seconds(x: Line, start: str, *phases: str) -> float:
     """Return the compile time in seconds: how much longer the compiled phases of the
     first steps took than those of as many later steps.
     """
@@ -105,7 +105,7 @@ def times_table(record: Record) -> str:
         ]
         found = frame(record).derive(compiled=lambda x: way(x)[0])
         return found.table(*NAME, *shown)
-    # Without the loss, which takes a fifth of a millisecond: the table is wide.
+    # The loss is left out, because it takes 0.2 ms and the table is wide.
     shown = [(f"{p}, ms", f"{p} ±") for p in (*PHASES, "step") if p != "loss"]
     telling = ("nothing", "model")
     return steps(record).table(

@@ -23,7 +23,7 @@ def kernel_ms(x: Line, of: str) -> float:
 
 
 def is_launch_bound(x: Line) -> bool:
-    """Whether both passes in a row take longer by `do_bench` than each by itself."""
+    """Return whether both passes together exceed WAITS times the sum of each alone."""
     if "both_ms" not in x.metrics:
         return False
     return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])
@@ -39,8 +39,8 @@ def round_ratios(x: Line, other: Line, of: str) -> list[float]:
 
 
 def time_ratio(x: Line, other: Line, of: str) -> float:
-    """Return the median of `round_ratios`, because both meet the same clock in a round;
-    without rounds the ratio of the medians.
+    """Return the median of `round_ratios`, because clocks agree within a round, or the
+    ratio of the medians without rounds.
     """
     if ratios := round_ratios(x, other, of):
         return median(ratios)

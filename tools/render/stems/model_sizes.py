@@ -56,11 +56,11 @@ def facts(record: Record | None) -> dict[str, str]:
         "feed_forward_share_2_7B": say(share, "{:.0f} %"),
         "weights_2_7B": say(large["weights"], lambda v: f"{gib(v)} GiB"),
         "lasting_10B": say(4 * larger["weights"] / 2**30, "{:.0f} GiB"),
-        "named_2_7B": f"{with_two_matrices(SIZES['2.7B']) / 1e9:.2f}",
+        "named_2_7B": f"{ungated_parameters(SIZES['2.7B']) / 1e9:.2f}",
     }
 
 
-def with_two_matrices(s: ModelSize) -> int:
+def ungated_parameters(s: ModelSize) -> int:
     """Return the parameters of a size if its feed-forward networks had no gate. The
     name 2.7B is this number.
     """

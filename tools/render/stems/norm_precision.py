@@ -39,7 +39,7 @@ fragments = Fragments()
 
 
 def norm(record: Record | None, dtype: str, compute: str, width: int = WIDTH) -> Line:
-    """Return the row of a layer norm."""
+    """Return the row of a layer norm of this width."""
     return frame(record).one(norm="layer", dtype=dtype, compute=compute, width=width)
 
 

@@ -25,7 +25,7 @@ fragments = Fragments()
 
 
 def processes(record: Record | None) -> Frame:
-    """A row for each process."""
+    """Return a row for each process."""
     return frame(record).derive(
         first=lambda x: nth(x, 0),
         second=lambda x: nth(x, 1),
@@ -39,7 +39,7 @@ def processes(record: Record | None) -> Frame:
 
 
 def settings(record: Record | None) -> Frame:
-    """A row for each number of warm-up steps: medians over its processes."""
+    """Return a row for each number of warm-up steps: medians over processes."""
     found = processes(record)
     rows = []
     for warmup in dict.fromkeys(x["warmup"] for x in found):
@@ -56,7 +56,7 @@ def settings(record: Record | None) -> Frame:
 
 
 def nth(x: Line, n: int) -> float:
-    """The time of one measured step."""
+    """Return the time of one measured step."""
     return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
 
 

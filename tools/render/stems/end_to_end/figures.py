@@ -18,7 +18,7 @@ Cell = Callable[[float], tuple[str, float]]
 PHASES = {"forward": PALE, "backward": ACCENT, "optimizer": DARK}
 
 
-def by_size(found: Frame, name: str, cell: Cell) -> dict[str, list[tuple[str, float]]]:
+def heatmap(found: Frame, name: str, cell: Cell) -> dict[str, list[tuple[str, float]]]:
     """Return the rows of a heat map: a row for each size, a cell for each context."""
     contexts = contexts_of(found)
     return {
@@ -46,7 +46,7 @@ def shares_figure(record: Record) -> str:
         ):
             of_one = found.where(precision=precision)
             heads = [f"{c:,}" for c in contexts_of(of_one)]
-            plots.heat_map(axes, by_size(of_one, "share", shaded), heads)
+            plots.heat_map(axes, heatmap(of_one, "share", shaded), heads)
             axes.set_title(f"{precision}, by context")
 
     bf16 = found.where(bool, precision="bf16")
@@ -130,7 +130,7 @@ def speedup_figure(record: Record) -> str:
             plots.panels(figure, len(clocks)), clocks.items(), strict=True
         ):
             heads = [f"{c:,}" for c in contexts_of(found)]
-            plots.heat_map(axes, by_size(found, name, shaded), heads)
+            plots.heat_map(axes, heatmap(found, name, shaded), heads)
             axes.set_title(f"{clock}: fp32 / bf16, by context")
 
     return plots.plot(

@@ -66,7 +66,7 @@ def wall_ms(x: Line, *phases: str) -> float:
 
 
 def link_clock(record: Record, shown: str) -> str:
-    """Return what shows wall-clock times, with a link to the record that has them."""
+    """Add a link to the wall-clock record below a table or figure, if it has one."""
     if not shown or record.clock is None:
         return shown
     link = record_link(record.clock)
@@ -113,7 +113,7 @@ def steps(record: Record | None) -> Frame:
         )
         .join("fp32", precision="fp32")
         .derive(
-            # The gain from bf16 if matmuls alone got faster, by the data sheet.
+            # Predicted speedup if bf16 sped up only matmuls, by the data sheet.
             expected_gain=lambda x: (
                 x["fp32.wall_ms"]
                 / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
@@ -165,7 +165,7 @@ class Kernel(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The name in a table. PyTorch compiles element-wise operations vectorized
+        """Return a name for tables. PyTorch compiles element-wise operations vectorized
         (contiguous tensors), unrolled (with casts), and for any other input.
         """
         if SCALAR_MUL.search(self.name):
