@@ -1,5 +1,6 @@
 """Render the records into docs/generated, or compare them with the files there."""
 
+import re
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -51,6 +52,11 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     wanted = render_texts(results)
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
+    # Files of these prefixes are an older version's, or work of a run that was killed.
+    own = {name.partition("-")[0] for name in ("", *wanted)}
+    for name in sorted(extra) if generated else ():
+        if re.sub(r"-.*|^\..*\.tmp$", "", name) not in own:
+            stop(f"--generated {generated}: holds {name}, which was not rendered")
     # Write MARK first, so that a folder left by an interrupted run is accepted again.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:
@@ -59,7 +65,8 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
             # The error of a full disk names no file.
             raise OSError(error.errno, error.strerror, str(folder / name)) from None
     for name in extra:
-        (folder / name).unlink()
+        # The work of a run that was killed has been replaced above.
+        (folder / name).unlink(missing_ok=True)
     print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
     return 0
 

@@ -394,6 +394,10 @@ def test_a_folder_of_other_files_is_not_rendered_into(rendered, tmp_path):
     done = rendered("--render", "--generated", str(tmp_path / "home"))
     assert done.code == 2 and "holds files that were not rendered" in done.err
     assert list(contents(tmp_path / "home")) == ["thesis.tex"]
+    (tmp_path / "home/facts.yml").touch()
+    done = rendered("--render", "--generated", str(tmp_path / "home"))
+    assert done.code == 2 and "holds thesis.tex, which was not rendered" in done.err
+    assert sorted(contents(tmp_path / "home")) == ["facts.yml", "thesis.tex"]
 
 
 def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkeypatch):
@@ -412,7 +416,8 @@ def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkey
     assert done.code == 2 and done.err.strip().endswith("error: stopped")
     assert len(contents(shown)) == 1
     monkeypatch.setattr(rendering, "write_whole", write)
-    (shown / "of-another-day.md").touch()
+    for name in ("end_to_end-of-another-day.md", ".end_to_end-10B.md.tmp"):
+        (shown / name).touch()
     assert not rendered(*options, str(shown)).code
     assert contents(shown) == contents(tmp_path / "generated")
 
