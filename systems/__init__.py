@@ -35,10 +35,19 @@ def lacks(*modules: str) -> str:
 
 
 def need(*modules: str) -> None:
-    """End a command with a line on standard error if one of these is missing."""
+    """End a command with one line if one of these is missing, or at Ctrl-C."""
+    sys.excepthook = without_traceback
     if said := lacks(*modules):
         print(f"error: {said}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def without_traceback(kind: Any, error: Any, trace: Any) -> None:
+    """Print only "Aborted!" after Ctrl-C, also during the import of torch."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("Aborted!", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def torch_misfit() -> str:
@@ -98,9 +107,8 @@ def run_as_command(
         sys.stdout.flush()
     except OSError as error:
         # Our own output's error names no file.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE) or (
-            error.filename
-        ):
+        expected = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
+        if error.filename or not expected:
             raise
         # Otherwise Python reports the error again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

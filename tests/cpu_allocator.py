@@ -1,9 +1,5 @@
-"""The CUDA allocator's history without a GPU: storages of fake tensors, which hold no
-memory, as blocks of a pool.
-
-Fake tensors go through every operation of a pass at full size in seconds. A dispatch
-mode sees each new storage, and a finalizer its end. On a GPU test_recorder.py holds the
-real allocator to the same sums.
+"""The CUDA allocator's history without a GPU: storages of fake tensors as blocks of a
+pool. On a GPU test_recorder.py holds the real allocator to the same sums.
 """
 
 import sys

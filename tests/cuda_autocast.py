@@ -1,10 +1,5 @@
 """Autocast as CUDA has it, on a CPU: inside, `torch.autocast("cpu", torch.bfloat16)`
-casts what CUDA's does and keeps what its cache keeps.
-
-The lists are those of PyTorch's documentation, "CUDA Ops that can autocast to float16 /
-float32", as far as the model needs them. test_autocast.py holds the outcome to the
-record of a GPU.
-"""
+casts and caches what CUDA's does. test_autocast.py compares with a GPU's record."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""An experiment of the tests' own that needs no torch: it sleeps, and its metrics
-follow from its configuration.
+"""An experiment of the tests' own that sleeps, without torch.
 
 python -m tests.fake_stem --index 3
 """

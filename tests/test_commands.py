@@ -82,12 +82,13 @@ def test_what_compiles_nothing_is_one_line(command):
     assert done.stderr.startswith(NOTHING[command])
 
 
-def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
+@pytest.mark.parametrize("module", ["experiments.autocast", "check_setup"])
+def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path, module):
     (tmp_path / "torch.py").write_text(
         "print(1, flush=True)\nimport time; time.sleep(60)"
     )
     child = subprocess.Popen(
-        [sys.executable, "-m", "systems.experiments.autocast"],
+        [sys.executable, "-m", f"systems.{module}"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         stdout=subprocess.PIPE,

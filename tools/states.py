@@ -22,6 +22,8 @@ def state_of(path: Path) -> tuple[str, Any]:
         return age(record), record
     try:
         return "partial", store.read(partial_path(path))
+    except store.UnreadableError:
+        raise
     except (FileNotFoundError, NotADirectoryError, store.RecordError):
         # `measure` starts unreadable work in progress over, and says so.
         return "missing", None

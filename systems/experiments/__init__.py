@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from systems import need
@@ -62,18 +61,7 @@ STEMS = {
 }
 
 
-def without_traceback(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print only "Aborted!" after Ctrl-C, also during the import of torch."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("Aborted!", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
 if sys.argv[:1] == ["-m"]:
     # Python is about to run an experiment: `python -m systems.experiments.<stem>`.
-    sys.excepthook = without_traceback
     named = (stem for stem in STEMS.values() if stem.module in sys.orig_argv)
     need("torch", *(module for stem in named for module in stem.needs))

@@ -1,7 +1,6 @@
-"""Read and write records as JSON, checked field by field. A digest of the content
-shows whether a number was changed by hand.
-"""
+"""Read and write records as JSON, checked field by field; a digest shows edits."""
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +24,10 @@ LONGEST_BYTES = 2**23
 
 class RecordError(ValueError):
     """A record can't be read; the message names the file and the field."""
+
+
+class UnreadableError(RecordError):
+    """The system refuses to read a file, whose content may be whole."""
 
 
 def read(path: Path) -> Record:
@@ -79,7 +82,8 @@ def _content(path: Path) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise RecordError(f"{path}: can't be read: {error.strerror}") from None
+        kind = RecordError if error.errno == errno.EINVAL else UnreadableError
+        raise kind(f"{path}: can't be read: {error.strerror}") from None
 
 
 def _refuse_if_long(size: int, path: Path) -> None:

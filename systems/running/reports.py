@@ -21,9 +21,7 @@ class CannotStart(Exception):
 
 
 def keep_output_for_reports() -> None:
-    """Send everything else that is written to standard output to standard error, so
-    that nothing can be mistaken for a report.
-    """
+    """Send all other output to standard error, so that nothing looks like a report."""
     global reports
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -19,7 +19,7 @@ from systems.records import store
 from systems.records.device import Device
 from systems.records.files import open_plain
 from systems.records.record import Record
-from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError
+from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError, UnreadableError
 from systems.running.reports import CannotStart
 from systems.running.software import (
     configured_attention,
@@ -113,6 +113,8 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
         old = store.read(partial)
     except FileNotFoundError:
         return fresh
+    except UnreadableError:
+        raise  # Its rows may be whole.
     except RecordError as error:
         print(f"starting over: {error}", file=sys.stderr)
         return fresh

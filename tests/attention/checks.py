@@ -263,10 +263,7 @@ def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> 
 
 @contextmanager
 def poisoned(launches) -> Iterator[list[Tensor]]:
-    """Make fresh buffers of these launchers NaN between rims that nothing may touch.
-
-    Yields the buffers with their rims.
-    """
+    """Make new buffers of these launchers NaN; yield them with their rims."""
     memories, new_empty = [], Tensor.new_empty
 
     def fresh(x, shape, dtype=None, **options):

@@ -286,11 +286,7 @@ def lengths_of(metrics: dict[str, Any]) -> dict[str, int]:
 
 @pytest.fixture
 def quick_compiler(monkeypatch, on_cpu):
-    """Capture and differentiate graphs on the CPU, but run them as they are.
-
-    The model is loaded without the checks of shapes that tests add: no compiler follows
-    them.
-    """
+    """Capture graphs on the CPU, but run them as they are, without checks of shapes."""
     spec = spec_from_file_location("systems.model.transformer", model_module.__file__)
     assert spec is not None and spec.loader is not None
     plain = module_from_spec(spec)

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -25,9 +26,11 @@ from systems.records.device import CPU
 from systems.records.record import Git
 from systems.records.source_hash import source_hash
 from systems.running import groups, machine, measure
+from systems.running.resuming import resume
 from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
 from tests.needed import needs_git
+from tools.states import state_of
 
 DRIVER = f"""
 import typer
@@ -210,6 +213,21 @@ def test_work_in_progress_that_is_broken_or_edited_is_started_over(
     assert outcome.stderr.count("\n") == 1
     assert content is not None or outcome.stderr.endswith("was edited by hand\n")
     assert outcome.code == 0 and outcome.measured == ALL
+
+
+def test_work_in_progress_that_cannot_be_read_now_is_kept(
+    run, record_file, partial_file, monkeypatch
+):
+    """It may be whole: another user's, or on a disk that fails for a moment."""
+    run()
+    fresh = store.read(record_file)
+    record_file.rename(partial_file)
+    denied = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
+    monkeypatch.setattr(store, "open_plain", denied)
+    with pytest.raises(store.UnreadableError, match="can't be read: Permission"):
+        resume(partial_file, fresh, [])
+    with pytest.raises(store.UnreadableError):
+        state_of(record_file)
 
 
 def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record_file):

@@ -162,10 +162,8 @@ def crosses(word: Word, segment: Segment) -> bool:
 
 
 def by_lot(lot: str, one_in: int = 1):
-    """`plots.svg`, which draws of so many figures one, at one of its two widths, and
-    leaves what else it is asked for blank: arranging and writing take most of the time
-    of rendering. What a builder draws is called for all. `lot` says which is drawn, so
-    that many tests together draw each at both widths.
+    """Return a `plots.svg` that draws one in so many figures, at one width, and leaves
+    others blank, to save time. Tests with different `lot` draw different ones.
     """
     svg = plots.svg
 
