@@ -1,9 +1,9 @@
 """Check that fresh records of one GPU that measure the same cell agree on its GPU time.
 
-Between hosts and profilers a phase's sum of kernel times differs by less than 3 %. In
-bf16 matmuls of the largest model two GPUs of one type can differ by more, since both
-are at their power limit. `regen_tables.py --check` fails if more than one phase in
-twenty differs.
+Between hosts and profilers a phase's sum of kernel times differs by less than 3 %, with
+exceptions: bf16 matmuls of the largest model slow down in a long run, as the graph
+replays of `compile` show. So `regen_tables.py --check` fails if more than one phase in
+twenty differs, or one by over 5 %.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,12 @@ from tools.render.clocks import CLOCK, PROFILE, gpu_times, same_software
 from tools.render.load import is_fresh
 
 STEMS = (CLOCK, "compile", "model_attention", "method", PROFILE, "nsys")
-CLOSE = 1.03
+CLOSE, MOST = 1.03, 1.05
 MOST_BEYOND = 1 / 20
 
 
 def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a line for each phase whose GPU times differ, if they are too many."""
+    """Yield a line for each phase whose GPU times differ, if too many or too far."""
     fresh = (r for stem in STEMS for r in found.get(stem, []) if is_fresh(r))
     for records in same_software(fresh):
         pairs = {
@@ -31,7 +31,8 @@ def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
             for cell, pair in pairs.items()
             if pair[1][0] > CLOSE * pair[0][0]
         }
-        if len(beyond) <= MOST_BEYOND * len(pairs):
+        far = any(high > MOST * low for (low, _), (high, _) in beyond.values())
+        if len(beyond) <= MOST_BEYOND * len(pairs) and not far:
             continue
         for (cell, phase), ((low, shorter), (high, longer)) in beyond.items():
             yield (
