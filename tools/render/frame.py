@@ -20,9 +20,9 @@ How to write a builder with it:
 2. A row reads like a dictionary of its configuration and metrics. A metric that is a
    list of samples (`forward_ms`) reads as its median, `step_ms` as the median of the
    sum of all timed phases, and `forward ±` as "mean ± standard deviation". GPU time is
-   `forward_gpu_ms` and `step_gpu_ms`; `clocks("step")` gives columns of wall-clock
-   time, GPU time and their difference. `x.summary("forward", "backward")` has the other
-   statistics of a sum of phases.
+   `forward_gpu_ms` and `step_gpu_ms`; `gpu_columns()` gives columns of a step's GPU
+   time and waiting time. `x.summary("forward", "backward")` has the other statistics of
+   a sum of phases.
 3. `join` stores another row in each row: `x["fp32"]["step_ms"]`. A column may name it
    by a path: `("fp32, ms", "fp32.step_ms")`. `pivot` merges the rows that differ in one
    axis only, and stores each under its value of that axis.
@@ -46,7 +46,7 @@ from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import PHASES, Record, Row
 from systems.records.summary import Summary, summarize
 from tools.render.markdown import columns
-from tools.render.rows import MISSING, NOT_MEASURED, Missing, Text, say
+from tools.render.rows import MISSING, NOT_MEASURED, Missing, say
 
 
 class Line(dict[str, Any]):
@@ -281,35 +281,26 @@ def frame(record: Record | None, **wanted: Any) -> Frame:
     return Frame(map(Line.of, record.rows if record else ())).where(**wanted)
 
 
-def clocks(phase: str, text: Text = "{:.1f}") -> list[tuple[Any, ...]]:
-    """Return columns of a phase: wall-clock time, then `gpu_columns`."""
-    return [(f"{phase}, wall, ms", f"{phase}_ms", text), *gpu_columns(phase, text)]
-
-
-def gpu_columns(
-    phase: str, text: Text = "{:.1f}"
-) -> list[tuple[str, Callable[[Line], Any]]]:
-    """Return columns of a phase: GPU time, waiting time, and whether it is
-    launch-bound.
-    """
-    wall, gpu = f"{phase}_ms", f"{phase}_gpu_ms"
-
-    def format_ms(x: Line, ms: float) -> Any:
-        # A row with wall-clock time only says so in its line.
-        return say(ms, text) if x else x.missing
-
-    return [
-        (f"{phase}, GPU, ms", lambda x: format_ms(x, x.get(gpu))),
-        (f"{phase}, waiting, ms", lambda x: format_ms(x, x[wall] - x.get(gpu))),
-        (f"{phase} is", lambda x: launch_bound_label(x, phase)),
-    ]
-
-
-# A phase is launch-bound if its wall-clock time over GPU time exceeds this ratio.
+# A step is launch-bound if its wall-clock time over GPU time exceeds this ratio.
 LAUNCH_BOUND = 1.1
 
 
-def launch_bound_label(x: Line, phase: str = "step") -> Any:
-    """Return "launch-bound" or ""."""
-    over = x[f"{phase}_ms"] / x.get(f"{phase}_gpu_ms")
-    return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing
+def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
+    """Return columns of a step: GPU time, waiting time, whether it is launch-bound."""
+
+    def format_ms(x: Line, ms: float) -> Any:
+        # A row with wall-clock time only says so in its line.
+        return say(ms, "{:.1f}") if x else x.missing
+
+    def bound(x: Line) -> Any:
+        over = x["step_ms"] / x.get("step_gpu_ms")
+        return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing
+
+    def waiting(x: Line) -> float:
+        return x["step_ms"] - x.get("step_gpu_ms")
+
+    return [
+        ("step, GPU, ms", lambda x: format_ms(x, x.get("step_gpu_ms"))),
+        ("step, waiting, ms", lambda x: format_ms(x, waiting(x))),
+        ("step is", bound),
+    ]

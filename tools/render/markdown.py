@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
-from itertools import takewhile
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,10 +19,6 @@ def image_label(text: str) -> str:
     """Escape a text for the label of an image."""
     text = escape(text.replace("`", ""), quote=False)
     return text.replace('"', "&quot;")
-
-
-def bold(text: str) -> str:
-    return f"**{text}**"
 
 
 # Rows that a table shows at once; a longer one shows only its `telling` rows.
@@ -137,31 +132,22 @@ def add_caption(caption: str, shown: str) -> str:
 
 def columns(
     items: Iterable[Any],
-    *described: Any,
+    *described: tuple[Any, ...],
     left: int = 1,
     telling: Callable[[Any], bool] | None = None,
     alike: Collection[str] = (),
 ) -> str:
-    """Return a table with a line for each item, or "". A column is a field of the
-    item's configuration; or its head, a function of the item, and optionally a format.
-
-    A line says once why its row has no numbers, in the place of the first. Fields that
-    come first identify the line.
+    """Return a table with a line for each item, or "". A column is its head, a function
+    of the item, and optionally a format. A line says once why its row has no numbers,
+    in the place of the first.
     """
     items = list(items)
-    fields = len([*takewhile(lambda column: isinstance(column, str), described)])
-    full = [
-        (column, lambda c, key=column: c.config[key])
-        if isinstance(column, str)
-        else column
-        for column in described
-    ]
-    rows = [format_row(item, full) for item in items]
+    rows = [format_row(item, described) for item in items]
     flags = [telling(item) for item in items] if telling else []
-    return table([head for head, *_ in full], rows, max(left, fields), flags, alike)
+    return table([head for head, *_ in described], rows, left, flags, alike)
 
 
-def format_row(item: Any, described: list[tuple[Any, ...]]) -> list[str]:
+def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
     """Return the cells of a line. A cell without a number stays empty if the line has
     given the reason, or if the item's own row ran, so that the number is missing in a
     row that it is compared with.
@@ -197,23 +183,15 @@ def tabs(parts: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def per_device(
-    records: Iterable[Record],
-    body: Callable[[Record], str],
-    tabbed: bool = True,
-) -> str:
-    """Return a tab for each record with a non-empty body, and its provenance below it.
-    If `tabbed` is False, return the first body without a tab.
-    """
+def per_device(records: Iterable[Record], body: Callable[[Record], str]) -> str:
+    """Return a tab for each record with a non-empty body and, below, its provenance."""
     records = list(records)
     shown = [
         (device_label(r), f"{text}\n\n{provenance(r)}")
         for r in records
         if (text := body(r))
     ]
-    if not shown:
-        return missing_notice(records)
-    return f"{tabs(shown) if tabbed else shown[0][1]}\n"
+    return f"{tabs(shown)}\n" if shown else missing_notice(records)
 
 
 WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
@@ -253,13 +231,6 @@ def explorer_name(record: Record) -> str:
     return device_label(record).partition(" (")[0]
 
 
-def describe_commit(record: Record) -> str:
-    if not record.git:
-        return "no commit"
-    changed = " with changes" if record.git.dirty else ""
-    return f"commit {record.git.commit[:10]}{changed}"
-
-
 def conditions(records: Iterable[Record]) -> str:
     """Return a paragraph for each measured record on how it was measured. method.md
     explains its parts.
@@ -268,7 +239,7 @@ def conditions(records: Iterable[Record]) -> str:
 
 
 def describe_conditions(record: Record) -> str:
-    gpu = record.device
+    gpu, git = record.device, record.git
     known = [
         (gpu.name, gpu.name),
         (gpu.driver, f"driver {gpu.driver}"),
@@ -280,7 +251,9 @@ def describe_conditions(record: Record) -> str:
         f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
         *(f"attention by {name}: {text}" for name, text in record.kernels.items()),
-        describe_commit(record),
+        f"commit {git.commit[:10]}{' with changes' * git.dirty}"
+        if git
+        else "no commit",
         record.started_utc and f"{record.started_utc} UTC",
         *record.notes,
         protocol,
@@ -295,8 +268,8 @@ def format_ms(value: float) -> str:
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
-def gib(value: float) -> str:
-    return f"{value / 2**30:.1f}"
+def gib(value: float, digits: int = 1) -> str:
+    return say(value / 2**30, f"{{:.{digits}f}}")
 
 
 def format_significant(value: float) -> str:

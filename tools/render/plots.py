@@ -29,12 +29,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
-from matplotlib.ticker import (
-    FuncFormatter,
-    LogLocator,
-    NullFormatter,
-    ScalarFormatter,
-)
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, caption, figure
@@ -97,31 +92,19 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 5,
 }
 Draw = Callable[[Figure], None]
+# The class of texts in front of lines, which have an outline in the page's background.
+OVER_LINES = "over"
+# Options of a text at a distance from its point in pixels.
+OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 
 
 def plot(
-    record: Record,
-    name: str,
-    draw: Draw,
-    finding: str,
-    key: str = "",
-    *,
-    height: float = 300,
-    narrow: float | None = None,
+    record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return the figure of a record, with a caption of its finding, how to read it
-    (`key`) and a link to its data. `height` and `narrow` are the heights in pixels of
-    the wide and the narrow drawing.
-    """
-    return picture(
-        f"{record.stem}-{name}-{record.device.slug}",
-        draw,
-        finding,
-        key,
-        numbers=record_address(record),
-        height=height,
-        narrow=narrow,
-    )
+    """Return the figure of a record, with the `sizes` that `picture` takes."""
+    address = f"{record.stem}-{name}-{record.device.slug}"
+    numbers = record_address(record)
+    return picture(address, draw, finding, key, numbers=numbers, **sizes)
 
 
 def picture(
@@ -131,19 +114,16 @@ def picture(
     key: str = "",
     *,
     numbers: str,
-    height: float,
+    height: float = 300,
     narrow: float | None = None,
 ) -> str:
-    """Return a figure of data outside of records; `numbers` is their address."""
-    pictures = [
-        svg(draw, address, finding, shown, width, pixels)
-        for shown, width, pixels in (
-            ("wide", WIDE, height),
-            ("narrow", NARROW, narrow or height),
-        )
-    ]
-    text = caption(finding, key, numbers)
-    return figure("\n".join(pictures), text, "plotted", address)
+    """Return a figure with a caption of its finding, how to read it (`key`) and a link
+    to its data, whose address is `numbers`. `height` and `narrow` are the heights in
+    pixels of the wide and the narrow drawing.
+    """
+    sizes = (("wide", WIDE, height), ("narrow", NARROW, narrow or height))
+    pictures = "\n".join(svg(draw, address, finding, *size) for size in sizes)
+    return figure(pictures, caption(finding, key, numbers), "plotted", address)
 
 
 def svg(
@@ -205,18 +185,11 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
         axes.plot(*zip(*points, strict=True), **look)
 
 
-def family(axes: Axes, curves: dict[str, tuple[Any, Any]], marked: str) -> None:
-    """Draw curves, (xs, ys) by name, and mark the subject of the figure by colour."""
-    for name, (xs, ys) in curves.items():
-        line(axes, xs, ys, label=name, color=ACCENT if name == marked else GREY)
-
-
 def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     """Write the number that matters above its point, or at an `offset` in pixels."""
     offset = more.pop("offset", (0, 8))
     style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
-    place: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
-    axes.annotate(text, (x, y), xytext=offset, **place, **style)
+    axes.annotate(text, (x, y), xytext=offset, **OFFSET, **style)
 
 
 def stacked(
@@ -242,8 +215,7 @@ def bars(axes: Axes, names: Sequence[str]) -> None:
 
 def value(axes: Axes, text: str, x: float, y: float) -> None:
     """Write a number behind the end of a bar."""
-    style: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
-    axes.annotate(text, (x, y), xytext=(6, 0), va="center", **style)
+    axes.annotate(text, (x, y), xytext=(6, 0), va="center", **OFFSET)
 
 
 def show_vertical_grid(axes: Axes) -> None:
@@ -366,8 +338,7 @@ def name_lines(figure: Figure) -> None:
                 CONTROL.sub(" ", str(x.get_label())),
                 (float(end[0]), float(end[1])),
                 xytext=(9, height - at[x]),
-                textcoords="offset points",
-                gid=OVER_LINES,
+                **OFFSET,
                 parse_math=False,
                 va="center",
                 color=INK if color in (GREY, PALE) else color,
@@ -396,8 +367,6 @@ def separate(heights: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-# The class of texts in front of lines, which have an outline in the page's background.
-OVER_LINES = "over"
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 XLINK = "{http://www.w3.org/1999/xlink}href"
 COORDINATES = ("d", "x", "y", "width", "height")

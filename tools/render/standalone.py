@@ -1,6 +1,4 @@
-"""Figures as files with colours of their own, for README.md and viewers of
-notebooks.
-"""
+"""Figures with colours of their own, for README.md and viewers of notebooks."""
 
 import re
 
@@ -45,22 +43,12 @@ PAGE = "application/vnd.page+html"
 
 
 class Shown:
-    """A figure of a notebook, drawn twice: for viewers of notebooks and for the
-    site.
-    """
+    """A figure of a notebook, drawn for viewers of notebooks and for the site."""
 
     def __init__(
-        self,
-        notebook: str,
-        draw: Draw,
-        finding: str,
-        key: str = "",
-        *,
-        height: float = 300,
-        narrow: float | None = None,
+        self, notebook: str, draw: Draw, finding: str, key: str = "", **sizes: float
     ) -> None:
         address, numbers = f"notebook-{notebook}", f"{notebook}.ipynb"
-        sizes = {"height": height, "narrow": narrow}
         self.finding = finding
         self.page = picture(address, draw, finding, key, numbers=numbers, **sizes)
 

@@ -4,7 +4,7 @@ import pytest
 
 from systems.records.record import Row
 from tests.factories import make_record, make_row
-from tools.render.frame import Frame, clocks, frame
+from tools.render.frame import Frame, frame, gpu_columns
 from tools.render.rows import known, span
 
 FULL = Row({"size": "2.7B", "mode": "step", "precision": "bf16"}, "out_of_memory")
@@ -90,7 +90,8 @@ def test_wall_clock_and_gpu_time_stand_side_by_side():
     gpu = {"forward_gpu_ms": [2.0], "backward_gpu_ms": [1.5]}
     wall = {"forward_ms": [3.0], "backward_ms": [2.0]}
     rows = make_row({"n": 1}, **wall, **gpu), make_row({"n": 2}, **wall)
-    shown = frame(make_record("end_to_end", *rows)).table("n", *clocks("step"))
+    columns = ("step, ms", "step_ms"), *gpu_columns()
+    shown = frame(make_record("end_to_end", *rows)).table("n", *columns)
     assert shown.splitlines()[2:] == [
         "| 1 | 5.0 | 3.5 | 1.5 | launch-bound |",
         "| 2 | 5.0 | not measured | not measured |  |",

@@ -15,7 +15,6 @@ from tools.render.stems import flash_accuracy as accuracy
 from tools.render.stems import flash_benchmarking as benchmarking
 from tools.render.stems import flash_leaderboard as leaderboard
 from tools.render.stems.attention.columns import peak_bytes
-from tools.render.stems.flash_passes import kernel_ms
 from tools.render.stems.flash_peers import RESULTS, relative_time
 from tools.render.stems.kernel_profile import rows as kernel_rows
 from tools.render.stems.peak_memory import rows as memory_rows
@@ -47,8 +46,8 @@ def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
 
 
 def test_without_gpu_time_waiting_between_passes_makes_nobody_slower():
-    assert kernel_ms(timed(3.0, both_ms=[9.0]), "both") == 3.0
-    assert kernel_ms(timed(3.0, both_gpu_ms=[6.0, 7.0, 9.0]), "both") == 7.0
+    assert timed(3.0, both_ms=[9.0]).kernel_ms("both") == 3.0
+    assert timed(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
 
 
 def test_memory_that_is_less_than_what_a_pass_returns_was_misread():

@@ -22,7 +22,7 @@ from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import explorer_name
 from tools.render.rows import say
-from tools.render.stems.flash_passes import kernel_ms, time_ratio
+from tools.render.stems.flash_passes import time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
 # The first columns are texts; `value` is a number, or a text such as a dtype.
@@ -132,7 +132,7 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     ours, cudnn = (Line.of(one) if one else Line() for one in (row, beside))
     names = {"forward": "forward", "backward": "backward"}
     for name, said in (names | {"both": METRICS["both_ms"]}).items():
-        if kernel_ms(ours, name) and kernel_ms(cudnn, name):
+        if ours.kernel_ms(name) and cudnn.kernel_ms(name):
             yield f"{said} over cuDNN", "ratio", time_ratio(ours, cudnn, name)
 
 

@@ -13,17 +13,13 @@ from systems import align
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
 from tools.render.load import Found, primary_gpu, primary_record
-from tools.render.markdown import bold, table
+from tools.render.markdown import table
 from tools.render.rows import NOT_MEASURED, data_sheet
 
 # For these the table predicts times; for the others it counts rows out of memory.
 TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
 # Problems that cost little, or no points: shown on request.
-BRIEF = (
-    "mixed_precision_accumulation",
-    "gradient_checkpointing",
-    "torch_compile",
-)
+BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
 # Left out of the table of rates.
 OLDER = "rtx3090"
 HEADS = ("H200, measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
@@ -66,7 +62,8 @@ def problems_table(found: Found) -> str:
         rows.append([link, ", ".join(f"`{stem}`" for stem in new), *cells(records)])
         shown.append(problem["name"] not in BRIEF)
     all_records = [measured[stem] for stem in measured if stem in seen]
-    rows.append([bold("all of these"), "", *map(bold, cells(all_records))])
+    totals = ["all of these", "", *cells(all_records)]
+    rows.append([f"**{total}**" if total else "" for total in totals])
     heads = ["problem", "`--only`", *HEADS]
     return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
 

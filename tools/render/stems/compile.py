@@ -111,7 +111,7 @@ def times_table(record: Record) -> str:
     return steps(record).table(
         *NAME,
         *shown,
-        *gpu_columns("step"),
+        *gpu_columns(),
         telling=lambda x: x["size"] in SHOWN_SIZES and x["compiled"] in telling,
     )
 

@@ -20,7 +20,6 @@ from tools.render.rows import MISSING, count_true, data_sheet, known, least, say
 from tools.render.stems.flash_passes import (
     PASSES,
     SAID,
-    kernel_ms,
     peak_tflops,
     round_ratios,
     tflops,
@@ -77,7 +76,7 @@ def shapes(record: Record | None) -> Frame:
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
         mib=memory_mib,
-        **{f"{of}_kernel": lambda x, of=of: kernel_ms(x, of) for of in PASSES},
+        **{f"{of}_kernel": lambda x, of=of: x.kernel_ms(of) for of in PASSES},
     )
     return rows.pivot("implementation", *names).derive(
         **{

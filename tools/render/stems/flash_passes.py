@@ -17,11 +17,6 @@ SAID = {"forward": "forward", "backward": "backward", "both": "forward + backwar
 WAITS = 1.1
 
 
-def kernel_ms(x: Line, of: str) -> float:
-    """Return the GPU time of a pass, or that of `do_bench` in a record without it."""
-    return x.kernel_ms(of)
-
-
 def is_launch_bound(x: Line) -> bool:
     """Return whether both passes together exceed WAITS times the sum of each alone."""
     if "both_ms" not in x.metrics:
@@ -44,14 +39,14 @@ def time_ratio(x: Line, other: Line, of: str) -> float:
     """
     if ratios := round_ratios(x, other, of):
         return median(ratios)
-    return kernel_ms(x, of) / kernel_ms(other, of)
+    return x.kernel_ms(of) / other.kernel_ms(of)
 
 
 def tflops(x: Line, of: str) -> float:
     """Return the throughput of a pass in TFLOP/s, by the FLOPs that attention needs.
     Rows without batch, heads or mask have one causal head.
     """
-    return flops(x, of) / kernel_ms(x, of) / 1e9 if x else x.missing
+    return flops(x, of) / x.kernel_ms(of) / 1e9 if x else x.missing
 
 
 def flops(x: Line, of: str) -> float:

@@ -182,7 +182,7 @@ def rows_table(record: Record) -> str:
         gib_column("kept", "peak, kept, GiB"),
         ("over predicted, kept", "kept_over", "{:.4f}"),
         ("both passes, ms", "step_ms", "{:.0f}"),
-        *((head.removeprefix("step, "), of) for head, of in gpu_columns("step")),
+        *((head.removeprefix("step, "), of) for head, of in gpu_columns()),
         left=2,
         telling=telling,
     )

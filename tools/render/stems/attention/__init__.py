@@ -250,9 +250,9 @@ def facts(record: Record | None) -> dict[str, str]:
         },
         **{f"growth_{of}": say(growth(found, of), "{:.2f}") for of in PASSES},
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
-        "one_matrix": in_gib1(BATCH * LONGEST**2 * 4),
-        "kept": in_gib1(kept["eager"]),
-        "tried_need": in_gib1(peak_bytes(n) if n else MISSING),
+        "one_matrix": f"{gib(BATCH * LONGEST**2 * 4)} GiB",
+        "kept": say(kept["eager"], lambda v: f"{gib(v)} GiB"),
+        "tried_need": f"{gib(peak_bytes(n))} GiB" if n else say(MISSING),
         **{
             name: say(size, lambda size: two_digits(shortest_out(size)))
             for name, size in {"shortest_out": memory, **a100}.items()
@@ -261,10 +261,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "tried_eager": outcome(record, n, "eager"),
         **compiled.facts(record),
     }
-
-
-def in_gib1(value: float) -> str:
-    return say(value / 2**30, "{:.1f} GiB")
 
 
 @claim(

@@ -3,13 +3,14 @@ predict for them.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from systems.formulas.costs import attention_peak_bytes, attention_saved_bytes
 from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import say
+from tools.render.markdown import gib
 
 PASSES = ("forward", "backward")
 EXECUTIONS = ("eager", "compiled")
@@ -20,6 +21,8 @@ WIDTH, LONGEST = 64, 16384
 PLAIN = {"dtype": "fp32", "causal": False}
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 CELL = ("d", "n", "dtype", "causal")
+# Three decimals, because the shortest sequences need little.
+gib3 = partial(gib, digits=3)
 fragments = Fragments()
 
 
@@ -77,8 +80,3 @@ def predicted_bytes(x: Line) -> float:
         return sum(attention_saved_bytes(**given).values())
     output = BATCH * x["n"] * x["d"] * given["element_bytes"]
     return sum(tensor["adds_bytes"] for tensor in x["saved"]) + output
-
-
-def gib3(value: float) -> str:
-    """Return GiB with three decimals, because the shortest sequences need little."""
-    return say(value / 2**30, "{:.3f}")

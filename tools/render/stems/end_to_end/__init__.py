@@ -90,7 +90,7 @@ def passes_table(record: Record, precision: str) -> str:
         ("backward, ms", "step.backward ±"),
         ("optimizer, ms", "step.optimizer ±"),
         ("step, ms", "step.step ±"),
-        *((head, lambda x, of=of: of(x["step"])) for head, of in gpu_columns("step")),
+        *((head, lambda x, of=of: of(x["step"])) for head, of in gpu_columns()),
         ("share of peak", "step.share", percent),
         ("peak GiB", f"step.{PEAK}", gib),
         telling=lambda x: x["context"] == 512,
@@ -106,7 +106,7 @@ def headline_table(record: Record) -> str:
         ("step in tf32, ms", "tf32.step_ms", "{:.0f}"),
         ("step in bf16, ms", "step_ms", "{:.0f}"),
         ("fp32 / bf16", "gain", "{:.1f}"),
-        *((f"bf16 {head}", of) for head, of in gpu_columns("step")),
+        *((f"bf16 {head}", of) for head, of in gpu_columns()),
         ("bf16 share of peak", "share", percent),
         ("fp32 memory, GiB", f"fp32.{PEAK}", gib),
     )

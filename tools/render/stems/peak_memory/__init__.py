@@ -15,7 +15,14 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line
-from tools.render.markdown import columns, format_gib, format_mib, percent, two_digits
+from tools.render.markdown import (
+    columns,
+    format_gib,
+    format_mib,
+    gib,
+    percent,
+    two_digits,
+)
 from tools.render.rows import say
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
@@ -45,9 +52,7 @@ for mode in DRAWN:
 # Tables -------------------------------------------------------------------------------
 
 
-def gib2(value: float) -> str:
-    """Return GiB with two decimals."""
-    return say(value / 2**30, "{:.2f}")
+gib2 = partial(gib, digits=2)
 
 
 @fragments.add(
