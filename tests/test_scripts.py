@@ -95,7 +95,7 @@ def test_attention_is_timed(monkeypatch, capsys):
 def test_pages_show_what_the_scripts_print():
     """In the words and columns of their own print calls."""
     stems = ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
-    outputs = scripts.outputs({stem: [committed(stem)] for stem in stems})
+    outputs = scripts.script_outputs({stem: [committed(stem)] for stem in stems})
     assert [command.split()[0] for command in outputs] == [
         path.name for path in SCRIPTS if path.stem != "3_nvtx"
     ]

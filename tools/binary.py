@@ -43,11 +43,11 @@ def find_loops(assembly: str) -> Iterator[list[str]]:
         if branch and int(branch[1], 16) < address:
             start = int(branch[1], 16)
             body = [text for at, text in listing[: i + 1] if at >= start]
-            if count(body, "MMA") and count(body, "MUFU.EX2"):
+            if count_ops(body, "MMA") and count_ops(body, "MUFU.EX2"):
                 yield body
 
 
-def count(body: list[str], name: str) -> int:
+def count_ops(body: list[str], name: str) -> int:
     """Count the instructions of a loop whose text contains a name."""
     return sum(name in text for text in body)
 
@@ -57,7 +57,7 @@ def instructions_per_score(assembly: str) -> float:
     of a thread per attention score; 0 without such a loop.
     """
     body = min(find_loops(assembly), key=len, default=[])
-    return round(len(body) / count(body, "MUFU.EX2"), 2) if body else 0.0
+    return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0
 
 
 def hottest_loop(assembly: str) -> dict[str, int]:
@@ -66,13 +66,13 @@ def hottest_loop(assembly: str) -> dict[str, int]:
     without a loop.
     """
     bodies = find_loops(assembly)
-    body = min(bodies, key=lambda body: len(body) / count(body, "MMA"), default=[])
+    body = min(bodies, key=lambda body: len(body) / count_ops(body, "MMA"), default=[])
     if not body:
         return {}
     return {
         "instructions": len(body),
-        "spilled": count(body, "STL"),
-        "reloaded": count(body, "LDL"),
+        "spilled": count_ops(body, "STL"),
+        "reloaded": count_ops(body, "LDL"),
     }
 
 

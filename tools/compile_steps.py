@@ -74,15 +74,15 @@ def make_launch(step: str) -> Callable[[], object]:
         case "plain_backward":
             return partial(launch_backward, *backward)
         case "one_item_forward":
-            return partial(launches.launch_forward, *map(batched, forward))
+            return partial(launches.launch_forward, *map(add_batch, forward))
         case "two_passes_backward":
-            return partial(launches.launch_two_passes, *map(batched, backward))
+            return partial(launches.launch_two_passes, *map(add_batch, backward))
         case "backward":
-            return partial(launch_one_pass, *map(batched, backward), Shift(1))
+            return partial(launch_one_pass, *map(add_batch, backward), Shift(1))
     return flash_ablation.prepare(step, q, k, v, do)
 
 
-def batched(x: object) -> object:
+def add_batch(x: object) -> object:
     """Add a batch dimension to a tensor; return anything else as it is."""
     return x[None] if isinstance(x, Tensor) else x
 

@@ -91,7 +91,7 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
             )
     found = load.load(results)
     records = [record for of_stem in found.values() for record in of_stem]
-    findings += [*same_cell.compare(found), *grids.compare(found)]
+    findings += [*same_cell.check_cells(found), *grids.check_grids(found)]
     for message in load.stale_records(records):
         print(printable(f"warning: {message}"))
     for finding in sorted(findings):

@@ -25,7 +25,7 @@ from traitlets.config import Config  # noqa: E402
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 
 
-def execute(path: Path) -> str:
+def execute_notebook(path: Path) -> str:
     """Return the text of a notebook after a fresh kernel has run it. Raise the error of
     a failing cell.
     """
@@ -46,5 +46,5 @@ def execute(path: Path) -> str:
 if __name__ == "__main__":
     argparse.ArgumentParser(description="Execute the notebooks.").parse_args()
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
-        notebook.write_text(execute(notebook), encoding="utf-8")
+        notebook.write_text(execute_notebook(notebook), encoding="utf-8")
         print(notebook.name)

@@ -92,13 +92,13 @@ def list_candidates(key: Key, gpu: str) -> list[Candidate]:
     )
     near = (
         config
-        for config in vary(ours)
+        for config in vary_config(ours)
         if MIN_ACCUMULATORS <= count_accumulators(kernel, d, config) <= MAX_ACCUMULATORS
     )
     return [Candidate(*key, c) for c in dict.fromkeys((ours, *others, *near))]
 
 
-def vary(c: Config) -> Iterator[Config]:
+def vary_config(c: Config) -> Iterator[Config]:
     """Yield variants: half or twice the rows, 4 or 8 warps, one stage more or less."""
     for side in ("q", "k"):
         for rows in (2 * getattr(c, side), getattr(c, side) // 2):
@@ -196,14 +196,14 @@ def read_or_create(path: Path, device: Device, force: bool) -> dict[str, Any]:
     return old if same else new
 
 
-def write(content: dict[str, Any], path: Path) -> None:
+def write_content(content: dict[str, Any], path: Path) -> None:
     """Replace the file, with one entry per line."""
     entries = ",\n".join(f"  {json.dumps(x)}" for x in content["entries"])
     head = json.dumps({k: v for k, v in content.items() if k != "entries"}, indent=1)
     write_whole(path, f'{head[:-2]},\n "entries": [\n{entries}\n ]\n}}\n')
 
 
-def tune(
+def time_candidates(
     content: dict[str, Any],
     path: Path,
     candidates: dict[Key, list[Candidate]],
@@ -216,7 +216,7 @@ def tune(
         if times:
             fastest = make_entry(times, alternatives[0])
             content["entries"].append(fastest)
-            write(content, path)
+            write_content(content, path)
             arithmetic, kernel, d, causal = key
             case = f"{arithmetic} d={d} {kernel} {'causal' if causal else 'full'}"
             print(f"{case}: {fastest['pass_ms']:.4f} ms,", end=" ")
@@ -260,7 +260,7 @@ def main(
     try:
         content = read_or_create(path, device, force)
         # Fail before any timing if the file can't be written.
-        write(content, path)
+        write_content(content, path)
     except OSError as error:
         stop(f"can't write {path}: {error.strerror}")
     except ValueError as error:
@@ -285,7 +285,7 @@ def main(
                     for c in alternatives
                 }
                 faults = {c: future.result() for c, future in futures.items()}
-                tune(
+                time_candidates(
                     content, path, candidates, faults,
                     lambda c: time_call_ms(make_launch(c, HEADS, N)),
                 )  # fmt: skip

@@ -61,7 +61,7 @@ def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
     fp16 = measured("rms", "fp16", 64, "library")
     at = MAGNITUDES.index(1e3)
     stages = ("square", "variance", "rsqrt", "output")
-    found = [builder.marks(fp16, stage)[at] for stage in stages]
+    found = [builder.error_marks(fp16, stage)[at] for stage in stages]
     assert found == ["∞", "∞", "=0", "=0"]
     # The root of the true mean square is about a thousandth, an ordinary number of the
     # format.
@@ -69,13 +69,13 @@ def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
     assert root > torch.finfo(torch.float16).smallest_normal
     # Computed in fp32 inside, the same inputs give an output as good as any.
     for compute in ("upcast", "fused"):
-        found = builder.marks(measured("rms", "fp16", 64, compute), "output")
+        found = builder.error_marks(measured("rms", "fp16", 64, compute), "output")
         assert found[at] == "-4"
 
 
 def test_at_the_lower_end_eps_hides_what_vanished():
     fp16 = measured("rms", "fp16", 64, "library")
-    assert builder.marks(fp16, "square")[0] == "=0"
+    assert builder.error_marks(fp16, "square")[0] == "=0"
     assert fp16["output_error"][0] < 1e-3
 
 
@@ -93,5 +93,5 @@ def test_inputs_that_do_not_fit_are_counted():
     fp16 = measured("rms", "fp16", 64, "library")
     assert fp16["input_nonfinite"][-1] > 0.3
     stages = ("square", "variance", "eps", "rsqrt", "output")
-    assert {builder.marks(fp16, stage)[-1] for stage in stages} == {"∞"}
+    assert {builder.error_marks(fp16, stage)[-1] for stage in stages} == {"∞"}
     assert measured("rms", "bf16", 64, "library")["input_nonfinite"] == [0] * 10

@@ -41,7 +41,10 @@ def test_a_fresh_run_gives_what_is_committed(
     # write into.
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
-    committed, fresh = path.read_text(encoding="utf-8"), run_notebooks.execute(path)
+    committed, fresh = (
+        path.read_text(encoding="utf-8"),
+        run_notebooks.execute_notebook(path),
+    )
     remedy = "run `python tools/run_notebooks.py` and look at what changed"
     assert committed == fresh, f"{path.name} is stale: {remedy}"
 

@@ -264,7 +264,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
         rows = len(import_module(STEMS[stem].module).configs(quick=True))
         assert [row.status for row in record.rows] == ["ok"] * rows
         # What a CPU does not tell is missing from the tables, and no more.
-        everything.build(stem, [record])
+        everything.build_stem(stem, [record])
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_so_does_every_other_and_its_tables_are_made(stem, on_cpu, monkeypatch):
     rows = [measure_row(config, module.run) for config in module.configs(quick=True)]
     assert {row.status for row in rows} == {"ok"}
     assert time.process_time() - begun < QUICK_SECONDS
-    everything.build(stem, [make_record(stem, *rows, grid="quick")])
+    everything.build_stem(stem, [make_record(stem, *rows, grid="quick")])
 
 
 # Records that are there ---------------------------------------------------------------
@@ -448,7 +448,7 @@ def rendered(run, model_sizes, tmp_path):
 
 
 def test_what_a_check_finds_fails_it(rendered, monkeypatch):
-    monkeypatch.setattr(same_cell, "compare", lambda found: ["a differs"])
+    monkeypatch.setattr(same_cell, "check_cells", lambda found: ["a differs"])
     monkeypatch.setattr(pages, "check_pages", lambda root: [f"{root.name}/a.md:1: b"])
     done = rendered("--check")
     findings = f"a differs\n{ROOT.name}/a.md:1: b\n2 findings\n"

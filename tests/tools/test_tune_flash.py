@@ -107,7 +107,9 @@ def search(a100, *configs: Config, key=KEY):
     found = read_or_create(a100.path, a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
-    tune_flash.tune(found, a100.path, {key: these}, verdicts, lambda c: MS[c.config])
+    tune_flash.time_candidates(
+        found, a100.path, {key: these}, verdicts, lambda c: MS[c.config]
+    )
     a100.forget()
     return found["entries"]
 
@@ -138,7 +140,7 @@ def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
     # Other kernels, or another Triton, begin anew; so does --force.
     assert read_or_create(a100.path, a100.device, True)["entries"] == []
     changed = tuned.read(a100.path) | {"source_hash": "other"}
-    tune_flash.write(changed, a100.path)
+    tune_flash.write_content(changed, a100.path)
     assert read_or_create(a100.path, a100.device, False)["entries"] == []
 
 

@@ -12,7 +12,7 @@ from systems.running.resuming import grid_difference
 from tools.render.load import is_fresh
 
 
-def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
+def check_grids(found: Mapping[str, list[Record]]) -> Iterator[str]:
     """Yield a line for each record that differs. Experiments whose packages are missing
     here, such as torch or Triton, are not compared.
     """

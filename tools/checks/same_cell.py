@@ -9,7 +9,7 @@ twenty differs, or one by over 5 %.
 from collections.abc import Iterator, Mapping
 
 from systems.records.record import Record
-from tools.render.clocks import CLOCK, PROFILE, gpu_times, same_software
+from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.load import is_fresh
 
 STEMS = (CLOCK, "compile", "model_attention", "method", PROFILE, "nsys")
@@ -17,10 +17,10 @@ CLOSE, MOST = 1.03, 1.05
 MOST_BEYOND = 1 / 20
 
 
-def compare(found: Mapping[str, list[Record]]) -> Iterator[str]:
+def check_cells(found: Mapping[str, list[Record]]) -> Iterator[str]:
     """Yield a line for each phase whose GPU times differ, if too many or too far."""
     fresh = (r for stem in STEMS for r in found.get(stem, []) if is_fresh(r))
-    for records in same_software(fresh):
+    for records in group_by_software(fresh):
         pairs = {
             cell: (min(times), max(times))
             for cell, times in gpu_times(records).items()

@@ -30,7 +30,7 @@ def cell_of(record: Record, row: Row) -> dict[str, Any]:
     return {axis: config.get(axis) for axis in AXES}
 
 
-def same_software(records: Iterable[Record]) -> list[list[Record]]:
+def group_by_software(records: Iterable[Record]) -> list[list[Record]]:
     """Group measured records by GPU, driver and SAME_SOFTWARE."""
     groups: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
@@ -40,13 +40,13 @@ def same_software(records: Iterable[Record]) -> list[list[Record]]:
     return list(groups.values())
 
 
-def note_clocks(found: Mapping[str, list[Record]]) -> None:
+def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
     """Note at each row of a profile the row of `end_to_end` that timed the same
     cell on the same GPU with the same driver and software. A profiler slows the
     launches of its own run, so its wall-clock times are not those of the step.
     """
     stems = (*PROFILED, CLOCK)
-    for group in same_software(r for stem in stems for r in found.get(stem, [])):
+    for group in group_by_software(r for stem in stems for r in found.get(stem, [])):
         clock = next((r for r in group if r.stem == CLOCK), None)
         for profile in (r for r in group if r.stem in PROFILED):
             profile.clock = clock

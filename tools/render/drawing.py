@@ -85,10 +85,12 @@ def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> s
         drawing = Drawing(width)
         draw(drawing)
         pictures.append(drawing.svg(alt, shown))
-    return figure("\n".join(pictures), caption(finding, key, numbers), "drawn")
+    return figure_html(
+        "\n".join(pictures), caption_html(finding, key, numbers), "drawn"
+    )
 
 
-def caption(finding: str, key: str, numbers: str) -> str:
+def caption_html(finding: str, key: str, numbers: str) -> str:
     """Return a caption: the finding, how to read the figure, a link to its data."""
     data = f'<a class="data" href="{numbers}">Data</a>'
     parts = (f"<strong>{to_html(finding)}</strong>", to_html(key), data)
@@ -101,7 +103,7 @@ def to_html(text: str) -> str:
     return code.sub(lambda c: f"<code>{escape(c[1])}</code>", typeset(text))
 
 
-def figure(pictures: str, caption: str, kind: str, address: str = "") -> str:
+def figure_html(pictures: str, caption: str, kind: str, address: str = "") -> str:
     """Return a figure as HTML, in which Markdown does not read the words of a drawing.
     tools/hooks/markup.py numbers it, and gives it an id if it has none.
     """

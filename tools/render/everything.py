@@ -15,7 +15,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import claims_in
 from tools.render.load import Found, is_primary, load, primary_gpu
-from tools.render.markdown import conditions, round_numbers, sections, typeset
+from tools.render.markdown import conditions, round_numbers, snippet_sections, typeset
 from tools.render.rows import measured
 from tools.render.spanning import pages
 
@@ -41,20 +41,20 @@ def render(found: Found) -> dict[str, str]:
     files: dict[str, str] = {}
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": primary_gpu_name(found)},
-        **{name: spanning(name).facts(found) for name in WITH_FACTS},
+        **{name: import_spanning(name).facts(found) for name in WITH_FACTS},
     }
-    predicted = {**spanning("envelope").facts(found)}
+    predicted = {**import_spanning("envelope").facts(found)}
     stem_facts = {}
     for stem in STEMS:
-        stem_files, own_facts = build(stem, found[stem])
+        stem_files, own_facts = build_stem(stem, found[stem])
         files |= {f"{stem}-{name}": text for name, text in stem_files.items()}
         stem_facts[stem] = {**own_facts, **predicted.pop(stem, {})}
     facts |= predicted | stem_facts
     for name in FROM_RECORDS:
-        files |= spanning(name).fragments(found)
+        files |= import_spanning(name).fragments(found)
     for name in FROM_NOTHING:
-        files |= spanning(name).fragments()
-    files["conditions.md"] = sections(
+        files |= import_spanning(name).fragments()
+    files["conditions.md"] = snippet_sections(
         {stem: conditions(records) for stem, records in found.items()}
     )
     prose = {
@@ -62,7 +62,7 @@ def render(found: Found) -> dict[str, str]:
         for name, texts in facts.items()
         for shorten in [str if name in EXACT else round_numbers]
     }
-    files |= pages.fragments(prose, spanning("writeup").answered_pages(found))
+    files |= pages.fragments(prose, import_spanning("writeup").answered_pages(found))
     # Strings of JSON are strings of YAML, too.
     lines = [
         line
@@ -77,11 +77,13 @@ def primary_gpu_name(found: Found) -> str:
     return gpus.get(primary_gpu(), primary_gpu())
 
 
-def spanning(name: str) -> ModuleType:
+def import_spanning(name: str) -> ModuleType:
     return import_module(f"tools.render.spanning.{name}")
 
 
-def build(stem: str, records: list[Record]) -> tuple[dict[str, str], Mapping[str, str]]:
+def build_stem(
+    stem: str, records: list[Record]
+) -> tuple[dict[str, str], Mapping[str, str]]:
     """Return the files and the facts of a stem, and judge its claims, so that an error
     of a builder or a claim surfaces with the records that caused it.
     """

@@ -45,7 +45,7 @@ from typing import Any
 from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import PHASES, Record, Row
 from systems.records.summary import Summary, summarize
-from tools.render.markdown import columns
+from tools.render.markdown import items_table
 from tools.render.rows import MISSING, NOT_MEASURED, Missing, say
 
 
@@ -273,7 +273,7 @@ class Frame(list[Line]):
             for head, value, *text in pairs
         ]
         left = left or names or 1
-        return columns(self, *described, left=left, telling=telling, alike=alike)
+        return items_table(self, *described, left=left, telling=telling, alike=alike)
 
 
 def frame(record: Record | None, **wanted: Any) -> Frame:

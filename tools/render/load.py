@@ -17,7 +17,7 @@ from systems.records import store
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running.software import TUNED, recorded_attention, tuned_software
-from tools.render.clocks import note_clocks
+from tools.render.clocks import attach_clock_rows
 
 GENERATED = ROOT / "docs" / "generated"
 # Records by stem, the primary GPU's first.
@@ -75,14 +75,14 @@ def age(record: Record) -> str:
     tuned = tuned_software(module, attention, record.device.slug, triton)
     if tuned.get(TUNED) != record.software.get(TUNED):
         return STALE
-    present = hash_now(module, tuple(attention))
+    present = current_hash(module, tuple(attention))
     if present == record.source_hash:
         return FRESH
     return VERIFIED if present in record.verified_hashes else STALE
 
 
 @cache
-def hash_now(module: str, attention: tuple[str, ...]) -> str:
+def current_hash(module: str, attention: tuple[str, ...]) -> str:
     """Return the current source hash. It is cached, because each mention of a record
     needs it and nobody edits the tree while a command runs.
     """
@@ -112,7 +112,7 @@ def read(path: Path) -> Record:
 
 
 @cache
-def constant(stem: str, name: str) -> Any:
+def read_constant(stem: str, name: str) -> Any:
     """Return a constant of an experiment's module, read from its source without an
     import.
     """
@@ -158,7 +158,7 @@ def load(results: Path) -> dict[str, list[Record]]:
         if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
             continue
         found[path.stem].append(read(path))
-    note_clocks(found)
+    attach_clock_rows(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
     # Reduced grids are rendered on any machine.
     if measured and primary not in measured and not is_quick(results):

@@ -96,7 +96,7 @@ def shorten_name(name: str) -> str:
     return f"{' '.join(words)} ·\N{NO-BREAK SPACE}{tile}"
 
 
-def sections(parts: Mapping[str, str]) -> str:
+def snippet_sections(parts: Mapping[str, str]) -> str:
     """Return a file of sections that pages include: `--8<-- "generated/FILE:name"`."""
     return "\n".join(
         f"<!-- --8<-- [start:{name}] -->\n{text.strip()}\n"
@@ -130,7 +130,7 @@ def add_caption(caption: str, shown: str) -> str:
     return f"{caption}\n{{ .caption }}\n\n{shown}"
 
 
-def columns(
+def items_table(
     items: Iterable[Any],
     *described: tuple[Any, ...],
     left: int = 1,

@@ -32,7 +32,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from systems.records.record import Record
-from tools.render.drawing import NARROW, SMALL, WIDE, caption, figure
+from tools.render.drawing import NARROW, SMALL, WIDE, caption_html, figure_html
 from tools.render.markdown import image_label, record_address, typeset
 from tools.render.rows import Missing
 
@@ -104,10 +104,10 @@ def plot(
     """Return the figure of a record, with the `sizes` that `picture` takes."""
     address = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
-    return picture(address, draw, finding, key, numbers=numbers, **sizes)
+    return make_figure(address, draw, finding, key, numbers=numbers, **sizes)
 
 
-def picture(
+def make_figure(
     address: str,
     draw: Draw,
     finding: str,
@@ -122,11 +122,13 @@ def picture(
     pixels of the wide and the narrow drawing.
     """
     sizes = (("wide", WIDE, height), ("narrow", NARROW, narrow or height))
-    pictures = "\n".join(svg(draw, address, finding, *size) for size in sizes)
-    return figure(pictures, caption(finding, key, numbers), "plotted", address)
+    pictures = "\n".join(draw_svg(draw, address, finding, *size) for size in sizes)
+    return figure_html(
+        pictures, caption_html(finding, key, numbers), "plotted", address
+    )
 
 
-def svg(
+def draw_svg(
     draw: Draw, address: str, alt: str, shown: str, width: int, height: float
 ) -> str:
     with matplotlib.rc_context(STYLE):
@@ -149,7 +151,7 @@ def svg(
         f'<svg class="plot {shown}" role="img" aria-label="{image_label(typeset(alt))}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
-    return f"{head}\n{inline(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
+    return f"{head}\n{inline_svg(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
 
 
 # Helpers of builders ------------------------------------------------------------
@@ -192,7 +194,7 @@ def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     axes.annotate(text, (x, y), xytext=offset, **OFFSET, **style)
 
 
-def stacked(
+def stacked_bars(
     axes: Axes,
     names: Sequence[str],
     parts: dict[str, list[float]],
@@ -203,17 +205,17 @@ def stacked(
     for part, widths in parts.items():
         axes.barh(range(len(names)), widths, 0.8, ends, color=colors[part], linewidth=0)
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    bars(axes, names)
+    label_bars(axes, names)
 
 
-def bars(axes: Axes, names: Sequence[str]) -> None:
+def label_bars(axes: Axes, names: Sequence[str]) -> None:
     """Label horizontal bars at 0, 1, 2, ... by names, from top to bottom."""
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(max(0, len(names) - 1) + 0.6, -0.6)
     show_vertical_grid(axes)
 
 
-def value(axes: Axes, text: str, x: float, y: float) -> None:
+def label_bar(axes: Axes, text: str, x: float, y: float) -> None:
     """Write a number behind the end of a bar."""
     axes.annotate(text, (x, y), xytext=(6, 0), va="center", **OFFSET)
 
@@ -249,7 +251,7 @@ def heat_map(
     axes.spines[:].set_visible(False)
 
 
-def key(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
+def draw_legend(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
     """Draw a legend above the panels, for areas and bars, which have no end to
     label.
     """
@@ -266,7 +268,7 @@ def key(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
     )
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number for an axis: 0.25, 10, 16,384."""
     return f"{value:,g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
@@ -287,7 +289,7 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     along_x = axis is axis.axes.xaxis
     (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
@@ -308,7 +310,7 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
     octave_width = width / max(1.0, octaves)
     limit, labels = math.inf, []
     for tick in reversed(ticks):
-        text = number(tick)
+        text = format_number(tick)
         at, half = math.log2(tick) * octave_width, DIGIT * len(text) / 2
         fits = at + half + GAP <= limit
         labels.append(text if fits else "")
@@ -331,7 +333,7 @@ def name_lines(figure: Figure) -> None:
         ends = [(x, np.asarray(x.get_xydata())[-1]) for x in labelled if x.axes is axes]
         at = {x: float(axes.transData.transform(end)[1]) for x, end in ends}
         ends.sort(key=lambda one: -at[one[0]])
-        heights = separate([at[x] for x, _ in ends], SMALL + 3)
+        heights = spread_heights([at[x] for x, _ in ends], SMALL + 3)
         for (x, end), height in zip(ends, heights, strict=True):
             color = x.get_color()
             axes.annotate(
@@ -351,7 +353,7 @@ def name_lines(figure: Figure) -> None:
     figure.set_layout_engine("none")
 
 
-def separate(heights: Sequence[float], gap: float) -> list[float]:
+def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
     """Return descending heights moved apart until neighbours are at least `gap`
     apart.
     """
@@ -376,7 +378,7 @@ COLOR = re.compile("|".join(COLORS))
 TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
 
 
-def inline(drawing: str, address: str) -> str:
+def inline_svg(drawing: str, address: str) -> str:
     """Return matplotlib's drawing as part of a page, with unique short ids, rounded
     coordinates, and colours that follow the scheme.
     """

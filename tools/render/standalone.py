@@ -3,7 +3,7 @@
 import re
 
 from systems import ROOT
-from tools.render.plots import Draw, picture
+from tools.render.plots import Draw, make_figure
 
 ASSETS = ROOT / "docs" / "assets"
 VALUE = re.compile(r"^ +(--[\w-]+): (#\w+);$", re.MULTILINE)
@@ -50,7 +50,7 @@ class Shown:
     ) -> None:
         address, numbers = f"notebook-{notebook}", f"{notebook}.ipynb"
         self.finding = finding
-        self.page = picture(address, draw, finding, key, numbers=numbers, **sizes)
+        self.page = make_figure(address, draw, finding, key, numbers=numbers, **sizes)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {

@@ -4,7 +4,7 @@ import pytest
 
 from tests.factories import RESULTS, make_gpu, make_record, make_row
 from tools.checks import same_cell
-from tools.checks.same_cell import compare, gpu_times
+from tools.checks.same_cell import check_cells, gpu_times
 from tools.render import load
 
 H200 = make_gpu("NVIDIA H200")
@@ -48,13 +48,13 @@ def stale(monkeypatch):
 
 
 def test_a_gpu_time_beyond_3_percent_is_named_with_the_longer_record():
-    assert [*compare(found(profile(forward=17.5), nsys(forward=17.2)))] == []
-    assert [*compare(found(profile(forward=17.6), nsys()))] == [
+    assert [*check_cells(found(profile(forward=17.5), nsys(forward=17.2)))] == []
+    assert [*check_cells(found(profile(forward=17.6), nsys()))] == [
         "nvidia-h200: GPU time of forward of medium 512 4 fp32 step eager differs: "
         "17.000 ms in nsys, 17.600 ms in kernel_profile; measure kernel_profile again "
         "by `regen_tables.py --only kernel_profile --force`"
     ]
-    (line,) = compare(found(profile(), nsys(optimizer=10.4)))
+    (line,) = check_cells(found(profile(), nsys(optimizer=10.4)))
     assert "optimizer" in line and line.endswith("--only nsys --force`")
 
 
@@ -66,33 +66,35 @@ def test_one_phase_in_twenty_may_differ_by_less_than_5_percent(cells, ms, named)
     rows = [make_row({**CELL, "context": 64 * i}, **times) for i in range(cells)]
     rows[0].metrics |= gpu_ms("nsys_", forward=ms)
     record = make_record("nsys", *rows, device=H200)
-    assert len([*compare(found(record))]) == named
+    assert len([*check_cells(found(record))]) == named
 
 
 def test_timed_steps_are_compared_with_profiles_and_each_other():
     clock = steps("end_to_end", mode="step", attention="eager")
-    (line,) = compare(found(clock, profile()))
+    (line,) = check_cells(found(clock, profile()))
     assert "17.000 ms in kernel_profile, 18.000 ms in end_to_end" in line
-    assert len([*compare(found(steps("compile", execution="eager"), nsys()))]) == 1
-    assert [*compare(found(steps("compile", execution="compiled"), nsys()))] == []
-    assert [*compare(found(clock, steps("model_attention", attention="flash")))] == []
+    assert len([*check_cells(found(steps("compile", execution="eager"), nsys()))]) == 1
+    assert [*check_cells(found(steps("compile", execution="compiled"), nsys()))] == []
+    assert [
+        *check_cells(found(clock, steps("model_attention", attention="flash")))
+    ] == []
 
 
 def test_stale_records_other_gpus_and_the_loss_are_not_compared(stale):
     other = profile(device=make_gpu("NVIDIA A100"), forward=20.0)
-    assert [*compare(found(other, nsys()))] == []
-    assert [*compare(found(profile(loss=0.09), nsys()))] == []
+    assert [*check_cells(found(other, nsys()))] == []
+    assert [*check_cells(found(profile(loss=0.09), nsys()))] == []
     stale.add("kernel_profile")
-    assert [*compare(found(profile(forward=20.0), nsys()))] == []
+    assert [*check_cells(found(profile(forward=20.0), nsys()))] == []
 
 
 def test_another_cell_and_a_row_without_numbers_are_not_compared():
     other = profile(forward=20.0)
     other.rows[0].config["context"] = 1024
-    assert [*compare(found(other, nsys()))] == []
+    assert [*check_cells(found(other, nsys()))] == []
     gone = profile(forward=20.0)
     gone.rows[0].status, gone.rows[0].metrics = "out_of_memory", {}
-    assert [*compare(found(gone, nsys()))] == []
+    assert [*check_cells(found(gone, nsys()))] == []
 
 
 def test_the_records_of_this_guide_have_cells_in_common():

@@ -7,7 +7,7 @@ from tools.render import plots
 @pytest.fixture
 def one_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at no figure: each is drawn once."""
-    monkeypatch.setattr(plots, "svg", by_lot(request.node.name))
+    monkeypatch.setattr(plots, "draw_svg", by_lot(request.node.name))
 
 
 @pytest.fixture
@@ -15,4 +15,4 @@ def few_figures(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For those that render all of a site, many times."""
-    monkeypatch.setattr(plots, "svg", by_lot(request.node.name, 4))
+    monkeypatch.setattr(plots, "draw_svg", by_lot(request.node.name, 4))

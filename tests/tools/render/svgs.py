@@ -162,10 +162,10 @@ def crosses(word: Word, segment: Segment) -> bool:
 
 
 def by_lot(lot: str, one_in: int = 1):
-    """Return a `plots.svg` that draws one in so many figures, at one width, and leaves
+    """Return a `draw_svg` that draws one in so many figures, at one width, and leaves
     others blank, to save time. Tests with different `lot` draw different ones.
     """
-    svg = plots.svg
+    svg = plots.draw_svg
 
     def draw_one(draw, address, alt, shown, width, height):
         drawn = crc32(f"{lot} {address}".encode()) % (2 * one_in)

@@ -23,7 +23,7 @@ from tools.render import standalone
 from tools.render.frame import frame
 from tools.render.markdown import percent
 from tools.render.spanning import envelope
-from tools.render.stems.attention.columns import shape
+from tools.render.stems.attention.columns import formula_inputs
 
 DOCS = ROOT / "docs"
 SCORES = "drawings/score-matrices-wide.svg"
@@ -84,7 +84,9 @@ def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
 
 def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
     alive = re.findall(r'y="334"[^>]*>(\d+)<', (DOCS / SCORES).read_text("utf-8"))
-    counted = [name for name in attention_peak_bytes(**shape(16384)) if "n, n" in name]
+    counted = [
+        name for name in attention_peak_bytes(**formula_inputs(16384)) if "n, n" in name
+    ]
     assert max(map(int, alive)) == len(counted) == 6
 
 
@@ -104,7 +106,7 @@ def test_drawings_by_hand_are_small_well_formed_and_on_a_page():
 
 
 def test_shares_of_a_block_are_those_of_the_formulas():
-    flops = forward_flops(vocab_size=VOCAB_SIZE, **envelope.shape("2.7B", 512))
+    flops = forward_flops(vocab_size=VOCAB_SIZE, **envelope.pass_shape("2.7B", 512))
     kinds = [flops[part] for part in ("projections", "feed_forward", "attention")]
     weights, feed_forward, attention = (part / sum(kinds) for part in kinds)
     shares = [3 * weights / 4, attention / 2, attention / 2, weights / 4]

@@ -7,7 +7,7 @@ import markdown
 from mkdocs.utils.yaml import yaml_load
 
 from systems import ROOT
-from tools.render.markdown import columns, image_label, table, tabs
+from tools.render.markdown import image_label, items_table, table, tabs
 
 
 @cache
@@ -47,7 +47,7 @@ def test_a_long_table_opens_with_its_telling_lines():
     assert page.count('type="checkbox"> All 20 rows') == 1 and "{:" not in page
     assert "checkbox" not in html_of(table(["a", "b"], lines[:8], telling=telling[:8]))
     assert "All 9 rows" in html_of(table(["a", "b"], lines[:9], telling=telling[:9]))
-    of_items = columns(range(20), ("a", str), ("b", str), telling=(4).__eq__)
+    of_items = items_table(range(20), ("a", str), ("b", str), telling=(4).__eq__)
     assert html_of(of_items).count('class="rest"') == 19
 
 

@@ -57,7 +57,7 @@ def test_a_number_that_no_row_has_is_not_measured():
     record = committed("warmup")
     for row in record.rows:
         del row.metrics["forward_ms"]
-    files, facts = everything.build("warmup", [record])
+    files, facts = everything.build_stem("warmup", [record])
     assert "not measured" in files["table.md"]
     assert facts["first_step"] == "not measured"
 
@@ -66,7 +66,7 @@ def test_an_error_of_a_builder_is_raised_and_names_its_records(monkeypatch):
     """The record is not called damaged."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
-        everything.build("warmup", [committed("warmup")])
+        everything.build_stem("warmup", [committed("warmup")])
     assert raised.value.__notes__ == ["while rendering nvidia-h200/warmup.json"]
 
 

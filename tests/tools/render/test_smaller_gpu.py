@@ -28,7 +28,7 @@ def rendered(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
     with pytest.MonkeyPatch.context() as patch:
         (results.parent / "mkdocs.yml").write_text(f"extra:\n  primary_gpu: {gpu.slug}")
         patch.setattr(load, "ROOT", results.parent)
-        patch.setattr(plots, "svg", by_lot("", 8))
+        patch.setattr(plots, "draw_svg", by_lot("", 8))
         files = everything.render_all(results)
     return files, lost
 

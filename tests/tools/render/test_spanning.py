@@ -12,8 +12,8 @@ from systems.records.store import RecordError
 from tests.factories import RESULTS, committed, make_gpu, make_record, make_row
 from tools.render import load
 from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
-from tools.render.spanning.pages import answer_of, fragments
-from tools.render.stems.flash_ablation import ms
+from tools.render.spanning.pages import fragments, page_answer
+from tools.render.stems.flash_ablation import step_ms
 
 FACTS = {"a": {"b": "1 ms"}}
 
@@ -91,7 +91,7 @@ def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():
 
 def test_one_outlying_call_decides_no_step():
     row = make_row({"step": "forward"}, time_ms=[0.7, 1.1, 1.0, 1.2])
-    assert ms(make_record("flash_ablation", row), "forward") == 1.0
+    assert step_ms(make_record("flash_ablation", row), "forward") == 1.0
 
 
 def test_launches_bind_where_kernels_are_shorter_than_launches(found):
@@ -128,7 +128,7 @@ def test_an_answer_has_its_numbers_and_its_links_lead_to_its_own_page(tmp_path):
         page = f"# T\n\n## Answer\n\n{answer}\n\n{after}\n"
         (tmp_path / "a.md").write_text(page)
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
-        assert answer_of("a", FACTS, tmp_path) == filled
+        assert page_answer("a", FACTS, tmp_path) == filled
 
 
 def test_an_answer_that_this_gpu_has_not_measured_is_not_copied():
@@ -139,7 +139,7 @@ def test_an_answer_that_this_gpu_has_not_measured_is_not_copied():
 def test_a_page_without_an_answer_or_its_number_is_named(tmp_path):
     (tmp_path / "a.md").write_text("# T\n")
     with pytest.raises(RecordError, match=r'a\.md has no section "## Answer"'):
-        answer_of("a", FACTS, tmp_path)
+        page_answer("a", FACTS, tmp_path)
     (tmp_path / "a.md").write_text("# T\n\n## Answer\n\n{$ facts.a.c $}\n")
     with pytest.raises(RecordError, match=r"a\.md: .*'c'"):
-        answer_of("a", FACTS, tmp_path)
+        page_answer("a", FACTS, tmp_path)

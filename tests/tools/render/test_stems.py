@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from systems.benchmarking import peers as attentions
 from systems.experiments import peak_memory as memory_experiment
 from tests.factories import committed, make_gpu, make_record, make_row
-from tools.render.clocks import note_clocks
+from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
 from tools.render.rows import say
 from tools.render.stems import attention, compile, end_to_end, peak_memory
@@ -93,7 +93,9 @@ def test_plain_attention_moves_what_the_prediction_counts():
 def test_one_rounding_errs_as_predicted(name, dtype):
     x = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).double()
     off = (x.to(dtype).double() - x).norm() / x.norm()
-    assert off.item() == pytest.approx(accuracy.rounding(accuracy.BITS[name]), rel=0.01)
+    assert off.item() == pytest.approx(
+        accuracy.rounding_error(accuracy.BITS[name]), rel=0.01
+    )
 
 
 def test_kernels_of_any_gpu_are_told_by_their_names():
@@ -105,7 +107,7 @@ def test_kernels_of_any_gpu_are_told_by_their_names():
         "triton_red_forward": "rest",
         "void at::native::elementwise_kernel<4>(int, forward)": "rest",
     }
-    assert {name: leaderboard.role_of(name) for name in names} == names
+    assert {name: leaderboard.kernel_role(name) for name in names} == names
 
 
 def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
@@ -113,7 +115,7 @@ def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
     record = committed("flash_leaderboard")
     for seen, hertz in ((1000, 1.98e9), (2000, 2e9)):
         record.device.sm_clocks_mhz = [seen]
-        rates = leaderboard.rates_of(record)
+        rates = leaderboard.device_rates(record)
         assert rates["products"] == pytest.approx(132 * hertz * 4096)
 
 
@@ -151,7 +153,7 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
         clock.device.driver = "581"
     if differs == "gpu":
         clock.device.slug = "b"
-    note_clocks({"kernel_profile": [profile], "end_to_end": [clock]})
+    attach_clock_rows({"kernel_profile": [profile], "end_to_end": [clock]})
     config = {"size": "small", "context": 128, "mode": "forward", "precision": "fp32"}
     x = kernel_rows.passes(profile).one(**config)
     assert (say(x["wall_ms"]) == "not measured") == bool(differs)
@@ -171,7 +173,7 @@ def test_two_kernels_of_one_tile_are_counted_apart():
         {"name": name.format(stage), "calls": calls, "total_ms": ms, **kernel}
         for stage, calls, ms in ((4, 24, 1.0), (3, 85, 6.0))
     ]
-    first, second = kernel_rows.by_name(Line.of(make_row({}, kernels=kernels)))
+    first, second = kernel_rows.kernels_by_name(Line.of(make_row({}, kernels=kernels)))
     assert first.short == second.short
     assert (first.calls, first.ms, second.calls) == (85, 6.0, 24)
 

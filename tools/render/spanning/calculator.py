@@ -21,7 +21,7 @@ from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.editions import LABELS
 from tools.render.frame import Frame, frame
 from tools.render.load import Found, primary_gpu, primary_record
-from tools.render.markdown import columns
+from tools.render.markdown import items_table
 from tools.render.rows import most, say, span
 from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
@@ -114,10 +114,10 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
                     workspace_bytes=symbols["workspace_bytes"],
                     **numbers,
                 )
-                yield f"{precision} {attention} {recomputed}", program(p)
+                yield f"{precision} {attention} {recomputed}", pass_program(p)
 
 
-def program(p: Pass) -> dict[str, Any]:
+def pass_program(p: Pass) -> dict[str, Any]:
     """Return the instructions of a pass, and the positions of its results."""
     made = Program()
     return {
@@ -131,7 +131,7 @@ def program(p: Pass) -> dict[str, Any]:
     }
 
 
-def steps(found: Found) -> Frame:
+def measured_steps(found: Found) -> Frame:
     """Return every training step whose memory was measured."""
     return peak_memory.passes(primary_record(found, "peak_memory")).where(
         bool, mode="step"
@@ -141,7 +141,7 @@ def steps(found: Found) -> Frame:
 def memory_points(found: Found) -> list[dict[str, Any]]:
     """Return measured peaks of requested bytes, with their configurations."""
     points = []
-    for c in steps(found):
+    for c in measured_steps(found):
         p = peak_memory.pass_of(c)
         point = {name: c.config[name] for name in ("size", "context", "batch")}
         point |= {"precision": p.precision, "attention": p.attention}
@@ -162,20 +162,21 @@ def step_points(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def worst(found: Found) -> float:
+def largest_error(found: Found) -> float:
     """Return the largest relative error of the formula on a measured peak."""
     return most(
         abs(peak_bytes(peak_memory.pass_of(c)) / c["requested"] - 1)
-        for c in steps(found)
+        for c in measured_steps(found)
     )
 
 
 def facts(found: Found) -> dict[str, str]:
     return {
-        "steps": str(len(steps(found))),
-        "worst": say(100 * worst(found), "{:.2f} %"),
+        "steps": str(len(measured_steps(found))),
+        "worst": say(100 * largest_error(found), "{:.2f} %"),
         "rounding": span(
-            (100 * (c["peak"] / c["requested"] - 1) for c in steps(found)), "{:.1f}"
+            (100 * (c["peak"] / c["requested"] - 1) for c in measured_steps(found)),
+            "{:.1f}",
         ),
     }
 
@@ -194,4 +195,4 @@ def sizes_table() -> str:
         return peak_bytes(Pass(size, 512, "step", **steps[name])) / 2**30
 
     shown = ((name, partial(gib, name), "{:.1f}") for name in steps)
-    return columns(SIZES, ("size", str), *shown) + "\n"
+    return items_table(SIZES, ("size", str), *shown) + "\n"

@@ -24,8 +24,13 @@ from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, most, say
 from tools.render.stems import warmup
-from tools.render.stems.end_to_end.rows import at
-from tools.render.stems.kernel_profile.rows import MATMULS, calls, total_ms, wall_ms
+from tools.render.stems.end_to_end.rows import find_row
+from tools.render.stems.kernel_profile.rows import (
+    MATMULS,
+    count_calls,
+    total_ms,
+    wall_ms,
+)
 
 BATCH = 4
 
@@ -42,18 +47,20 @@ def on_other_gpus(value: Callable[[Peak], float], unit: str = " ms") -> str:
     )
 
 
-def shape(size: str, context: int) -> dict[str, int]:
+def pass_shape(size: str, context: int) -> dict[str, int]:
     return {**asdict(SIZES[size]), "context": context, "batch": BATCH}
 
 
 def matmul_flops(size: str, context: int) -> int:
     """Return the matmul FLOPs of a forward pass."""
-    return sum(forward_flops(vocab_size=VOCAB_SIZE, **shape(size, context)).values())
+    return sum(
+        forward_flops(vocab_size=VOCAB_SIZE, **pass_shape(size, context)).values()
+    )
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
     """Return the work of parts of attention in fp32, over all layers."""
-    costs = attention_part_costs(element_bytes=FP32_BYTES, **shape(size, context))
+    costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)
 
@@ -86,7 +93,7 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
     ) -> Line:
         config = {"size": size, "context": context, "precision": precision}
         x = frame(record).one(**config, mode="forward")
-        ms, count = total_ms(x, phase, kind), calls(x, phase, kind) or x.missing
+        ms, count = total_ms(x, phase, kind), count_calls(x, phase, kind) or x.missing
         wall, seconds = wall_ms(x), (ms or x.missing) / 1e3
         return Line(
             calls=count,
@@ -188,15 +195,15 @@ def step_facts(record: Record | None) -> dict[str, str]:
         for precision in ("fp32", "bf16"):
             key = f"{mode}_2_7B_512_{precision}"
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
-            took = at(record, "2.7B", 512, mode, precision).ms()
+            took = find_row(record, "2.7B", 512, mode, precision).ms()
             found[f"floor_{key}"] = say(floor, "{:.0f} ms")
             found[f"over_floor_{key}"] = say(took / floor, "{:.1f}")
     for context in (128, 256, 1024):
-        took = at(record, "small", context, "forward", "bf16").gpu_ms()
+        took = find_row(record, "small", context, "forward", "bf16").gpu_ms()
         found[f"forward_gpu_small_{context}_bf16"] = say(took, "{:.1f} ms")
-    took = at(record, "small", 128, "forward", "bf16").ms()
+    took = find_row(record, "small", 128, "forward", "bf16").ms()
     found["forward_small_128_bf16"] = say(took, "{:.1f} ms")
-    took = at(record, "2.7B", 512, "forward", "fp32").ms()
+    took = find_row(record, "2.7B", 512, "forward", "fp32").ms()
     return found | {
         "forward_2_7B_512_fp32": say(took, "{:.0f} ms"),
         "forward_elsewhere": on_other_gpus(lambda peak: 1e3 * forward / peak.fp32),

@@ -72,8 +72,8 @@ def fragments(found: Found) -> dict[str, str]:
     before: list[int] = []
     for stem in STEMS:
         for record in found.get(stem, []):
-            for line in lines_of(record):
-                named = map(short, line[: len(TEXTS)])
+            for line in record_lines(record):
+                named = map(round_fraction, line[: len(TEXTS)])
                 numbered = [texts.setdefault(text, len(texts)) for text in named]
                 cells = [*numbered, *line[len(TEXTS) :]]
                 same = len(commonprefix([numbered, before]))
@@ -91,7 +91,7 @@ def fragments(found: Found) -> dict[str, str]:
     }
 
 
-def lines_of(record: Record) -> Iterator[list[Any]]:
+def record_lines(record: Record) -> Iterator[list[Any]]:
     """Yield the cells of COLUMNS for each metric of each row. A row without metrics has
     one line with its status.
     """
@@ -100,23 +100,23 @@ def lines_of(record: Record) -> Iterator[list[Any]]:
             explorer_name(record),
             record.stem,
             row.config.get("size", ""),
-            first_of(row, PRECISION),
-            rest_of(row),
+            first_value(row, PRECISION),
+            describe_rest(row),
         ]
-        context = first_of(row, CONTEXT) or None
+        context = first_value(row, CONTEXT) or None
         if row.status != "ok":
             yield [*name, "status", "", context, row.status.replace("_", " "), None]
             continue
         for metric, value in row.metrics.items():
-            found = value_of(metric, value)
+            found = summarize_metric(metric, value)
             if found is not None and metric in METRICS:
                 units = (u for ending, u in UNITS.items() if metric.endswith(ending))
                 yield [*name, METRICS[metric], next(units, ""), context, *found]
-        for metric, unit, value in derived(record, row):
-            yield [*name, metric, unit, context, short(value), None]
+        for metric, unit, value in derived_metrics(record, row):
+            yield [*name, metric, unit, context, round_fraction(value), None]
 
 
-def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
+def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
     """Metric, unit and value of what follows from measured times: the median over
     steps of the sum of their phases; times over cuDNN's for the same inputs, as the
     page on other libraries has them.
@@ -136,13 +136,13 @@ def derived(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
             yield f"{said} over cuDNN", "ratio", time_ratio(ours, cudnn, name)
 
 
-def first_of(row: Row, keys: tuple[str, ...]) -> Any:
+def first_value(row: Row, keys: tuple[str, ...]) -> Any:
     return next(
         (row.config[key] for key in keys if row.config.get(key) is not None), ""
     )
 
 
-def rest_of(row: Row) -> str:
+def describe_rest(row: Row) -> str:
     """Return the configuration without columns of their own: "mode forward, batch
     4".
     """
@@ -154,19 +154,19 @@ def rest_of(row: Row) -> str:
     )
 
 
-def value_of(metric: str, value: Any) -> tuple[Any, int | None] | None:
+def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
     """Return the median of samples and their number; a single number or text and None;
     None for curves.
     """
     if isinstance(value, list):
         return (
-            (short(summarize(value).median), len(value))
+            (round_fraction(summarize(value).median), len(value))
             if metric.endswith(SAMPLES) and value
             else None
         )
-    return None if isinstance(value, dict) else (short(value), None)
+    return None if isinstance(value, dict) else (round_fraction(value), None)
 
 
-def short(value: Any) -> Any:
+def round_fraction(value: Any) -> Any:
     """Round a fraction to six significant digits; bytes and counts stay exact."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

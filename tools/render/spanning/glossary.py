@@ -32,7 +32,7 @@ def fragments() -> dict[str, str]:
 def fold_terms(group: dict) -> str:
     """Return a group of terms as a fold with HTML, where Markdown adds no tooltips."""
     lines = [
-        f'<dt id="{slug(term["name"])}">{escape(term["name"])}</dt>'
+        f'<dt id="{term_id(term["name"])}">{escape(term["name"])}</dt>'
         f"<dd>{escape(term['means'])}</dd>"
         for term in group["term"]
     ]
@@ -40,5 +40,5 @@ def fold_terms(group: dict) -> str:
     return f'??? abstract "{group["title"]}"\n{indent(terms, "    ")}'
 
 
-def slug(name: str) -> str:
+def term_id(name: str) -> str:
     return "term-" + name.lower().replace(" ", "-")

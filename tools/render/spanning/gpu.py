@@ -50,7 +50,7 @@ def timelines(record: Record | None) -> str:
             below = 15 if d.wide else 32
             d.text(200 if d.wide else 18, y + below, row.format(x["calls"]), SMALL)
             top = y + below + (11 if d.wide else 10)
-            y = lanes(d, top, x, count, launches["launch_us"]) + 26
+            y = draw_lanes(d, top, x, count, launches["launch_us"]) + 26
 
     finding = FINDING.format(
         idle=percent(1 - launches["busy"]), arithmetic=percent(softmax["of_fp32"])
@@ -58,7 +58,7 @@ def timelines(record: Record | None) -> str:
     return draw_figure(draw, alt, finding, KEY, numbers=record_address(record))
 
 
-def lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
+def draw_lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
     """Draw the lanes of CPU and GPU, with times in microseconds, and the utilization of
     each resource. Return the y coordinate of the panel's end.
     """
@@ -84,21 +84,25 @@ def lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> floa
     launched = count * launch_us
     if launched < 0.6 * free:
         d.text(left + launched * scale + 8, top + 17, "is done, runs ahead", SMALL)
-    d.text(left, top + 66, f"a launch {duration(launch_us)}", SMALL)
-    d.text(right, top + 66, f"a kernel {duration(kernel_us)}", SMALL, "end")
+    d.text(left, top + 66, f"a launch {format_duration(launch_us)}", SMALL)
+    d.text(right, top + 66, f"a kernel {format_duration(kernel_us)}", SMALL, "end")
     shares = {"memory": x["of_memory"], "arithmetic": x["of_fp32"]}
     if not x["of_memory"]:
         shares = {"GPU busy": x["busy"]}
-    return bars(d, 530, top, shares) if d.wide else bars(d, 0, top + 78, shares)
+    return (
+        draw_utilization(d, 530, top, shares)
+        if d.wide
+        else draw_utilization(d, 0, top + 78, shares)
+    )
 
 
-def duration(us: float) -> str:
+def format_duration(us: float) -> str:
     if us >= 1000:
         return f"{us / 1e3:.1f} ms"
     return f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"
 
 
-def bars(d: Drawing, x: float, y: float, shares: dict[str, float]) -> float:
+def draw_utilization(d: Drawing, x: float, y: float, shares: dict[str, float]) -> float:
     """Draw the utilization of each resource as a bar in a frame of 100 %. Return the y
     coordinate of the end.
     """

@@ -25,15 +25,15 @@ def fragments(found: Found) -> dict[str, str]:
     """Return `index-hook.md`, the same by itself in `index-hook.svg`, and
     `index-slider.md`.
     """
-    shown = hook(found)
+    shown = memory_figure(found)
     return {
         "index-hook.md": shown,
         "index-hook.svg": standalone_svg(shown),
-        "index-slider.md": slider(),
+        "index-slider.md": slider_figure(),
     }
 
 
-def hook(found: Found) -> str:
+def memory_figure(found: Found) -> str:
     """Return the memory timeline of the primary GPU, if it was measured there."""
     record = primary_record(found, "peak_memory")
     steps = passes(record).where(size="2.7B", context=512, mode="step", **PLAIN)
@@ -51,7 +51,7 @@ def hook(found: Found) -> str:
     return drawn or missing_notice([record] if record else [])
 
 
-def slider() -> str:
+def slider_figure() -> str:
     """Return one bar chart of the peak per context length; a slider chooses which one
     shows.
     """
@@ -59,7 +59,7 @@ def slider() -> str:
         context: peak(Pass("2.7B", context, "step", "fp32")) for context in CONTEXTS
     }
     longest = max(max(parts.values()) for parts in peaks.values())
-    charts = (chart(context, peaks[context], longest) for context in CONTEXTS)
+    charts = (peak_chart(context, peaks[context], longest) for context in CONTEXTS)
     opens = CONTEXTS.index(OPENS_AT)
     return "\n".join(
         [
@@ -76,7 +76,7 @@ def slider() -> str:
     )
 
 
-def chart(context: int, parts: dict[str, int], longest: int) -> str:
+def peak_chart(context: int, parts: dict[str, int], longest: int) -> str:
     """Return the bars of one context length, to the scale of the longest of all."""
     drawing, left, right = Drawing(WIDTH), 118, 62
     total = sum(parts.values())

@@ -23,10 +23,10 @@ from tools.render.plots import (
     INK,
     PALE,
     WARN,
-    bars,
     is_narrow,
+    label_bar,
+    label_bars,
     plot,
-    value,
 )
 from tools.render.rows import MISSING, known, least, say
 from tools.render.stems.flash_ablation import (
@@ -36,7 +36,7 @@ from tools.render.stems.flash_ablation import (
     PATH_OF_HOPPER,
     STEPS,
     Step,
-    ms,
+    step_ms,
 )
 from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms
 from tools.render.stems.flash_peers import TEST, every_shape
@@ -66,7 +66,9 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
     # Elsewhere than on Hopper, its steps repeat the one before.
     found = rows.where(
         lambda x: x["step"] not in PATH_OF_HOPPER or x.get("ran") == "hopper"
-    ).derive(name=lambda x: named[x["step"]].name, ms=lambda x: ms(record, x["step"]))
+    ).derive(
+        name=lambda x: named[x["step"]].name, ms=lambda x: step_ms(record, x["step"])
+    )
     rungs = [x for x in found if x["step"] != "first_forward"]
     before = {x["step"]: above for above, x in pairwise([Line(ms=MISSING), *rungs])}
     bound = bound_ms(record, "forward" if named is FORWARD else "backward")
@@ -158,14 +160,14 @@ def bars_figure(record: Record) -> str:
                 part["color"] = WARN
             axes.barh(y, abs(above - time), 0.62, **part)
             speedup = f", {above / (time or 1):.2f}×" if y else ""
-            value(axes, f"{time:.2f} ms{speedup}", max(above, time), y)
+            label_bar(axes, f"{time:.2f} ms{speedup}", max(above, time), y)
         for y, x in enumerate(rungs):
             expected = (
                 x["ms"] * x["speedup"] / (FORWARD[x["step"]].predicted or MISSING)
             )
             if known([expected]):
                 axes.plot([expected] * 2, [y - 0.42, y + 0.42], color=INK, lw=2)
-        bars(axes, rungs.column("name"))
+        label_bars(axes, rungs.column("name"))
         axes.xaxis.set_visible(False)
         axes.set_xlim(0, max(times) * (1.4 if is_narrow(figure) else 1.2))
         if known([bound]):
@@ -189,15 +191,18 @@ def bars_figure(record: Record) -> str:
 
 def facts(found: Found) -> dict[str, str]:
     record = primary_record(found, "flash_ablation")
-    end, back = ms(record, "forward"), ms(record, "backward")
-    first, first_back = ms(record, "first_forward"), ms(record, "first_backward")
-    any_shape, bound = ms(record, "plain_forward"), bound_ms(record, "forward")
+    end, back = step_ms(record, "forward"), step_ms(record, "backward")
+    first, first_back = (
+        step_ms(record, "first_forward"),
+        step_ms(record, "first_backward"),
+    )
+    any_shape, bound = step_ms(record, "plain_forward"), bound_ms(record, "forward")
     two, one = "{:.2f} ms", "{:.1f}"
     return {
         "first": say(first, two),
         "first_backward": say(first_back, two),
-        "atomic_backward": say(ms(record, "atomic_backward"), two),
-        "two_passes": say(ms(record, "plain_backward"), two),
+        "atomic_backward": say(step_ms(record, "atomic_backward"), two),
+        "two_passes": say(step_ms(record, "plain_backward"), two),
         "any_shape": say(any_shape, two),
         "end": say(end, two),
         "products": say(bound, two),

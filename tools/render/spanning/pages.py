@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from systems import ROOT
 from systems.records.store import RecordError
-from tools.render.markdown import sections
+from tools.render.markdown import snippet_sections
 
 DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |^\?\?\? prov|\Z)", re.DOTALL | re.M)
@@ -27,13 +27,13 @@ def fragments(
     not there. RecordError where a page has no answer, or an answer names no fact.
     """
     answers = {
-        page: answer_of(page, facts) if known else ""
+        page: page_answer(page, facts) if known else ""
         for page, known in answered.items()
     }
-    return {"answers.md": sections(answers)}
+    return {"answers.md": snippet_sections(answers)}
 
 
-def answer_of(
+def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
     """Return the answer of a page, with its links as seen from other pages."""

@@ -9,7 +9,7 @@ from systems import ROOT
 from systems.model.sizes import TABLE_1
 from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_record
-from tools.render.markdown import NOTHING_YET, sections
+from tools.render.markdown import NOTHING_YET, snippet_sections
 
 SCRIPTS = ROOT / "docs" / "scripts"
 # A section that a page shows, and the blank lines after it.
@@ -32,10 +32,10 @@ def fragments(found: Found) -> dict[str, str]:
     """Return `scripts.md`: `prints-NAME` and `adds-NAME` for scripts by name."""
     parts = {
         f"prints-{command.split('.')[0]}": console_block(command, lines)
-        for command, lines in outputs(found).items()
+        for command, lines in script_outputs(found).items()
     }
-    parts |= {f"adds-{new}": diff(old, new) for old, new in STEPS}
-    return {"scripts.md": sections(parts)}
+    parts |= {f"adds-{new}": script_diff(old, new) for old, new in STEPS}
+    return {"scripts.md": snippet_sections(parts)}
 
 
 def console_block(command: str, lines: list[str]) -> str:
@@ -46,7 +46,7 @@ def console_block(command: str, lines: list[str]) -> str:
     return "\n".join(["```console", prompt, *lines, "```"])
 
 
-def outputs(found: Found) -> dict[str, list[str]]:
+def script_outputs(found: Found) -> dict[str, list[str]]:
     """Return the lines that each command prints."""
     step, memory, plain, flash = (
         primary_record(found, stem)
@@ -134,7 +134,7 @@ def flash_line(name: str, c: Line) -> str:
     return " ".join([f"{c.config['n']:6} {name:6}", *(f"{ms:9.3f}" for ms in times)])
 
 
-def diff(old: str, new: str) -> str:
+def script_diff(old: str, new: str) -> str:
     """Return the lines that differ between two scripts, as a fenced unified diff."""
     before, after = (
         MARK.sub("", (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")).splitlines()

@@ -59,16 +59,18 @@ def problems_table(found: Found) -> str:
         link = f"[`{problem['name']}`](writeup.md#{problem['name']})"
         if not new:
             continue
-        rows.append([link, ", ".join(f"`{stem}`" for stem in new), *cells(records)])
+        rows.append(
+            [link, ", ".join(f"`{stem}`" for stem in new), *cost_cells(records)]
+        )
         shown.append(problem["name"] not in BRIEF)
     all_records = [measured[stem] for stem in measured if stem in seen]
-    totals = ["all of these", "", *cells(all_records)]
+    totals = ["all of these", "", *cost_cells(all_records)]
     rows.append([f"**{total}**" if total else "" for total in totals])
     heads = ["problem", "`--only`", *HEADS]
     return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
 
 
-def cells(records: list[Record]) -> list[str]:
+def cost_cells(records: list[Record]) -> list[str]:
     """Return minutes, measured and predicted, and the numbers of rows out of memory."""
     if not records:
         return [NOT_MEASURED] * len(HEADS)
@@ -150,8 +152,8 @@ def gpus_table() -> str:
             gpu.name,
             f"{gpu.memory_mib / 1024:.0f} GiB",
             f"{gpu.peak.bandwidth / 1e12:.2f}",
-            *(f"{rate / 1e12:.4g}" for rate in rates(gpu)),
-            *(f"{rates(gpu)[i] / gpu.peak.bandwidth:.0f}" for i in (0, 2)),
+            *(f"{rate / 1e12:.4g}" for rate in peak_rates(gpu)),
+            *(f"{peak_rates(gpu)[i] / gpu.peak.bandwidth:.0f}" for i in (0, 2)),
         ]
         for name, gpu in GPUS.items()
         if name != OLDER
@@ -160,6 +162,6 @@ def gpus_table() -> str:
     return table(["GPU", *heads], rows) + "\n"
 
 
-def rates(gpu: Gpu) -> tuple[float, float, float]:
+def peak_rates(gpu: Gpu) -> tuple[float, float, float]:
     """Return the dense fp32, TF32 and bf16 rates, in FLOP/s."""
     return gpu.peak.fp32, gpu.peak.tf32, gpu.peak.bf16

@@ -17,7 +17,15 @@ from systems.profiling import nsys
 from systems.profiling.marks import LAYER, PARTS, SOFTMAX, STEP
 from systems.profiling.trace import Kernel, Span
 from systems.records.record import PHASES
-from tools.render.plots import ACCENT, DARK, GREY, TINT, is_narrow, key, picture
+from tools.render.plots import (
+    ACCENT,
+    DARK,
+    GREY,
+    TINT,
+    draw_legend,
+    is_narrow,
+    make_figure,
+)
 
 # A training step of `small` at context 512 in fp32, the third of a profile.
 EXPORT = "assets/step-small-512.sqlite.xz"
@@ -89,9 +97,9 @@ def fragments() -> dict[str, str]:
     kernels, calls = load_step()
     shown = select_layer(kernels, calls)
     return {
-        "nsys-layer.md": picture(
+        "nsys-layer.md": make_figure(
             "nsys-layer",
-            lambda figure: draw(figure, shown),
+            lambda figure: draw_layer(figure, shown),
             f"The CPU takes {shown.launching_ms:.1f} ms to launch {shown.work} of one "
             f"layer, which the GPU runs in {shown.busy_ms:.1f} ms, so the GPU waits.",
             "The second layer of a forward pass of small at context 512, fp32, as "
@@ -105,15 +113,17 @@ def fragments() -> dict[str, str]:
     }
 
 
-def draw(figure: Figure, shown: Layer) -> None:
+def draw_layer(figure: Figure, shown: Layer) -> None:
     axes = figure.subplots()
     for name, kernel, call in zip(
-        map(part_of, shown.kernels), shown.kernels, shown.calls, strict=True
+        map(layer_part, shown.kernels), shown.kernels, shown.calls, strict=True
     ):
         color = LOOKS[name]
         begun, ended = call
-        bar(axes, LANES.index("launches"), shown.ms(begun), shown.ms(ended), color)
-        bar(
+        draw_span(
+            axes, LANES.index("launches"), shown.ms(begun), shown.ms(ended), color
+        )
+        draw_span(
             axes,
             LANES.index("kernels"),
             shown.ms(kernel.start),
@@ -123,11 +133,11 @@ def draw(figure: Figure, shown: Layer) -> None:
         if name == SOFTMAX:
             ends = (shown.ms(begun), shown.ms(kernel.start))
             axes.plot(ends, (1.3, 1.7), color=ACCENT, linewidth=1)
-    bar(axes, 0, 0, shown.launching_ms, DARK)
+    draw_span(axes, 0, 0, shown.launching_ms, DARK)
     inner = {s for k in shown.kernels for s in k.marks if s.name in PARTS}
     for span in sorted(inner, key=lambda span: span.start):
         color = ACCENT if span.name == SOFTMAX else TINT
-        bar(axes, 0, shown.ms(span.start), shown.ms(span.end), color)
+        draw_span(axes, 0, shown.ms(span.start), shown.ms(span.end), color)
     narrow = is_narrow(figure)
     names = (
         ("ranges", "launches", "kernels")
@@ -142,10 +152,10 @@ def draw(figure: Figure, shown: Layer) -> None:
     axes.set_ylim(2.5, -0.5)
     axes.grid(False)
     axes.set_xlabel("ms since the layer's range began")
-    key(figure, {**LOOKS, "range of the layer": DARK}, ncols=2 if narrow else 4)
+    draw_legend(figure, {**LOOKS, "range of the layer": DARK}, ncols=2 if narrow else 4)
 
 
-def part_of(kernel: Kernel) -> str:
+def layer_part(kernel: Kernel) -> str:
     names = kernel.path
     if SOFTMAX in names:
         return SOFTMAX
@@ -153,7 +163,7 @@ def part_of(kernel: Kernel) -> str:
     return "rest of attention" if inside else "rest of the layer"
 
 
-def bar(axes: Axes, lane: int, begin: float, end: float, color: str) -> None:
+def draw_span(axes: Axes, lane: int, begin: float, end: float, color: str) -> None:
     axes.broken_barh(
         [(begin, end - begin)], (lane - 0.3, 0.6), color=color, linewidth=0
     )

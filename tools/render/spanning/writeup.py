@@ -14,7 +14,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, claims_in, verdict
 from tools.render.load import Found, is_gpu_record, primary_gpu
-from tools.render.markdown import add_caption, columns, sections, tabs
+from tools.render.markdown import add_caption, items_table, snippet_sections, tabs
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_MEASURED_YET = "not measured yet"
@@ -87,22 +87,22 @@ def fragments(found: Found) -> dict[str, str]:
     """
     problems = load_problems()
     known = answered_pages(found)
-    parts = {"overview": overview(problems)}
+    parts = {"overview": overview_table(problems)}
     for problem in problems:
         for answer in problem.answers:
             parts[f"asked-{answer.page}"] = question_text(answer, known[answer.page])
         parts[f"claims-{problem.name}"] = claim_tabs(problem, found)
-    return {"writeup.md": sections(parts)}
+    return {"writeup.md": snippet_sections(parts)}
 
 
-def overview(problems: list[Problem]) -> str:
+def overview_table(problems: list[Problem]) -> str:
     """Return a table of each problem's section and points."""
 
     def nyu(problem: Problem) -> str:
         return f"{problem.section} · {problem.points}" if problem.section else ""
 
     numbers = {problem.name: n for n, problem in enumerate(problems, start=1)}
-    listed = columns(
+    listed = items_table(
         problems,
         ("problem", lambda p: f"[{numbers[p.name]}. {p.title}](#{p.name})"),
         ("NYU 2026", nyu),

@@ -24,7 +24,7 @@ def sums(record: Record | None) -> Frame:
     """Return a row for each sum: its error, the parts of the error from rounding the
     term and from adding, and the value at which the accumulator's format stalls.
     """
-    found = frame(record).derive(name=name_fact, sum=label)
+    found = frame(record).derive(name=name_fact, sum=label_sum)
     for x in filter(None, found):
         # Exact values: of the decimal term, and of the term rounded to its format.
         meant, stored = Fraction(str(x["term"])), Fraction(x["stored"])
@@ -53,13 +53,13 @@ def name_fact(x: Line) -> str:
     return f"{x['value']}_{how}_{x['accumulator']}"
 
 
-def label(x: Line) -> str:
+def label_sum(x: Line) -> str:
     value, accumulator = x["value"], x["accumulator"]
     by_hand = ", cast by hand" if x["cast"] == "explicit" else ""
     return f"{value} {'in' if value == accumulator else 'into'} {accumulator}{by_hand}"
 
 
-def signed(value: Fraction) -> str:
+def format_signed(value: Fraction) -> str:
     """Return six decimals; for smaller values, the power of ten."""
     shown = "{:+.6f}" if abs(value) >= Fraction(1, 10**5) else "{:+.1e}"
     return shown.format(float(value)) if value else "0"
@@ -111,9 +111,9 @@ def results_table(record: Record) -> str:
         ("sum", "sum"),
         ADDED,
         ("result", "total", "{:.6f}"),
-        ("error", "error", signed),
-        ("error from rounding the term", "of_term", signed),
-        ("error from adding", "of_adding", signed),
+        ("error", "error", format_signed),
+        ("error from rounding the term", "of_term", format_signed),
+        ("error from adding", "of_adding", format_signed),
         (same, "alike"),
         left=2,
         alike=("added", same),

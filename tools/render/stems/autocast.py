@@ -4,7 +4,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
-from tools.render.markdown import columns
+from tools.render.markdown import items_table
 from tools.render.rows import say
 
 NAMES = {
@@ -65,7 +65,7 @@ def parts_table(record: Record, part: str) -> str:
     """Print a line for each part of a model, a column for each dtype of autocast."""
     found = frame(record, part=part, dtype=("fp16", "bf16"))
     has = {name for x in found if x and x.row for name in x.row.metrics}
-    return columns(
+    return items_table(
         [name for name in NAMES if name in has],
         ("part", NAMES.__getitem__),
         *(
@@ -89,7 +89,7 @@ def operations_table(record: Record) -> str:
     for name, dtypes in found.metrics.items():
         alike.setdefault(tuple(dtypes), []).append(f"`{name}`")
     inputs = ("bf16 in", "fp32 in", "one of each in", "one of each, no autocast")
-    return columns(
+    return items_table(
         alike.items(),
         ("operations", lambda one: ", ".join(one[1])),
         *((head, lambda one, i=i: one[0][i]) for i, head in enumerate(inputs)),

@@ -41,9 +41,9 @@ def steps(record: Record | None) -> Frame:
     """Return training steps, joined with the eager step that each alternated with."""
     found = frame(record).join("eager", execution="eager")
     return found.derive(
-        compiled=lambda x: way(x)[0],
-        gain=gain,
-        **{f"{p}_gain": lambda x, p=p: gain(x, p) for p in PHASES},
+        compiled=lambda x: compiled_parts(x)[0],
+        gain=speedup,
+        **{f"{p}_gain": lambda x, p=p: speedup(x, p) for p in PHASES},
         gpu_gain=lambda x: x["eager"].get("step_gpu_ms") / x.get("step_gpu_ms"),
         saved_ms=lambda x: x["eager"]["step_ms"] - x["step_ms"],
         compile_s=lambda x: compile_seconds(x, "warmup"),
@@ -52,11 +52,11 @@ def steps(record: Record | None) -> Frame:
     ).arrange(size=TABLE_1, precision=PRECISIONS, compiled=NAMES)
 
 
-def way(x: Line) -> tuple[str, tuple[str, ...]]:
+def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
     return WAYS[x["execution"], x.get("optimizer", False)]
 
 
-def gain(x: Line, *phases: str) -> float:
+def speedup(x: Line, *phases: str) -> float:
     """Return the speedup over eager: the median over rounds of the ratio of medians,
     because the host is in the same state during a round.
     """
@@ -77,7 +77,9 @@ def compile_seconds(x: Line, start: str, *phases: str) -> float:
     """
     if not x.get(f"{start}_forward_ms"):
         return x.missing
-    return sum(x.warmup_seconds(f"{start}_{p}", p) for p in phases or way(x)[1])
+    return sum(
+        x.warmup_seconds(f"{start}_{p}", p) for p in phases or compiled_parts(x)[1]
+    )
 
 
 def steps_to_pay(x: Line) -> Any:
@@ -103,7 +105,7 @@ def times_table(record: Record) -> str:
             (f"{p.replace('_', ' ')}, ms", lambda x, p=p: x[f"{p}_mean_ms"], "{:.2f}")
             for p in ("forward", "backward_and_optimizer", "step")
         ]
-        found = frame(record).derive(compiled=lambda x: way(x)[0])
+        found = frame(record).derive(compiled=lambda x: compiled_parts(x)[0])
         return found.table(*NAME, *shown)
     # The loss is left out, because it takes 0.2 ms and the table is wide.
     shown = [(f"{p}, ms", f"{p} ±") for p in (*PHASES, "step") if p != "loss"]
@@ -116,7 +118,7 @@ def times_table(record: Record) -> str:
     )
 
 
-def compiled(record: Record | None) -> Frame:
+def compiled_steps(record: Record | None) -> Frame:
     return steps(record).where(bool, execution="compiled")
 
 
@@ -126,7 +128,7 @@ def compiled(record: Record | None) -> Frame:
 def speedups_table(record: Record) -> str:
     gains = {"forward": "forward_gain", "backward": "backward_gain"}
     gains |= {"AdamW": "optimizer_gain", "step": "gain", "step, GPU time": "gpu_gain"}
-    return compiled(record).table(
+    return compiled_steps(record).table(
         *NAME,
         *((head, name, "{:.2f}") for head, name in gains.items()),
         telling=lambda x: x["size"] in SHOWN_SIZES,
@@ -135,7 +137,7 @@ def speedups_table(record: Record) -> str:
 
 @fragments.add("price.md", "Compile time, and the number of steps after which it pays.")
 def price_table(record: Record) -> str:
-    found = compiled(record).where(size=SHOWN_SIZES)
+    found = compiled_steps(record).where(size=SHOWN_SIZES)
     return found.table(
         *NAME,
         ("compiling, s", "compile_s", "{:.1f}"),
@@ -170,11 +172,11 @@ def speedup_figure(record: Record) -> str:
                 if x["gain"]:
                     below = {"va": "top", "offset": (0, -6)}
                     plots.note(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
-            plots.bars(axes, list(TABLE_1))
+            plots.label_bars(axes, list(TABLE_1))
             plots.show_vertical_grid(axes)
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")
-        plots.key(figure, DOTS)
+        plots.draw_legend(figure, DOTS)
 
     return plots.plot(
         record,

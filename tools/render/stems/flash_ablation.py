@@ -5,7 +5,7 @@ from typing import NamedTuple
 from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.load import constant
+from tools.render.load import read_constant
 from tools.render.rows import say
 
 # The code that launches the steps' kernels, without the code that times them.
@@ -79,7 +79,7 @@ CHOICES = [
         ("1.1: else each program splits all keys", "1.2: the same, for more products"),
     ),
 ]
-PATH_OF_HOPPER: tuple[str, ...] = constant("flash_ablation", "HOPPER_STEPS")
+PATH_OF_HOPPER: tuple[str, ...] = read_constant("flash_ablation", "HOPPER_STEPS")
 fragments = Fragments()
 
 
@@ -98,14 +98,14 @@ def choices_table(record: Record) -> str:
         ("what", "what"),
         ("pass", "of"),
         ("predicted gain", "predicted"),
-        ("without, ms", lambda x: ms(record, x["pair"][0]), "{:.3f}"),
-        ("with, ms", lambda x: ms(record, x["pair"][1]), "{:.3f}"),
-        ("gain", lambda x: gain(record, *x["pair"]), "{:.2f}"),
+        ("without, ms", lambda x: step_ms(record, x["pair"][0]), "{:.3f}"),
+        ("with, ms", lambda x: step_ms(record, x["pair"][1]), "{:.3f}"),
+        ("gain", lambda x: speedup(record, *x["pair"]), "{:.2f}"),
         left=3,
     )
 
 
-def ms(record: Record | None, step: str) -> float:
+def step_ms(record: Record | None, step: str) -> float:
     """Return the median GPU time. Older records have only `do_bench` times, without
     alternation: of those the second fastest, because each step began at a high clock.
     """
@@ -114,15 +114,15 @@ def ms(record: Record | None, step: str) -> float:
     return x.gpu_ms("time") or (samples[:2][-1] if samples else x.missing)
 
 
-def gain(record: Record | None, before: str, after: str) -> float:
+def speedup(record: Record | None, before: str, after: str) -> float:
     """Return the speedup of one step over another."""
-    return ms(record, before) / ms(record, after)
+    return step_ms(record, before) / step_ms(record, after)
 
 
 def facts(record: Record | None) -> dict[str, str]:
     gains = {
-        "one_pass_gain": gain(record, "two_passes_backward", "backward"),
-        "atomic_over_first": gain(record, "first_backward", "atomic_backward"),
-        "plain_over_first": gain(record, "first_backward", "plain_backward"),
+        "one_pass_gain": speedup(record, "two_passes_backward", "backward"),
+        "atomic_over_first": speedup(record, "first_backward", "atomic_backward"),
+        "plain_over_first": speedup(record, "first_backward", "plain_backward"),
     }
     return {name: say(value, "{:.2f}") for name, value in gains.items()}

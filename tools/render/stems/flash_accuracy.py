@@ -14,11 +14,11 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.load import constant
+from tools.render.load import read_constant
 from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import MISSING, count_true, known, most, say
 
-RESULTS: tuple[str, ...] = constant("flash_accuracy", "RESULTS")
+RESULTS: tuple[str, ...] = read_constant("flash_accuracy", "RESULTS")
 GRADIENTS = ("dq", "dk", "dv")
 # The colour of each dtype in the figure.
 DTYPES = {"fp32": DARK, "fp16": GREY, "bf16": ACCENT}
@@ -150,10 +150,10 @@ def ratios_figure(record: Record) -> str:
                 axes.plot(ends, [y, y], lw=3, solid_capstyle="butt", **style)
                 axes.plot([geometric_mean(x["over"])], [y], "o", ms=6, **style)
         axes.axvline(1, color=INK, lw=1)
-        plots.bars(axes, names)
+        plots.label_bars(axes, names)
         plots.plain_log_scale(axes.xaxis)
         axes.set_title("error over plain attention's")
-        plots.key(figure, DTYPES)
+        plots.draw_legend(figure, DTYPES)
 
     worst = {d: most(error_ratios(errors(record), "triton", d)) for d in DTYPES}
     told = ", ".join(f"{say(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
@@ -172,7 +172,7 @@ def ratios_figure(record: Record) -> str:
 # Facts --------------------------------------------------------------------------------
 
 
-def rounding(bits: int) -> float:
+def rounding_error(bits: int) -> float:
     """Return the relative error of normally distributed numbers, by norms, if each is
     rounded once to this many significant bits. In each power of two the error is the
     spacing divided by the square root of 12.
@@ -198,8 +198,10 @@ def facts(record: Record | None) -> dict[str, str]:
     for d in DTYPES:
         worst[f"{d}_largest"] = most(error_ratios(found, "triton", d, by=LARGEST))
     worst["bf16_forward"] = most(error_ratios(found, "triton", "bf16", ("o",)))
-    rounded = {f"once_{d}": rounding(bits) for d, bits in BITS.items()}
-    rounded |= {f"twice_{d}": sqrt(2) * rounding(bits) for d, bits in BITS.items()}
+    rounded = {f"once_{d}": rounding_error(bits) for d, bits in BITS.items()}
+    rounded |= {
+        f"twice_{d}": sqrt(2) * rounding_error(bits) for d, bits in BITS.items()
+    }
     for d in BITS:
         for name in ("sdpa_math", "triton", "plain"):
             x = frame(record).one(implementation=name, dtype=d, **TELLING)
@@ -208,7 +210,7 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **{f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in worst.items()},
         **{name: say(error, "{:.5f}") for name, error in rounded.items()},
-        "calls_compared": str(constant("flash_accuracy", "CALLS")),
+        "calls_compared": str(read_constant("flash_accuracy", "CALLS")),
         "same_ours": say(count_true(same)),
     }
 

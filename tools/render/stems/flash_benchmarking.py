@@ -273,7 +273,7 @@ def facts(record: Record | None) -> dict[str, str]:
     limb_peak = peak_tflops(record, "bf16") / LIMB_PRODUCTS
     return {
         "clock": "in GPU time" if on_gpu else "by `do_bench`",
-        **predictions(longest),
+        **prediction_facts(longest),
         **{
             f"faster_{dtype}": span(
                 found.where(dtype=dtype).column("both / plain"), "{:.1f}"
@@ -289,7 +289,7 @@ def facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def predictions(longest: Line) -> dict[str, str]:
+def prediction_facts(longest: Line) -> dict[str, str]:
     """Predict the time of forward and backward of the longest head in bf16, from the
     bytes that plain attention moves, the FLOPs of FlashAttention's matmuls and the
     data sheet.

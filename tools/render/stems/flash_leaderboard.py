@@ -48,7 +48,7 @@ fragments = Fragments()
 # Columns ------------------------------------------------------------------------------
 
 
-def role_of(kernel: str) -> str:
+def kernel_role(kernel: str) -> str:
     """Return the role of one of this guide's kernels by its name; "rest" for PyTorch's,
     whose C++ names have "::" or a return type.
     """
@@ -57,7 +57,7 @@ def role_of(kernel: str) -> str:
     return next((role for role in ROLES if role in kernel), "rest")
 
 
-def rates_of(record: Record) -> dict[str, float]:
+def device_rates(record: Record) -> dict[str, float]:
     """Return this GPU's rates per second: FLOPs and exponentials at its highest clock,
     bytes by the data sheet, and bytes added to memory as measured.
     """
@@ -88,16 +88,16 @@ def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
         "exponentials": work.exponentials * entries,
         "additions": shares * d * SINGLE,
     }
-    rates = rates_of(record)
+    rates = device_rates(record)
     return {name: 1e3 * n / rates[name] for name, n in needed.items() if n}
 
 
-def kernels(record: Record | None) -> Frame:
+def kernel_rows(record: Record | None) -> Frame:
     """Return the kernels of one call with their median times and lower bounds."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:
-        times[role_of(kernel["name"])] += summarize(kernel["time_ms"]).median
+        times[kernel_role(kernel["name"])] += summarize(kernel["time_ms"]).median
     found = Frame(Line(role=role, ms=ms) for role, ms in times.items() if ms)
     for x in found:
         x |= dict.fromkeys(LIMITS, "")
@@ -142,7 +142,7 @@ def test_table(record: Record) -> str:
     "by itself.",
 )
 def kernels_table(record: Record) -> str:
-    return kernels(record).table(
+    return kernel_rows(record).table(
         ("kernel", lambda x: ROLES[x["role"]]),
         ("time, ms", "ms", "{:.2f}"),
         ("share", "share", percent),
@@ -169,7 +169,7 @@ def entries_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found = kernels(record)
+    found = kernel_rows(record)
     forward, one_pass = (found.one(role=role) for role in ("forward", "one_pass"))
     return {
         "forward_products": say(forward[FLOOR], "{:.2f} ms"),

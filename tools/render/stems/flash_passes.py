@@ -46,10 +46,10 @@ def tflops(x: Line, of: str) -> float:
     """Return the throughput of a pass in TFLOP/s, by the FLOPs that attention needs.
     Rows without batch, heads or mask have one causal head.
     """
-    return flops(x, of) / x.kernel_ms(of) / 1e9 if x else x.missing
+    return count_flops(x, of) / x.kernel_ms(of) / 1e9 if x else x.missing
 
 
-def flops(x: Line, of: str) -> float:
+def count_flops(x: Line, of: str) -> float:
     shape = {"batch": 1, "heads": 1, "causal": True}
     given = {key: x[key] for key in (*shape, "n", "d") if key in x}
     return attention_flops(of, **shape | given)

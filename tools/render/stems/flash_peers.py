@@ -11,7 +11,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.load import constant
+from tools.render.load import read_constant
 from tools.render.markdown import per_device, percent
 from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
 from tools.render.rows import (
@@ -26,7 +26,7 @@ from tools.render.rows import (
 )
 from tools.render.stems.flash_passes import (
     PASSES,
-    flops,
+    count_flops,
     is_launch_bound,
     peak_tflops,
     tflops,
@@ -47,7 +47,7 @@ NAMES = {
     "sdpa_efficient": "memory-efficient",
     "flex": "FlexAttention",
 }
-RESULTS: tuple[str, ...] = constant("flash_peers", "RESULTS")
+RESULTS: tuple[str, ...] = read_constant("flash_peers", "RESULTS")
 # A larger relative error is no rounding error: the result is wrong.
 WRONG = 0.1
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
@@ -55,7 +55,7 @@ RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
 SHORT = 128
 # The shape of the leaderboard's test.
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
-CALLS = constant("flash_peers", "CALLS_COMPARED") + 1
+CALLS = read_constant("flash_peers", "CALLS_COMPARED") + 1
 # Colour and marker of each line of the figure.
 LINES = {
     "fa4": (INK, "o"),
@@ -103,13 +103,13 @@ def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
     other result is wrong or either implementation is launch-bound.
     """
     own, other = x[whose], x[name]
-    if error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
+    if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")
     slow = [one for one in (own, other) if of == "both" and is_launch_bound(one)]
     return Missing("launch-bound", slow[0].row) if slow else time_ratio(own, other, of)
 
 
-def error(x: Line, *results: str) -> float:
+def largest_error(x: Line, *results: str) -> float:
     """Return the largest relative error of these results."""
     return most(x.get(f"{of}_relative_error") for of in results)
 
@@ -119,7 +119,10 @@ def error_ratio(x: Line) -> float:
     rival's.
     """
     rival = x[RIVAL[x["dtype"]]]
-    return most(error(x["ours"], of) / (error(rival, of) or MISSING) for of in RESULTS)
+    return most(
+        largest_error(x["ours"], of) / (largest_error(rival, of) or MISSING)
+        for of in RESULTS
+    )
 
 
 def shape_text(x: Line) -> str:
@@ -234,7 +237,9 @@ def published_table(record: Record, reported: Record | None) -> str:
 def kernel_rate(x: Line, of: str) -> float:
     """Return TFLOP/s by GPU time, which older records have for this shape alone."""
     before = f"{of}_kernels_ms"
-    return flops(x, of) / x[before] / 1e9 if before in x.metrics else tflops(x, of)
+    return (
+        count_flops(x, of) / x[before] / 1e9 if before in x.metrics else tflops(x, of)
+    )
 
 
 @fragments.add("figure.md")
@@ -301,7 +306,9 @@ def facts(record: Record | None) -> dict[str, str]:
         "test_forward_over_any": say(1 / test["forward / ours_triton"], "{:.2f}"),
         "test_backward_over_any": say(1 / test["backward / ours_triton"], "{:.2f}"),
         "short_over_cudnn": say(short["call_over_cudnn"], "{:.2f}"),
-        "fa4_error_80": say(error(wide, *RESULTS) if wide else MISSING, "{:.2g}"),
+        "fa4_error_80": say(
+            largest_error(wide, *RESULTS) if wide else MISSING, "{:.2g}"
+        ),
     }
 
 

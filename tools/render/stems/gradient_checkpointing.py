@@ -25,14 +25,14 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
-from tools.render.load import constant
+from tools.render.load import read_constant
 from tools.render.markdown import format_gib, format_mib
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, known, say
 
 GIB = 2**30
 # The builder does not import torch, so it reads this from the text of the experiment.
-RUNS: tuple[int, ...] = constant("gradient_checkpointing", "RUNS")
+RUNS: tuple[int, ...] = read_constant("gradient_checkpointing", "RUNS")
 TICKS = (1, 2, 4, 8, 16, 32)
 # The peak if gradients are allocated during the pass, and if they exist before it.
 PEAKS = {"peak": "peak_allocated_bytes", "kept": "kept_peak_allocated_bytes"}
@@ -106,7 +106,7 @@ def select_runs(found: Frame) -> Frame:
     )
 
 
-def minimum(found: Frame, name: str) -> Line:
+def row_with_least(found: Frame, name: str) -> Line:
     return min((x for x in found if x[name]), key=lambda x: x[name], default=Line())
 
 
@@ -167,7 +167,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
     "peak.",
 )
 def rows_table(record: Record) -> str:
-    best = minimum(predicted_runs(), "predicted_kept")
+    best = row_with_least(predicted_runs(), "predicted_kept")
     runs = {1, 2, best["run"]}
 
     def telling(x: Line) -> bool:
@@ -207,7 +207,7 @@ def runs_figure(record: Record) -> str:
             axes.set_ylim(bottom=0)
             plots.power_of_two_axis(axes.xaxis, TICKS, "blocks in a run")
 
-    made, kept = (name_run(minimum(found, name)) for name in PEAKS)
+    made, kept = (name_run(row_with_least(found, name)) for name in PEAKS)
     return plots.plot(
         record,
         "curve",
@@ -270,7 +270,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "input": format_mib(residual_bytes(p)),
         "block": format_mib(block_saved(p)),
         "block_plain": format_mib(block_saved(make_pass("eager"))),
-        "kept_run": name_run(minimum(predicted, "predicted_kept")),
+        "kept_run": name_run(row_with_least(predicted, "predicted_kept")),
         "slower": say(best["step_ms"] / none["step_ms"], "{:.2f}"),
         "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",

@@ -169,7 +169,7 @@ def unchanged_table(record: Record) -> str:
     )
 
 
-def smoothed(losses: list[float]) -> list[float]:
+def running_means(losses: list[float]) -> list[float]:
     """Return running means over the last 20 steps."""
     return [fmean(losses[end - LAST : end]) for end in range(LAST, len(losses) + 1)]
 
@@ -177,7 +177,7 @@ def smoothed(losses: list[float]) -> list[float]:
 def loss_gaps(record: Record, precision: str) -> list[list[float]]:
     """Return smoothed losses minus those of fp32 with the same seed, at each step."""
     return [
-        [a - b for a, b in zip(*map(smoothed, both), strict=True)]
+        [a - b for a, b in zip(*map(running_means, both), strict=True)]
         for x in runs(record).where(bool, precision=precision)
         if (both := (x["loss"], x["fp32.loss"]))[1]
     ]

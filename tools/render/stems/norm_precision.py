@@ -38,12 +38,14 @@ LOST = ("∞", "=0")
 fragments = Fragments()
 
 
-def norm(record: Record | None, dtype: str, compute: str, width: int = WIDTH) -> Line:
+def find_norm(
+    record: Record | None, dtype: str, compute: str, width: int = WIDTH
+) -> Line:
     """Return the row of a layer norm of this width."""
     return frame(record).one(norm="layer", dtype=dtype, compute=compute, width=width)
 
 
-def marks(x: Line, stage: str) -> list[str]:
+def error_marks(x: Line, stage: str) -> list[str]:
     """Return a mark for each magnitude: "∞" if a value is not finite, "=0" if most are
     wrongly zero, else the power of ten of the error. Marks of a failed row are empty.
     """
@@ -60,9 +62,9 @@ def marks(x: Line, stage: str) -> list[str]:
     return list(map(mark, x["input_nonfinite"], *kinds))
 
 
-def onset(x: Line, stage: str, text: str) -> str:
+def first_magnitude(x: Line, stage: str, text: str) -> str:
     """Return the smallest magnitude at which the stage has this mark."""
-    found = zip(MAGNITUDES, marks(x, stage), strict=True)
+    found = zip(MAGNITUDES, error_marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
     return say(first if x else x.missing)
 
@@ -82,21 +84,21 @@ def in_percent(error: float | None) -> str:
 def stages_figure(record: Record) -> str:
     lines = {
         dtype: {
-            text: marks(norm(record, dtype, "library"), stage)
+            text: error_marks(find_norm(record, dtype, "library"), stage)
             for stage, text in STAGES.items()
         }
         for dtype in DTYPES
     }
     sizes = [as_power_of_ten(str(round(math.log10(size)))) for size in MAGNITUDES]
-    fp16, bf16 = (norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
-    fits = onset(bf16, "square", "∞")
+    fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    fits = first_magnitude(bf16, "square", "∞")
     return plots.plot(
         record,
         "layer",
         partial(draw_maps, lines, sizes, "magnitude of x"),
-        f"In fp16 x² overflows from magnitude {onset(fp16, 'square', '∞')} on and "
-        f"the output is zero from {onset(fp16, 'output', '=0')} on, until x "
-        f"overflows, too; in bf16 x² "
+        f"In fp16 x² overflows from magnitude {first_magnitude(fp16, 'square', '∞')} "
+        f"on and the output is zero from {first_magnitude(fp16, 'output', '=0')} on, "
+        f"until x overflows, too; in bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; each stage is rounded to its format, and `torch.mean` takes "
         f"the means. {READ}",
@@ -116,8 +118,8 @@ def widths_figure(record: Record) -> str:
         return ""
 
     def line(dtype: str, compute: str) -> list[str]:
-        found = (norm(record, dtype, compute, width) for width in widths)
-        return [marks(x, "output")[ONE] for x in found]
+        found = (find_norm(record, dtype, compute, width) for width in widths)
+        return [error_marks(x, "output")[ONE] for x in found]
 
     lines = {
         dtype: {
@@ -127,7 +129,7 @@ def widths_figure(record: Record) -> str:
         for dtype in DTYPES
     }
     running, library = (
-        say(output_error(norm(record, "bf16", compute, WIDEST)), in_percent)
+        say(output_error(find_norm(record, "bf16", compute, WIDEST)), in_percent)
         for compute in ("running", "library")
     )
     return plots.plot(
@@ -149,7 +151,7 @@ def draw_maps(
         plots.panels(figure, len(lines), beside=1), lines.items(), strict=True
     ):
         rows = {
-            name: [(as_power_of_ten(text), darkness(text)) for text in line]
+            name: [(as_power_of_ten(text), cell_shade(text)) for text in line]
             for name, line in of.items()
         }
         plots.heat_map(axes, rows, heads)
@@ -162,7 +164,7 @@ def as_power_of_ten(mark: str) -> str:
     return mark if mark in (*LOST, "", "exact") else f"10{mark.translate(digits)}"
 
 
-def darkness(text: str) -> float:
+def cell_shade(text: str) -> float:
     """Return the shade of a cell with this mark, from 0 (exact) to 1."""
     if text in (*LOST, "", "exact"):
         return float(text in LOST)
@@ -173,11 +175,13 @@ def facts(record: Record | None) -> dict[str, str]:
     """Return where a layer norm overflows, and the error of the widest by each way to
     compute it.
     """
-    fp16, bf16 = (norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
-    widest = {way: output_error(norm(record, "bf16", way, WIDEST)) for way in COMPUTE}
+    fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    widest = {
+        way: output_error(find_norm(record, "bf16", way, WIDEST)) for way in COMPUTE
+    }
     return {f"bf16_{way}": say(error, in_percent) for way, error in widest.items()} | {
-        "fp16_square_overflows": onset(fp16, "square", "∞"),
-        "bf16_square_overflows": onset(bf16, "square", "∞"),
+        "fp16_square_overflows": first_magnitude(fp16, "square", "∞"),
+        "bf16_square_overflows": first_magnitude(bf16, "square", "∞"),
         "fp16_smallest_output": say(output_error(fp16, 0), in_percent),
     }
 
@@ -188,8 +192,8 @@ def facts(record: Record | None) -> dict[str, str]:
     "measured.",
 )
 def bf16_squares_fit(record: Record) -> Judgement:
-    both = [norm(record, dtype, "library") for dtype in ("fp16", "bf16")]
-    first = [onset(x, "square", "∞") for x in both]
+    both = [find_norm(record, dtype, "library") for dtype in ("fp16", "bf16")]
+    first = [first_magnitude(x, "square", "∞") for x in both]
     fp16, bf16 = (size if size == "none" else f"from {size}" for size in first)
     numbers = f"Magnitudes that overflow: fp16 {fp16}, bf16 {bf16}."
     return all(both) and (bf16 == "none" != fp16, numbers)
@@ -203,7 +207,7 @@ def bf16_squares_fit(record: Record) -> Judgement:
     "row this wide is lost.",
 )
 def bf16_sums_need_fp32(record: Record) -> Judgement:
-    ways = (norm(record, "bf16", way, WIDEST) for way in ("running", "library"))
+    ways = (find_norm(record, "bf16", way, WIDEST) for way in ("running", "library"))
     running, library = map(output_error, ways)
     if not (running and library):
         return None

@@ -22,14 +22,17 @@ def steps(record: Record | None) -> Frame:
             f"{name}_ms": lambda x, n=name: all_phases(x, f"{n}_{{}}_gpu_busy")
             for name in INSTRUMENTS
         },
-        **{f"{name}_kernels": lambda x, n=name: kernels(x, n) for name in INSTRUMENTS},
+        **{
+            f"{name}_kernels": lambda x, n=name: count_kernels(x, n)
+            for name in INSTRUMENTS
+        },
         ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
         filled=lambda x: x["torch_ms"] / x["wall_ms"],
     )
     return Frame(sorted(found, key=lambda x: -x["filled"] if x else 0))
 
 
-def kernels(x: Line, instrument: str) -> float:
+def count_kernels(x: Line, instrument: str) -> float:
     return sum(x[f"{instrument}_{phase}_kernels"] for phase in PHASES)
 
 

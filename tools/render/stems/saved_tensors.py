@@ -169,7 +169,7 @@ def operations_figure(record: Record) -> str:
             style: dict[str, Any] = {"color": INK, "linestyle": "", "marker": "|"}
             style |= {"markersize": 19, "markeredgewidth": 2}
             axes.plot(expected, range(len(names)), **style)
-            plots.bars(axes, names)
+            plots.label_bars(axes, names)
             axes.set_title(f"context {x['context']:,}, MiB")
 
     def attention(x: Line) -> str:

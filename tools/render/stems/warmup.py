@@ -27,12 +27,12 @@ fragments = Fragments()
 def processes(record: Record | None) -> Frame:
     """Return a row for each process."""
     return frame(record).derive(
-        first=lambda x: nth(x, 0),
-        second=lambda x: nth(x, 1),
-        third=lambda x: nth(x, 2),
+        first=lambda x: step_ms(x, 0),
+        second=lambda x: step_ms(x, 1),
+        third=lambda x: step_ms(x, 2),
         median=lambda x: x.ms(*PASSES),
-        settled=later,
-        halves=halves,
+        settled=settled_ms,
+        halves=half_ratio,
         mean=lambda x: x.summary(*PASSES).mean,
         spread=lambda x: x.missing,
     )
@@ -55,18 +55,18 @@ def settings(record: Record | None) -> Frame:
     return Frame(rows)
 
 
-def nth(x: Line, n: int) -> float:
+def step_ms(x: Line, n: int) -> float:
     """Return the time of one measured step."""
     return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
 
 
-def later(x: Line) -> float:
+def settled_ms(x: Line) -> float:
     """Return the median of the measured steps after the first of a process."""
     steps = x.samples(*PASSES)[1:]
     return median(steps) if steps else x.missing
 
 
-def halves(x: Line) -> float:
+def half_ratio(x: Line) -> float:
     """Return the median of the first half of the steps, divided by that of the second
     half.
     """

@@ -23,15 +23,15 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
+    column_values,
+    find_pass,
+    formula_inputs,
     fragments,
-    gib3,
+    in_gib3,
     lengths,
-    one,
     passes,
     peak_bytes,
     predicted_bytes,
-    shape,
-    values,
 )
 from tools.render.stems.attention.compiled import (  # noqa: F401
     compiled_attention_faster,
@@ -46,8 +46,8 @@ TELLING = (256, LONGEST)
 # Tables -------------------------------------------------------------------------------
 
 MEMORY = (
-    ("memory before backward, GiB", lambda x: x.get("before_backward_bytes"), gib3),
-    ("peak, GiB", "peak", gib3),
+    ("memory before backward, GiB", lambda x: x.get("before_backward_bytes"), in_gib3),
+    ("peak, GiB", "peak", in_gib3),
 )
 
 
@@ -81,7 +81,7 @@ def reported_ms(x: Line, of: str) -> str:
 def variants_table(record: Record) -> str:
     found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
     return found.arrange(
-        dtype=values(frame(record), "dtype"), causal=(False, True)
+        dtype=column_values(frame(record), "dtype"), causal=(False, True)
     ).table(
         "dtype",
         ("causal mask", "causal"),
@@ -96,20 +96,20 @@ def variants_table(record: Record) -> str:
     "accounting.md",
     "Tensors alive at the peak of the first pass that does not fit, by formula.",
 )
-def accounting(record: Record) -> str:
+def accounting_table(record: Record) -> str:
     """List the tensors at the peak of the shortest N that runs out of memory, and what
     happened at that N.
     """
     n = accounted_length(record)
-    parts = attention_peak_bytes(**shape(n))
+    parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
     rest = sum(parts.values()) - sum(large.values())
     whole = {
         "everything that is no matrix of scores": rest,
         f"all, N = {n}, d = {WIDTH}, b = {BATCH}, fp32": sum(parts.values()),
     }
-    rows = [[name, gib3(size)] for name, size in (large | whole).items()]
-    tried = "; ".join(f"{e} {outcome(record, n, e)}" for e in EXECUTIONS)
+    rows = [[name, in_gib3(size)] for name, size in (large | whole).items()]
+    tried = "; ".join(f"{e} {describe_outcome(record, n, e)}" for e in EXECUTIONS)
     memory = record.device.memory_bytes
     holds = f" The GPU has {gib(memory)} GiB." if memory else ""
     listed = table(["tensor at the peak", "GiB"], rows)
@@ -136,11 +136,11 @@ def shortest_out(memory_bytes: float) -> int:
     return every[bisect_left(every, True, key=lambda n: peak_bytes(n) > memory_bytes)]
 
 
-def outcome(record: Record | None, n: int, execution: str) -> str:
+def describe_outcome(record: Record | None, n: int, execution: str) -> str:
     """Return what happened at this N, as words after the name of the execution: "ran
     out of memory".
     """
-    x = one(frame(record), n, e=execution)
+    x = find_pass(frame(record), n, e=execution)
     if x:
         peak = x.get("peak_allocated_bytes", 0)
         return f"ran with a peak of {gib(peak)} GiB" if peak else "ran"
@@ -158,7 +158,9 @@ def times_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         for axes, of in zip(plots.panels(figure, 2, sharey=True), PASSES, strict=True):
-            eager, fused = ([one(found, n, e=e).ms(of) for n in ns] for e in EXECUTIONS)
+            eager, fused = (
+                [find_pass(found, n, e=e).ms(of) for n in ns] for e in EXECUTIONS
+            )
             plots.line(axes, ns, fused, label="compiled")
             plots.line(axes, ns, eager, label="eager", color=ACCENT)
             grown = [eager[-1] * (n / ns[-1]) ** 2 for n in ns[2:]]
@@ -170,7 +172,7 @@ def times_figure(record: Record) -> str:
             plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{of} pass, ms")
 
-    factors = {of: growth(found, of) for of in PASSES}
+    factors = {of: growth_factor(found, of) for of in PASSES}
     grown = [f"{factor:.2f} {of}" for of, factor in factors.items() if factor]
     return plots.plot(
         record,
@@ -186,11 +188,11 @@ def times_figure(record: Record) -> str:
     )
 
 
-def growth(found: Frame, of: str) -> float:
+def growth_factor(found: Frame, of: str) -> float:
     """Return eager time at the longest N over that at half of it. It is 4 if the time
     grows with N².
     """
-    return one(found).ms(of) / one(found, LONGEST // 2).ms(of)
+    return find_pass(found).ms(of) / find_pass(found, LONGEST // 2).ms(of)
 
 
 @fragments.add("memory.md")
@@ -205,11 +207,11 @@ def memory_figure(record: Record) -> str:
     def draw(figure: Figure) -> None:
         shown = zip(plots.panels(figure, 2, sharey=True), curves.items(), strict=True)
         for axes, (name, (column, formula)) in shown:
-            predicted = [sum(formula(**shape(n)).values()) / 2**30 for n in ns]
+            predicted = [sum(formula(**formula_inputs(n)).values()) / 2**30 for n in ns]
             thin = {"marker": "", "color": DARK, "linewidth": 1}
             plots.line(axes, ns, predicted, label="predicted, eager", **thin)
             for e, look in (("compiled", {}), ("eager", {"color": ACCENT})):
-                ys = [one(found, n, e=e)[column] / 2**30 for n in ns]
+                ys = [find_pass(found, n, e=e)[column] / 2**30 for n in ns]
                 plots.line(axes, ns, ys, label=e, ls="none", **look)
             plots.plain_log_scale(axes.yaxis, subs=(1,))
             plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
@@ -240,15 +242,15 @@ def facts(record: Record | None) -> dict[str, str]:
     found = passes(record)
     memory = (record.device.memory_bytes if record else None) or MISSING
     n = accounted_length(record) if record and memory else 0
-    kept = {e: one(found, e=e)["kept"] for e in EXECUTIONS}
+    kept = {e: find_pass(found, e=e)["kept"] for e in EXECUTIONS}
     a100 = {f"out_on_{gb}": GPUS[f"a100-{gb}"].free_bytes for gb in (40, 80)}
     return {
-        **{of: say(one(found).ms(of), "{:.1f} ms") for of in PASSES},
+        **{of: say(find_pass(found).ms(of), "{:.1f} ms") for of in PASSES},
         **{
-            f"forward_{d}": say(one(found, d=d).ms("forward"), "{:.1f} ms")
+            f"forward_{d}": say(find_pass(found, d=d).ms("forward"), "{:.1f} ms")
             for d in (16, 128)
         },
-        **{f"growth_{of}": say(growth(found, of), "{:.2f}") for of in PASSES},
+        **{f"growth_{of}": say(growth_factor(found, of), "{:.2f}") for of in PASSES},
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
         "one_matrix": f"{gib(BATCH * LONGEST**2 * 4)} GiB",
         "kept": say(kept["eager"], lambda v: f"{gib(v)} GiB"),
@@ -258,7 +260,7 @@ def facts(record: Record | None) -> dict[str, str]:
             for name, size in {"shortest_out": memory, **a100}.items()
         },
         "tried_length": say(n or MISSING, "{:,}"),
-        "tried_eager": outcome(record, n, "eager"),
+        "tried_eager": describe_outcome(record, n, "eager"),
         **compiled.facts(record),
     }
 
@@ -270,7 +272,7 @@ def facts(record: Record | None) -> dict[str, str]:
     because="within a twentieth; what grows with N alone is less at this length.",
 )
 def two_matrices_saved(record: Record) -> Judgement:
-    per_square = one(passes(record))["kept"] / LONGEST**2
+    per_square = find_pass(passes(record))["kept"] / LONGEST**2
     numbers = f"Kept per N²: {per_square:.1f} bytes at N = {LONGEST:,}."
     return per_square and (abs(per_square / 64 - 1) < 0.05, numbers)
 
@@ -282,7 +284,7 @@ def two_matrices_saved(record: Record) -> Judgement:
     because="four by N², and a quarter to either side for what grows with N alone.",
 )
 def time_grows_with_square(record: Record) -> Judgement:
-    forward, backward = (growth(passes(record), of) for of in PASSES)
+    forward, backward = (growth_factor(passes(record), of) for of in PASSES)
     numbers = (
         f"From N = {LONGEST // 2:,} to twice that: forward {forward:.2f}, backward "
         f"{backward:.2f}."

@@ -22,7 +22,7 @@ PLAIN = {"dtype": "fp32", "causal": False}
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 CELL = ("d", "n", "dtype", "causal")
 # Three decimals, because the shortest sequences need little.
-gib3 = partial(gib, digits=3)
+in_gib3 = partial(gib, digits=3)
 fragments = Fragments()
 
 
@@ -30,23 +30,23 @@ def passes(record: Record | None) -> Frame:
     """Return the rows up to LONGEST, by d and N, with their speedups over eager."""
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
-        gain=lambda x: gain(x, *PASSES),
-        **{f"{of}_gain": lambda x, of=of: gain(x, of) for of in PASSES},
+        gain=lambda x: speedup(x, *PASSES),
+        **{f"{of}_gain": lambda x, of=of: speedup(x, of) for of in PASSES},
         kept=lambda x: x.get("before_backward_bytes") - x.get("before_forward_bytes"),
         peak=lambda x: x.get("peak_allocated_bytes"),
-    ).arrange(d=values(found, "d"), n=lengths(found))
+    ).arrange(d=column_values(found, "d"), n=lengths(found))
 
 
-def gain(x: Line, *names: str) -> float:
+def speedup(x: Line, *names: str) -> float:
     return x["eager"].ms(*names) / x.ms(*names)
 
 
-def one(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
+def find_pass(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
     """Return the row of an execution in fp32 without a mask."""
     return found.one(n=n, d=d, execution=e, **PLAIN)
 
 
-def values(found: Frame, axis: str) -> list[Any]:
+def column_values(found: Frame, axis: str) -> list[Any]:
     return list(dict.fromkeys(found.column(axis)))
 
 
@@ -57,7 +57,7 @@ def lengths(found: Iterable[Line]) -> list[int]:
 # Memory -------------------------------------------------------------------------------
 
 
-def shape(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
+def formula_inputs(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
     """Return the arguments of the formulas in `systems.formulas.costs`."""
     kind = PLAIN | given
     size = ELEMENT_BYTES[kind["dtype"]]
@@ -66,7 +66,7 @@ def shape(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
 
 def peak_bytes(n: int) -> int:
     """Return the predicted peak of eager passes at d = 64."""
-    return sum(attention_peak_bytes(**shape(n)).values())
+    return sum(attention_peak_bytes(**formula_inputs(n)).values())
 
 
 def predicted_bytes(x: Line) -> float:
@@ -75,7 +75,7 @@ def predicted_bytes(x: Line) -> float:
     """
     if not x:
         return x.missing
-    given = shape(**{key: x[key] for key in CELL})
+    given = formula_inputs(**{key: x[key] for key in CELL})
     if x["execution"] == "eager":
         return sum(attention_saved_bytes(**given).values())
     output = BATCH * x["n"] * x["d"] * given["element_bytes"]

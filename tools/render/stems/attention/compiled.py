@@ -16,18 +16,18 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
+    column_values,
+    find_pass,
     fragments,
     lengths,
-    one,
     passes,
-    values,
 )
 
 # The N at which kernels are listed: long enough for every kernel to have work.
 KERNELS_AT = 4096
 
 
-def compiled(record: Record | None) -> Frame:
+def compiled_passes(record: Record | None) -> Frame:
     return passes(record).where(bool, execution="compiled")
 
 
@@ -75,7 +75,9 @@ def compiled_table(record: Record) -> str:
 def kernels_table(record: Record) -> str:
     """Print how many kernels each pass runs, and what the fused ones compute."""
     found = passes(record).where(n=KERNELS_AT, d=WIDTH, execution="compiled")
-    found = found.arrange(dtype=values(frame(record), "dtype"), causal=(False, True))
+    found = found.arrange(
+        dtype=column_values(frame(record), "dtype"), causal=(False, True)
+    )
     return Frame(
         Line(
             x,
@@ -118,8 +120,10 @@ def speedup_figure(record: Record) -> str:
     found = passes(record).where(execution="compiled")
     if not found:
         return ""
-    widths, ns = values(found, "d"), lengths(found)
-    variants = [(t, c) for t in values(frame(record), "dtype") for c in (False, True)]
+    widths, ns = column_values(found, "d"), lengths(found)
+    variants = [
+        (t, c) for t in column_values(frame(record), "dtype") for c in (False, True)
+    ]
 
     def shaded(ratio: float) -> tuple[str, float]:
         return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)
@@ -148,9 +152,9 @@ def speedup_figure(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found = compiled(record)
+    found = compiled_passes(record)
     every = passes(record)
-    longest = one(every, e="compiled")
+    longest = find_pass(every, e="compiled")
     shown = {"long": (8192, LONGEST), "short": (256, 1024)}
     return {
         **{
@@ -159,7 +163,9 @@ def facts(record: Record | None) -> dict[str, str]:
         },
         **{f"speedup_{of}": say(longest[f"{of}_gain"], "{:.2f}") for of in PASSES},
         **{
-            f"{of}_kernels_{e}": say(one(every, KERNELS_AT, e=e).get(f"{of}_kernels"))
+            f"{of}_kernels_{e}": say(
+                find_pass(every, KERNELS_AT, e=e).get(f"{of}_kernels")
+            )
             for e in EXECUTIONS
             for of in PASSES
         },
@@ -173,6 +179,6 @@ def facts(record: Record | None) -> dict[str, str]:
     "in every cell.",
 )
 def compiled_attention_faster(record: Record) -> Judgement:
-    found = known(compiled(record).column("gain"))
+    found = known(compiled_passes(record).column("gain"))
     numbers = f"Eager time over compiled time: {span(found)} over {len(found)} cells."
     return found and (min(found) > 1, numbers)

@@ -18,7 +18,9 @@ Cell = Callable[[float], tuple[str, float]]
 PHASES = {"forward": PALE, "backward": ACCENT, "optimizer": DARK}
 
 
-def heatmap(found: Frame, name: str, cell: Cell) -> dict[str, list[tuple[str, float]]]:
+def heat_map_rows(
+    found: Frame, name: str, cell: Cell
+) -> dict[str, list[tuple[str, float]]]:
     """Return the rows of a heat map: a row for each size, a cell for each context."""
     contexts = contexts_of(found)
     return {
@@ -46,7 +48,7 @@ def shares_figure(record: Record) -> str:
         ):
             of_one = found.where(precision=precision)
             heads = [f"{c:,}" for c in contexts_of(of_one)]
-            plots.heat_map(axes, heatmap(of_one, "share", shaded), heads)
+            plots.heat_map(axes, heat_map_rows(of_one, "share", shaded), heads)
             axes.set_title(f"{precision}, by context")
 
     bf16 = found.where(bool, precision="bf16")
@@ -75,12 +77,12 @@ def phases_figure(record: Record) -> str:
     clock = "'s GPU time" if has_gpu_time(record) else ""
 
     def draw(figure: Figure) -> None:
-        plots.key(figure, PHASES)
+        plots.draw_legend(figure, PHASES)
         for axes, precision in zip(
             plots.panels(figure, 2), ("fp32", "bf16"), strict=True
         ):
             sizes = found.where(precision=precision)
-            plots.stacked(
+            plots.stacked_bars(
                 axes,
                 [x["size"] for x in sizes],
                 {
@@ -92,7 +94,7 @@ def phases_figure(record: Record) -> str:
                 PHASES,
             )
             for y, x in enumerate(sizes):
-                plots.value(axes, f"{x['step_kernels_ms']:.0f} ms", 100, y)
+                plots.label_bar(axes, f"{x['step_kernels_ms']:.0f} ms", 100, y)
             axes.set_xlim(0, 125)
             axes.set_xticks(range(0, 101, 25))
             axes.set_title(f"{precision}, % of a step{clock}")
@@ -130,7 +132,7 @@ def speedup_figure(record: Record) -> str:
             plots.panels(figure, len(clocks)), clocks.items(), strict=True
         ):
             heads = [f"{c:,}" for c in contexts_of(found)]
-            plots.heat_map(axes, heatmap(found, name, shaded), heads)
+            plots.heat_map(axes, heat_map_rows(found, name, shaded), heads)
             axes.set_title(f"{clock}: fp32 / bf16, by context")
 
     return plots.plot(

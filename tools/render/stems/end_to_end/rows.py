@@ -83,7 +83,7 @@ def gpu_or_wall_ms(x: Line, *phases: str) -> float:
     return x.gpu_ms(*phases) or (x.ms(*phases) if phases else x["step_ms"])
 
 
-def flops(x: Line) -> float:
+def timed_flops(x: Line) -> float:
     """Return the matmul FLOPs of all phases that the row timed."""
     if not x:
         return x.missing
@@ -95,10 +95,12 @@ def flops(x: Line) -> float:
 
 def share_of_peak(slug: str, x: Line, ms: float) -> float:
     """Return FLOPs over a time, as a share of the data sheet's rate."""
-    return flops(x) / (ms / 1e3) / getattr(data_sheet(slug), x["precision"], MISSING)
+    return (
+        timed_flops(x) / (ms / 1e3) / getattr(data_sheet(slug), x["precision"], MISSING)
+    )
 
 
-def at(
+def find_row(
     record: Record | None,
     size: str,
     context: int,

@@ -12,10 +12,10 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import (
     OPEN,
-    columns,
     fold_name,
     format_at_most,
     format_significant,
+    items_table,
     percent,
 )
 from tools.render.rows import Missing, known, most, say, span
@@ -24,12 +24,12 @@ from tools.render.stems.kernel_profile.rows import (
     MATMULS,
     SOFTMAX_PART,
     Kernel,
-    attention,
-    by_name,
+    attention_parts,
+    category_share,
+    kernels_by_name,
     link_clock,
     name_disagreement,
     passes,
-    share,
     steps,
     total_ms,
     unmarked_share,
@@ -113,9 +113,11 @@ def others_table(record: Record) -> str:
     x = frame(record).one(**LISTED, mode="forward")
     whole = total_ms(x)
     found = [
-        k for k in by_name(x) if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
+        k
+        for k in kernels_by_name(x)
+        if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
     ]
-    return columns(
+    return items_table(
         found,
         ("kernel", format_name),
         ("category", lambda k: k.category),
@@ -171,7 +173,7 @@ def gains_table(record: Record) -> str:
 )
 def attention_table(record: Record) -> str:
     """(e) Print each part's kernels, time, FLOPs and bytes, and the rates reached."""
-    return attention(record, context=512).table(
+    return attention_parts(record, context=512).table(
         "size",
         "part",
         ("kernels", "calls", "{:g}"),
@@ -215,14 +217,14 @@ def facts(record: Record | None) -> dict[str, str]:
         },
         "idle_small_128": say(short["idle_share"], percent),
         "matmul_step_2_7B_bf16": say(in_bf16["matmul_step"], percent),
-        "softmax_small": say(share(small, "softmax"), percent),
-        "elementwise_small": say(share(small, "elementwise"), percent),
+        "softmax_small": say(category_share(small, "softmax"), percent),
+        "elementwise_small": say(category_share(small, "elementwise"), percent),
         "idle_small_128_bf16": say(idle, percent),
         "copies_2_7B_128_bf16": say(early["copies_share"], percent),
         "copies_2_7B_1024_bf16": say(late["copies_share"], percent),
         "per_weight_2_7B_128_bf16": say(1 - grown / early["copies"], percent),
         **top_facts(small),
-        **attention_facts(attention(record, size="small", context=512)),
+        **attention_facts(attention_parts(record, size="small", context=512)),
         "mark_us": say(mark_us, "{:.1f} µs"),
     }
 
@@ -283,7 +285,9 @@ def top_kernel_multiplies(record: Record) -> Judgement:
     "reaches more than half of its rate.",
 )
 def softmax_is_memory_traffic(record: Record) -> Judgement:
-    softmax = attention(record).where(lambda x: x["context"] >= 512, part=SOFTMAX_PART)
+    softmax = attention_parts(record).where(
+        lambda x: x["context"] >= 512, part=SOFTMAX_PART
+    )
     found = known(1 / x["of_bandwidth"] for x in softmax)
     numbers = f"Time over the floor of its bytes: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)

@@ -14,7 +14,7 @@ from tools.render.plots import ACCENT, DARK, PALE, TINT
 from tools.render.rows import most, say
 from tools.render.stems.kernel_profile.rows import (
     SOFTMAX_PART,
-    attention,
+    attention_parts,
     link_clock,
     steps,
 )
@@ -43,7 +43,9 @@ def causes_figure(record: Record) -> str:
         shown = plots.panels(figure, len(parts), sharey=True)
         for axes, part in zip(shown, parts, strict=True):
             draw_bars(axes, part)
-        plots.key(figure, {NAMES[cause]: color for cause, color in LOOKS.items()})
+        plots.draw_legend(
+            figure, {NAMES[cause]: color for cause, color in LOOKS.items()}
+        )
 
     idle = percent(small["idle"] / small["wall_ms"])
     copies, later = (percent(x["copies_share"]) for x in (large, last))
@@ -53,7 +55,7 @@ def causes_figure(record: Record) -> str:
         draw,
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
         f"{idle} of the time, and `2.7B` spends {copies} of its kernel time on copies "
-        f"and casts, {later} at context {plots.number(last['context'])}.",
+        f"and casts, {later} at context {plots.format_number(last['context'])}.",
         "Forward and backward by cause, as shares of wall-clock time, which is above "
         "each bar in ms; below it is the context.",
         height=290,
@@ -73,7 +75,9 @@ def draw_bars(axes: Axes, found: Frame) -> None:
         ms = x["wall_ms"]
         told = f"{ms:.0f}" if ms < 999.5 else f"{ms / 1e3:.1f} s"
         axes.text(place, 101, told, ha="center", va="bottom")
-    axes.set_xticks(range(len(found)), [plots.number(x["context"]) for x in found])
+    axes.set_xticks(
+        range(len(found)), [plots.format_number(x["context"]) for x in found]
+    )
     axes.set_title(f"{found[0]['size']}, {found[0]['precision']}: %")
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 25))
@@ -91,7 +95,7 @@ POINTS = {
 
 def roofline_figure(record: Record) -> str:
     peak = find_peak(record.device.slug)
-    found = attention(record).derive(
+    found = attention_parts(record).derive(
         intensity=lambda x: x["flops"] / x["moved"], tflops=lambda x: x["rate"] / 1e12
     )
     if peak is None or not found:
@@ -106,7 +110,9 @@ def roofline_figure(record: Record) -> str:
         shown = {name: color for name, color in POINTS.items() if name in curves}
         for name, color in shown.items():
             axes.plot(*curves[name], "o", color=color, markeredgewidth=0)
-        plots.key(figure, {n.removeprefix("attention "): c for n, c in shown.items()})
+        plots.draw_legend(
+            figure, {n.removeprefix("attention "): c for n, c in shown.items()}
+        )
 
     return plots.plot(
         record,

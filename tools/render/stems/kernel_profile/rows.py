@@ -47,12 +47,12 @@ def passes(record: Record | None) -> Frame:
             span_ms=lambda x: all_phases(x, "{}_gpu_span"),
             busy_ms=lambda x: all_phases(x, "{}_gpu_busy"),
             idle_share=idle_share,
-            matmul_forward=lambda x: share(x, MATMUL, "forward"),
-            matmul_both=lambda x: share(x["step"], MATMUL, PASSES),
-            matmul_step=lambda x: share(x["step"], MATMUL),
+            matmul_forward=lambda x: category_share(x, MATMUL, "forward"),
+            matmul_both=lambda x: category_share(x["step"], MATMUL, PASSES),
+            matmul_step=lambda x: category_share(x["step"], MATMUL),
             adamw=lambda x: total_ms(x["step"], "optimizer") / total_ms(x["step"]),
-            top_forward=lambda x: top(x, "forward"),
-            top_both=lambda x: top(x["step"], PASSES),
+            top_forward=lambda x: top_kernel(x, "forward"),
+            top_both=lambda x: top_kernel(x["step"], PASSES),
         )
     )
 
@@ -128,7 +128,7 @@ def steps(record: Record | None) -> Frame:
 Phases = str | tuple[str, ...]
 
 
-def kernels(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
+def kernels_in(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
     """Return the kernels that were launched in these phases or in their parts."""
     return [
         kernel
@@ -138,16 +138,16 @@ def kernels(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
 
 
 def total_ms(x: Line, phases: Phases = PHASES, category: str = "") -> float:
-    found = kernels(x, phases, category)
+    found = kernels_in(x, phases, category)
     return sum(kernel["total_ms"] for kernel in found) if x else x.missing
 
 
-def calls(x: Line, phases: Phases = PHASES, category: str = "") -> float:
-    found = kernels(x, phases, category)
+def count_calls(x: Line, phases: Phases = PHASES, category: str = "") -> float:
+    found = kernels_in(x, phases, category)
     return sum(kernel["calls"] for kernel in found) if x else x.missing
 
 
-def share(x: Line, category: str, phases: Phases = PHASES) -> float:
+def category_share(x: Line, category: str, phases: Phases = PHASES) -> float:
     """Return the share of a category in the kernel time of these phases."""
     whole = total_ms(x, phases)
     return total_ms(x, phases, category) / whole if whole else x.missing
@@ -179,10 +179,10 @@ VARIANT = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
 SCALAR_MUL = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
 
 
-def by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
+def kernels_by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
     """Return the kernels of these phases, the longest kernel time first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for item in kernels(x, phases):
+    for item in kernels_in(x, phases):
         sums = found[item["name"], item["category"]]
         sums[0] += item["calls"]
         sums[1] += item["total_ms"]
@@ -190,9 +190,9 @@ def by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
     return sorted(summed, key=lambda kernel: (-kernel.ms, kernel.name))
 
 
-def top(x: Line, phases: Phases) -> Line | Missing:
+def top_kernel(x: Line, phases: Phases) -> Line | Missing:
     """Return the kernel that takes longest, with its share of the kernel time."""
-    found = by_name(x, phases)
+    found = kernels_by_name(x, phases)
     if not found:
         return x.missing
     line = Line(found[0]._asdict(), kernel=found[0], code=f"`{found[0].short}`")
@@ -215,16 +215,16 @@ def name_disagreement(x: Line) -> float:
 # Attention ----------------------------------------------------------------------------
 
 
-def attention(record: Record | None, **wanted: Any) -> Frame:
+def attention_parts(record: Record | None, **wanted: Any) -> Frame:
     """Return each part of attention in each fp32 forward pass, over all layers."""
     peak = data_sheet(record.device.slug if record else "")
     found = Frame()
     for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
         for part, (flops, moved) in part_costs(x).items():
             phase = f"forward/{part}"
-            if part in PARTS and kernels(x, phase):
+            if part in PARTS and kernels_in(x, phase):
                 line = Line(x.config | {"part": part, "flops": flops, "moved": moved})
-                line |= {"calls": calls(x, phase), "part_ms": total_ms(x, phase)}
+                line |= {"calls": count_calls(x, phase), "part_ms": total_ms(x, phase)}
                 found.append(line)
     return found.derive(
         rate=lambda x: x["flops"] / (x["part_ms"] / 1e3),

@@ -16,10 +16,10 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line
 from tools.render.markdown import (
-    columns,
     format_gib,
     format_mib,
     gib,
+    items_table,
     percent,
     two_digits,
 )
@@ -34,11 +34,11 @@ from tools.render.stems.peak_memory.rows import (
     PRECISIONS,
     REMEDIES,
     SIZE,
-    category,
-    largest,
+    category_bytes,
+    largest_error,
+    largest_groups,
     pass_of,
     passes,
-    worst,
 )
 
 MIB = 2**20
@@ -52,7 +52,7 @@ for mode in DRAWN:
 # Tables -------------------------------------------------------------------------------
 
 
-gib2 = partial(gib, digits=2)
+in_gib2 = partial(gib, digits=2)
 
 
 @fragments.add(
@@ -66,11 +66,11 @@ def peaks_table(record: Record) -> str:
     def peak(mode: str, precision: str, context: int) -> float:
         return found.one(mode=mode, precision=precision, context=context)["peak"]
 
-    return columns(
+    return items_table(
         MODES if found else [],
         ("pass", MODES.__getitem__),
         *(
-            (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), gib2)
+            (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), in_gib2)
             for p, c in places
         ),
     )
@@ -87,10 +87,10 @@ def predicted_table(record: Record) -> str:
         ("attention and blocks", "remedy"),
         "precision",
         "context",
-        ("peak", "peak", gib2),
-        ("reserved", "peak_reserved_bytes", gib2),
-        ("asked for", "requested", gib2),
-        ("predicted", "predicted", gib2),
+        ("peak", "peak", in_gib2),
+        ("reserved", "peak_reserved_bytes", in_gib2),
+        ("asked for", "requested", in_gib2),
+        ("predicted", "predicted", in_gib2),
         ("off", "off", lambda off: f"{100 * off:+.1f} %".replace("-0.0", "+0.0")),
         ("where", lambda x: x["place"] if x else ""),
         left=5,
@@ -117,7 +117,7 @@ def largest_table(record: Record) -> str:
         owner = group["owner"] or group["code"]
         return f"`{owner}`" if owner else "autograd's thread"
 
-    shown = columns(
+    shown = items_table(
         x["tenth"],
         ("MiB each", lambda group: group["bytes"] / MIB, "{:.1f}"),
         ("how many", lambda group: group["count"]),
@@ -141,9 +141,9 @@ def remedies_table(record: Record) -> str:
     return found.arrange(context=(LONGEST, LONG), remedy=REMEDIES.values()).table(
         "context",
         ("attention and blocks", "remedy"),
-        ("peak", "peak", gib2),
-        ("predicted", "predicted", gib2),
-        ("saved activations", "saved", gib2),
+        ("peak", "peak", in_gib2),
+        ("predicted", "predicted", in_gib2),
+        ("saved activations", "saved", in_gib2),
         left=2,
     )
 
@@ -162,17 +162,19 @@ def facts(record: Record | None) -> dict[str, str]:
     weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
     beyond_weights = step["peak_allocated_bytes"] - weights
     growth = forward_bf16["peak"] / forward["peak"]
-    groups = largest(forward)
+    groups = largest_groups(forward)
     return {
         **{f"{mode}_fp32": format_gib(at(mode, "fp32")["peak"]) for mode in MODES},
         "step_bf16": format_gib(step_bf16["peak"]),
         "beyond_weights": say(beyond_weights / 2**30, "{:.0f}"),
         "forward_bf16_over_fp32": say(growth, "{:.2f}"),
-        "forward_copies_bf16": format_gib(category(forward_bf16, "weight copies")),
+        "forward_copies_bf16": format_gib(
+            category_bytes(forward_bf16, "weight copies")
+        ),
         "place_fp32": say(step["place"]),
         "place_short": say(at("step", "fp32", 128)["place"]),
         "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),
-        "agrees": format_agreement(worst(record)),
+        "agrees": format_agreement(largest_error(record)),
         "forward_largest": format_mib(
             groups[0]["bytes"] if groups else forward.missing
         ),
@@ -219,7 +221,8 @@ def memory_peak_moves(record: Record) -> Judgement:
     steps = passes(record).where(size=SIZE, mode="step", precision="fp32", **PLAIN)
     ends = [steps.one(context=context) for context in (128, 512)]
     short, long = (
-        [category(x, n) / category(x, n, "most_bytes") for n in names] for x in ends
+        [category_bytes(x, n) / category_bytes(x, n, "most_bytes") for n in names]
+        for x in ends
     )
     said = [
         ", ".join(
@@ -255,7 +258,7 @@ def autocast_raises_forward(record: Record) -> Judgement:
 )
 def largest_are_scores(record: Record) -> Judgement:
     x = passes(record).one(**AT, mode="forward", precision="fp32")
-    if not (found := largest(x)):
+    if not (found := largest_groups(x)):
         return None
     derived, size = attention_saved(pass_of(x))["exponentials"], found[0]["bytes"]
     attention = all("scaled_dot_product_attention" in g["code"] for g in found)
@@ -270,6 +273,6 @@ def largest_are_scores(record: Record) -> Judgement:
 )
 def memory_as_predicted(record: Record) -> Judgement:
     ran = len(passes(record).where(bool))
-    error = worst(record)
+    error = largest_error(record)
     numbers = f"Over {ran} rows they agree {format_agreement(error)}."
     return ran and (error == 0, numbers)

@@ -19,7 +19,7 @@ from tools.render.stems.peak_memory.rows import (
     PRECISIONS,
     SIZE,
     passes,
-    used,
+    used_categories,
 )
 
 # Saved activations stand out, because they grow; most other categories are grey.
@@ -67,7 +67,9 @@ def timeline_figure(
         shown = plots.panels(figure, len(found), sharey=True)
         for axes, x in zip(shown, found, strict=True):
             draw_timeline(axes, x, height)
-        plots.key(figure, {name: COLORS[name] for name in used(found)})
+        plots.draw_legend(
+            figure, {name: COLORS[name] for name in used_categories(found)}
+        )
 
     return plots.plot(
         record,
@@ -82,10 +84,14 @@ def timeline_figure(
 
 def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     timeline: dict[str, list[int]] = x.metrics["timeline"]
-    shown = highest(timeline, used([x]))
+    shown = select_events(timeline, used_categories([x]))
     events = [timeline["event"][i] for i in shown]
-    sizes = [[timeline[name][i] / 2**30 for i in shown] for name in used([x])]
-    axes.stackplot(events, *sizes, colors=[COLORS[n] for n in used([x])], linewidth=0)
+    sizes = [
+        [timeline[name][i] / 2**30 for i in shown] for name in used_categories([x])
+    ]
+    axes.stackplot(
+        events, *sizes, colors=[COLORS[n] for n in used_categories([x])], linewidth=0
+    )
     top = [sum(at) for at in zip(*sizes, strict=True)]
     peak = max(range(len(shown)), key=top.__getitem__)
     # Beside the peak, because a phase's line can stand at the peak itself.
@@ -109,7 +115,9 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     axes.set_xlabel("allocations and frees, in order")
 
 
-def highest(timeline: dict[str, list[int]], categories: Sequence[str]) -> list[int]:
+def select_events(
+    timeline: dict[str, list[int]], categories: Sequence[str]
+) -> list[int]:
     """Return the event with the most memory of each stretch of events, and the last."""
     count = len(timeline["event"])
     totals = [sum(timeline[name][i] for name in categories) for i in range(count)]

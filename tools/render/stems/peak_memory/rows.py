@@ -41,11 +41,11 @@ def passes(record: Record | None) -> Frame:
         name=lambda x: MODES[x["mode"]],
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
         predicted=lambda x: sum(peak(pass_of(x)).values()),
-        peak=lambda x: x["peak_allocated_bytes"] if x else needs(x),
-        requested=lambda x: x["peak_requested_bytes"] if x else needs(x),
+        peak=lambda x: x["peak_allocated_bytes"] if x else missing_peak(x),
+        requested=lambda x: x["peak_requested_bytes"] if x else missing_peak(x),
         off=lambda x: x["requested"] / x["predicted"] - 1,
-        place=place,
-        saved=lambda x: category(x, "saved activations", "most_bytes"),
+        place=peak_place,
+        saved=lambda x: category_bytes(x, "saved activations", "most_bytes"),
     )
 
 
@@ -56,48 +56,53 @@ def pass_of(x: Line) -> Pass:
     return Pass(**given)
 
 
-def needs(x: Line) -> Missing:
+def missing_peak(x: Line) -> Missing:
     """Return the reason "out of memory, needs 65.3 GiB"."""
     if x.row is None or x.row.status != "out_of_memory":
         return x.missing
     return Missing(f"{x.why}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
 
 
-def place(x: Line) -> str | Missing:
+def peak_place(x: Line) -> str | Missing:
     """Return the place of a pass's peak: "in the forward pass"."""
     if not x:
         return x.missing
     phase = x["peak_phase"].replace("_", " ")
     if phase == "backward":
         # Gradients are allocated as the backward pass goes on.
-        early = category(x, "gradients") < category(x, "gradients", "most_bytes") / 2
+        early = (
+            category_bytes(x, "gradients")
+            < category_bytes(x, "gradients", "most_bytes") / 2
+        )
         return f"at the {'start' if early else 'end'} of the backward pass"
     return f"in the {phase}" + (" pass" if "forward" in phase else "")
 
 
-def category(x: Line, name: str, which: str = "at_peak_bytes") -> float:
+def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
     """Return the bytes of a category at the peak, or its own maximum."""
     if not x:
         return x.missing
     return {c["category"]: c[which] for c in x["categories"]}[name]
 
 
-def worst(record: Record | None) -> float:
+def largest_error(record: Record | None) -> float:
     """Return the largest relative error over the categories that shapes predict."""
     return most(
-        abs(category(x, name, "most_bytes") / value - 1)
+        abs(category_bytes(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
         for name, value in category_peaks(pass_of(x)).items()
         if value and name in PREDICTED
     )
 
 
-def used(found: list[Line]) -> list[str]:
+def used_categories(found: list[Line]) -> list[str]:
     """Return the categories that any of these rows uses, in the timeline's order."""
-    return [n for n in CATEGORIES if any(category(x, n, "most_bytes") for x in found)]
+    return [
+        n for n in CATEGORIES if any(category_bytes(x, n, "most_bytes") for x in found)
+    ]
 
 
-def largest(x: Line) -> list[dict[str, Any]]:
+def largest_groups(x: Line) -> list[dict[str, Any]]:
     """Return the groups whose allocations are the largest of a pass."""
     groups = x["tenth"] if x else []
     return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
