@@ -1,5 +1,5 @@
-"""Choose the GPUs that measure side by side, and the order of the experiments, for
-`regen_tables.py --at-once 4`.
+"""Choose the GPUs that measure in parallel for `regen_tables.py --at-once 4`, and the
+order of the experiments.
 
 The GPUs share the host's cores, memory and power, so launch-bound rows may take longer
 in wall-clock time than on a machine of their own. GPU times are not affected.
@@ -20,7 +20,7 @@ class CannotShare(Exception):
 
 def first_gpus(count: int) -> list[str]:
     """Return the names of the first visible GPUs, as CUDA_VISIBLE_DEVICES takes them.
-    Raise CannotShare unless they are different GPUs of one model.
+    Raise CannotShare unless these are different GPUs of one model.
     """
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
@@ -45,12 +45,13 @@ def first_gpus(count: int) -> list[str]:
 
 
 def longest_first(stems: Iterable[str]) -> list[str]:
-    """Sort stems by the time that the guide's own records took, longest first, so that
-    the GPUs finish at about the same time. Stems without a record come before all.
+    """Sort experiments by the measuring time in the guide's records, longest first, so
+    that all GPUs finish at about the same time. Experiments without a record come
+    first.
     """
     seconds: dict[str, float] = {}
     for path in files_in(ROOT / "docs" / "results"):
-        # Rendering reports what is wrong with a record.
+        # Skip invalid records: rendering reports them.
         with suppress(RecordError):
             record = read(path)
             total = sum(row.seconds or 0 for row in record.rows)

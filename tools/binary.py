@@ -1,6 +1,4 @@
-"""Read the binary of a kernel: registers and stack of a thread, and the instructions of
-its loops.
-"""
+"""Read a kernel's binary: registers and stack bytes per thread, loop instructions."""
 
 import re
 import subprocess
@@ -10,13 +8,14 @@ from tempfile import NamedTemporaryFile
 
 import triton
 
-# An address and an instruction without its predicate; the address a branch jumps to.
+# A line of SASS: address and instruction, without its predicate.
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(?:{ *)?(?:@!?\w+ +)?([A-Z][^;]*);")
+# A branch and the address that it jumps to.
 BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
 
 def read_binary(option: str, cubin: bytes) -> str:
-    """Return what cuobjdump, which comes with Triton, prints about a kernel."""
+    """Return the output of Triton's copy of cuobjdump for a kernel."""
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -26,7 +25,7 @@ def read_binary(option: str, cubin: bytes) -> str:
 
 
 def count_resources(cubin: bytes) -> tuple[int, int]:
-    """Return the registers and the bytes of stack of a thread."""
+    """Return the registers and the stack bytes per thread."""
     output = read_binary("-res-usage", cubin)
     match = re.search(r"REG:(\d+) STACK:(\d+)", output)
     assert match, output
@@ -34,9 +33,7 @@ def count_resources(cubin: bytes) -> tuple[int, int]:
 
 
 def find_loops(assembly: str) -> Iterator[list[str]]:
-    """Yield the instructions of each loop that has matmuls and exponentials, from its
-    first instruction to the branch back.
-    """
+    """Yield the instructions of each loop that contains matmuls and exponentials."""
     listing = [(int(at, 16), text) for at, text in INSTRUCTION.findall(assembly)]
     for i, (address, text) in enumerate(listing):
         branch = BRANCH.match(text)
@@ -53,17 +50,16 @@ def count_ops(body: list[str], name: str) -> int:
 
 
 def instructions_per_score(assembly: str) -> float:
-    """Return the instructions per exponential in the shortest loop, which is the work
-    of a thread per attention score; 0 without such a loop.
+    """Return instructions per exponential, that is per attention score, in the shortest
+    loop; 0 if there is no loop.
     """
     body = min(find_loops(assembly), key=len, default=[])
     return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0
 
 
 def hottest_loop(assembly: str) -> dict[str, int]:
-    """Count instructions in the loop over whole tiles, which has the fewest per matmul:
-    all, those that spill registers to the stack, and those that reload them. Empty
-    without a loop.
+    """Count instructions, register spills and reloads in the loop over unmasked tiles,
+    which is the loop with the fewest instructions per matmul. Empty without a loop.
     """
     bodies = find_loops(assembly)
     body = min(bodies, key=lambda body: len(body) / count_ops(body, "MMA"), default=[])
@@ -76,14 +72,14 @@ def hottest_loop(assembly: str) -> dict[str, int]:
     }
 
 
-# Loads from global memory, and copies of a thread from there to shared memory.
+# Loads from global memory to registers (LDG) and to shared memory (LDGSTS).
 LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
 LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 def load_widths(assembly: str) -> tuple[int, ...]:
-    """Return the distinct widths of a thread's loads from global memory, in bytes. A
-    load without a width in its name takes four.
+    """Return the distinct widths, in bytes per thread, of loads from global memory. The
+    name of a 4-byte load contains no width.
     """
     widths = {
         next((LOAD_BYTES[x] for x in suffixes.split(".") if x in LOAD_BYTES), 4)

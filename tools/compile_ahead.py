@@ -1,5 +1,5 @@
-"""Compile the attention kernels for a GPU that is not installed, and return what each
-needs: shared memory, registers, spills, thread blocks per SM.
+"""Compile the attention kernels for a GPU that is not installed, and return the shared
+memory, registers, spills and thread blocks per SM of each kernel.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
 driver is a stand-in: it reports the requested GPU, records each kernel that Triton
@@ -63,16 +63,16 @@ TARGETS = {
     "rtx5090": Target((12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
 }
 
-# The dtype of q, k and v by arithmetic.
+# The dtype of q, k and v, by the kernels' arithmetic.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
-# Large enough for both of Hopper's backward passes.
+# The compiled shape, large enough for both backward passes of the Hopper kernels.
 BATCH, HEADS, N = 8, 16, 4096
 
 
 class KernelNeeds(NamedTuple):
-    """What a compiled kernel needs. `stack_bytes` per thread are mostly spilled
-    registers, `per_score` counts instructions of the loop per exponential, `load_bytes`
-    lists the widths of loads from global memory, and `loop` is `binary.hottest_loop`.
+    """Resources of a compiled kernel. `stack_bytes` per thread are mostly spilled
+    registers, `per_score` is `binary.instructions_per_score`, `load_bytes` is
+    `binary.load_widths`, and `loop` is `binary.hottest_loop`.
     """
 
     kernel: str
@@ -100,7 +100,7 @@ class KernelNeeds(NamedTuple):
         )
 
 
-# The kernels that a launch loads, or the compiler's error.
+# The kernels of a launch, or the compiler's error.
 Result = list[KernelNeeds] | str
 
 
@@ -113,7 +113,7 @@ class StandInDriver:
         self.source: Any = None
         self.metadata: Any = None
         self.utils = SimpleNamespace(
-            # Let kernels compile that do not fit: tests report them.
+            # Also compile kernels that exceed shared memory: tests report them.
             get_device_properties=lambda device: {"max_shared_mem": 2**30},
             load_binary=self.record_kernel,
             unload_module=lambda module: None,
@@ -158,7 +158,7 @@ class StandInDriver:
 
 
 def require_compiler() -> None:
-    """Exit with one line if Triton would interpret kernels or can't store them."""
+    """Exit if Triton would interpret kernels, or can't store compiled kernels."""
     if knobs.runtime.interpret:
         stop("the interpreter compiles nothing: unset TRITON_INTERPRET")
     if fault := unwritable(compiled_folder()):
@@ -168,7 +168,7 @@ def require_compiler() -> None:
 def compile_launch(
     gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> Result:
-    """Return the kernels that a launcher loads for tensors on the meta device.
+    """Run a launcher on meta tensors, and return the kernels that it compiled.
 
     The process keeps the stand-in driver, and torch reports this GPU from then on.
     """
@@ -198,7 +198,9 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return launch configurations by kernel: for many query rows, then for few."""
+    """Return the launch configurations of the tables, by kernel name: first those for
+    many query rows, then those for few.
+    """
     name, size = architecture(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
@@ -220,8 +222,8 @@ def compile_portable(
     configs: Mapping[str, Config] | None = None,
     splits: int = 1,
 ) -> Iterator[Result]:
-    """Compile the forward and the backward pass of the kernels for any GPU, by default
-    with the table's configurations for many rows. With `splits` above 1, also the
+    """Compile the portable Triton kernels, forward and backward, by default with the
+    tables' configurations for many rows. If `splits` exceeds 1, also compile the
     kernels that combine the splits.
     """
     configs = configs or table_configs(gpu, arithmetic, d, causal)[0]
@@ -247,8 +249,8 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile the Hopper kernels for 16-bit inputs: the forward pass, the backward pass
-    in two kernels, and the one-pass backward with either walk.
+    """Compile the Hopper kernels for bf16 inputs: forward, two-pass backward, and
+    one-pass backward with both tile orders.
     """
     hopper.plan_forward.cache_clear()
     hopper.plan_backward.cache_clear()

@@ -1,16 +1,14 @@
-"""Compile each step of the flash-attention ladder for an H100, without a GPU, and write
-what its kernels need: registers, spills, shared memory, thread blocks per SM,
-instructions per score.
+"""Compile the kernel of each optimization step in the guide's FlashAttention "ladder"
+for an H100, without a GPU, and write its resources: registers, spills, shared memory,
+thread blocks per SM, instructions per score.
 
     python tools/compile_steps.py
 
-takes half a minute and adds the result for the installed Triton to
-docs/results/flash_ablation-compiled.json. The ladder's page shows the version with
-which the steps were timed.
+takes half a minute and writes the results for the installed version of Triton into
+docs/results/flash_ablation-compiled.json.
 """
 
-# Triton's decorator hides from the type checker that a kernel is called with plain
-# constants.
+# The type checker does not know that constexpr parameters take plain Python values.
 # pyright: reportArgumentType=false
 
 import json
@@ -46,13 +44,13 @@ from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import stop
 
 GPU = TARGETS["h100"]
-# `forward` compiles to the kernel of `one_item_forward`: only its grid differs.
+# Steps whose kernel is another step's: `forward` differs in its grid only.
 SAME_KERNEL = {"forward": "one_item_forward"}
 
 
 def make_launch(step: str) -> Callable[[], object]:
-    """Return a call that launches the kernels of this step, at the leaderboard's shape
-    and on the meta device.
+    """Return a function that launches a step's kernels, with the leaderboard's shape
+    and tensors on the meta device.
     """
     c = flash_ablation.Config()
     shape = c.heads, c.n, c.d
@@ -90,8 +88,8 @@ def add_batch(x: object) -> object:
 def first_forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """Launch the forward kernel of `first.FlashAttentionFirst`, which itself takes no
-    tensors on the meta device.
+    """Launch the forward kernel of `first.FlashAttentionFirst` on meta tensors, which
+    the class itself rejects.
     """
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
@@ -110,8 +108,8 @@ def first_backward(
 
 
 def compile_step(step: str) -> list[Kernel]:
-    """Compile a step, and return what each kernel that computes exponentials needs. The
-    other kernels take next to no time.
+    """Compile a step, and return the resources of each kernel that computes
+    exponentials. The other kernels take negligible time.
     """
     result = compile_launch(GPU, make_launch(step))
     if isinstance(result, str):

@@ -1,4 +1,4 @@
-"""Measure experiments, each in a child process that runs `systems.running.measure`.
+"""Measure experiments, each in a child process running `systems.running.measure`.
 
 A child reports its progress as lines of JSON on standard output, so this process does
 not import torch.
@@ -28,9 +28,9 @@ GRACE = 10
 
 @dataclass
 class Outcome:
-    """The outcome of measuring one stem: a line for the user, the exit code (0 complete
-    or out of time, 1 rows failed, 2 could not start), and the number of rows by status.
-    `skipped` means that this machine can't measure the stem.
+    """The outcome of measuring one experiment: a line for the user, the exit code (0
+    complete or out of time, 1 rows failed, 2 could not start), and the number of rows
+    by status. `skipped` means that this machine can't measure the experiment.
     """
 
     stem: str
@@ -43,7 +43,7 @@ class Outcome:
 
 @dataclass
 class Task:
-    """A stem to measure, with the arguments and environment of its child process."""
+    """An experiment to measure: arguments and environment of its child process."""
 
     stem: str
     arguments: list[str]
@@ -58,9 +58,8 @@ def measure_all(
     deadline: float = 1e18,
     gpus: Sequence[str] = ("",),
 ) -> list[Outcome]:
-    """Measure stems whose records are missing or stale, or all with `force`, one at a
-    time on each GPU. Start none after `deadline`, in seconds of `time.time`. Return the
-    outcome of each stem.
+    """Measure experiments whose records are missing or stale, or all with `force`, one
+    at a time on each GPU. Start none after `deadline`, in seconds of `time.time`.
     """
     outcomes: dict[str, Outcome] = {}
 
@@ -80,7 +79,9 @@ def measure_all(
 def plan_task(
     stem: str, results: Path, quick: bool, force: bool, deadline: float
 ) -> Task | Outcome:
-    """Return the task of measuring a stem, or the outcome if there is nothing to do."""
+    """Return the task of measuring an experiment, or its outcome if nothing can or need
+    be measured.
+    """
     from systems.records.device import no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import device_for
@@ -99,7 +100,7 @@ def plan_task(
         seen = written_at(path)
         state = "" if force else state_of(path)[0]
     except RecordError as error:
-        # An unreadable record must not keep other experiments from being measured.
+        # Report an unreadable record, and go on with the other experiments.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)
     if state in ("fresh", "verified"):
         return Outcome(stem, f"{state} already (--force measures again)")
@@ -108,15 +109,15 @@ def plan_task(
         return Outcome(stem, OUT_OF_TIME)
     arguments = [str(results.resolve()), "--grid", grid, "--deadline", str(deadline)]
     arguments += ["--seen", str(seen)]
-    # On a CPU Triton's kernels run in its interpreter, which must be chosen before
-    # triton is imported.
+    # On a CPU, run kernels in Triton's interpreter, which must be set before the
+    # import.
     interpreter = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
     return Task(stem, arguments, interpreter)
 
 
 def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
-    """Run a child for each task, one at a time on each GPU, and show their reports as
-    progress bars. The GPU "" is the first visible one.
+    """Run a child process for each task, one at a time on each GPU, with progress bars.
+    The GPU "" is the first visible one.
     """
     outcomes, free, running = [], list(gpus), list[Child]()
     with progress_bars() as bars, DefaultSelector() as selector:
@@ -135,12 +136,12 @@ def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]
                         running.remove(child)
                         free.append(child.gpu)
         finally:
-            # Reached after Ctrl-C, SIGTERM or an error, too.
+            # Also end the children after Ctrl-C, SIGTERM or an error.
             terminate([child.process for child in running])
 
 
 def progress_bars() -> Any:
-    """Return progress bars with the current row and the remaining time of each stem."""
+    """Return progress bars that show current row and remaining time per experiment."""
     from rich import progress
 
     return progress.Progress(
@@ -156,7 +157,7 @@ def progress_bars() -> Any:
 
 
 class Child:
-    """A process that measures one stem, with its progress bar and its outcome."""
+    """A process that measures one experiment, with its progress bar and outcome."""
 
     def __init__(self, task: Task, gpu: str, bars: Any):
         self.gpu, self.bars, self.outcome = gpu, bars, Outcome(task.stem)
@@ -168,7 +169,7 @@ class Child:
             cwd=ROOT,
             env=os.environ | visible | task.environment,
             stdout=subprocess.PIPE,
-            # A group of the child and its rows, so that one signal ends all of them.
+            # A process group, so that one signal also ends the processes of its rows.
             process_group=0,
         )
         assert self.process.stdout
@@ -176,7 +177,7 @@ class Child:
         self.bar = bars.add_task(task.stem, total=None, now="starting")
 
     def read_reports(self) -> bool:
-        """Show new reports of the child; return False once it has closed its output."""
+        """Show the child's new reports. Return False once it has closed its output."""
         read = os.read(self.pipe.fileno(), 2**16)
         *lines, self.unread = (self.unread + read).split(b"\n")
         for line in lines:
@@ -194,7 +195,7 @@ class Child:
                 total, done = report["total"], report["done"]
                 self.bars.update(self.bar, total=total, completed=done)
             case "there":
-                # Somebody else may have measured these rows on another day.
+                # Resuming: these rows may be older, or measured by somebody else.
                 rows, commit = report["rows"], report["commit"][:10]
                 origin = f"{report['since']} UTC, commit {commit}"
                 show(f"{outcome.stem}: {rows} rows are there, of {origin}")
@@ -223,29 +224,29 @@ class Child:
                 outcome.message = printable(f"error: {report['message']}")
 
     def finish(self) -> Outcome:
-        """Wait for the child, which has closed its output, and return the outcome."""
+        """Wait until the child exits, and return its outcome."""
         code, outcome = self.process.wait(), self.outcome
         self.pipe.close()
         if code < 0:
             # The child was killed, and the process of its row may still run.
             signal_group(self.process, signal.SIGTERM)
-        # A child that did not crash has reported an outcome.
+        # Without a reported outcome or a known exit code, the child has crashed.
         if not outcome.message or code not in (0, 1, 2):
             again = "run again to go on from the last row"
             outcome.message = f"crashed (exit code {code}); {again}"
             code = 1
         outcome.code, outcome.seconds = code, time.monotonic() - self.started
-        # Finished bars would leave no room for running ones.
+        # Make room for the bars of running experiments.
         self.bars.remove_task(self.bar)
         self.bars.console.print(f"{outcome.stem}: {outcome.message}")
         return outcome
 
 
 def terminate(children: list[subprocess.Popen[bytes]]) -> None:
-    """End all children with the processes of their rows. They have GRACE seconds to
-    clean up; a second Ctrl-C kills them at once.
+    """Send SIGTERM to all children and their rows, and SIGKILL after GRACE seconds or
+    at a second Ctrl-C.
     """
-    # The id of a finished child may belong to another process by now.
+    # Skip finished children, whose process id may have been reused.
     running = [child for child in children if child.returncode is None]
     last = time.monotonic() + GRACE
     try:

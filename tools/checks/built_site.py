@@ -5,9 +5,8 @@
 prints each finding as `page: finding`. The exit code is 0 without findings, 1 with some
 and 2 if there are no pages.
 
-mkdocs checks Markdown links only. This checks links in raw HTML, Markdown that was left
-as text, ids, headings, alternative texts, and elements that load from other hosts.
-Tests in a browser check what scripts and style sheets load.
+mkdocs checks Markdown links only. This script checks links in raw HTML, unconverted
+Markdown, ids, headings, alternative texts, and elements that load from other hosts.
 """
 
 from __future__ import annotations
@@ -24,17 +23,19 @@ from lxml import html
 
 Element = html.HtmlElement
 
-# Attributes whose address the browser loads, and the kinds of <link> that it loads.
+# HTML attributes whose address a browser loads.
 FETCHING = {"src", "srcset", "data", "poster", "xlink:href"}
+# Values of `rel` with which a browser loads the address of a <link>.
 FETCHING_LINKS = set(
     "stylesheet icon preload prefetch preconnect dns-prefetch modulepreload"
     " manifest".split()
 )
-# Patterns of faults in all text of a page, and in text outside of code.
+# Faults by pattern, searched in the whole text of a page.
 ANYWHERE = {
     "snippet marker left as text": re.compile(r"-+8<-+"),
     "template variable left as text": re.compile(r"\{\$\s*[\w.]+\s*\$\}"),
 }
+# Faults by pattern, searched outside of code.
 OUTSIDE_CODE = {
     "template mark left as text": re.compile(r"\{\$|\$\}|\{\{|\}\}|\{%|%\}|\{@|@\}"),
     "maths delimiter left as text": re.compile(r"\\[()\[\]]|\$\$"),
@@ -75,7 +76,7 @@ class Site:
 
 
 def check(site: Site) -> list[str]:
-    """Return every finding of the whole site, once, in order of the pages."""
+    """Return the distinct findings on all pages, in order of the pages."""
     findings = [
         f"{site.name(path)}: {one}"
         for path in site.pages
@@ -101,7 +102,7 @@ def check_page(site: Site, path: Path) -> Iterator[str]:
 
 
 def check_text(main: Element) -> Iterator[str]:
-    """Yield Markdown that an extension should have replaced."""
+    """Yield a finding for each piece of Markdown that was not converted to HTML."""
     whole, prose = main.text_content(), "".join(prose_parts(main))
     for patterns, text in ((ANYWHERE, whole), (OUTSIDE_CODE, prose)):
         for what, pattern in patterns.items():
@@ -111,12 +112,12 @@ def check_text(main: Element) -> Iterator[str]:
 
 
 def prose_parts(element: Element) -> Iterator[str]:
-    """Yield the text of an element, with blocks on lines of their own and a placeholder
-    for code, formulas and pictures.
+    """Yield an element's text, each block on its own line. A placeholder replaces code,
+    formulas and pictures.
     """
     if element.tag in NOT_PROSE:
         yield "\N{OBJECT REPLACEMENT CHARACTER}"
-    # The tag of a comment is not a string.
+    # Skip comments, whose tag is not a string.
     elif isinstance(element.tag, str):
         edge = "" if element.tag in INLINE else "\n"
         yield edge + (element.text or "")
@@ -147,7 +148,7 @@ def check_structure(page: Element, main: Element) -> Iterator[str]:
             names = ", ".join(labels)
             yield f"two sets of tabs became one, without text between them: {names}"
     for formula in main.iter("math"):
-        # Converters output this element for a formula that they can't parse.
+        # Converters output <merror> for a formula that they can't parse.
         if formula.xpath(".//merror"):
             yield f"error inside a formula: {excerpt(formula)}"
         if stray := re.search(r"[\\&]", formula.text_content()):
@@ -199,7 +200,7 @@ def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[s
     elif not target.is_file():
         remedy = " (a folder; name its index.html)" if target.is_dir() else ""
         yield f"dead link: {url}{remedy}"
-    # A fragment with `=` is the state of the explorer or the calculator.
+    # A fragment with `=` is a state of the explorer or the calculator, not an anchor.
     elif parts.fragment and "=" not in parts.fragment and target in site.pages:
         if unquote(parts.fragment) not in site.anchors[target]:
             yield f"dead anchor: {url}"

@@ -1,5 +1,5 @@
-"""Check that a fresh record has a row for each configuration of its experiment, and no
-other row. The record's source hash does not cover missing rows.
+"""Check that each fresh record has exactly the rows of its experiment's grid, because a
+matching source hash does not prove that every row was measured.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,8 @@ from tools.render.load import is_fresh
 
 
 def check_grids(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a line for each record that differs. Experiments whose packages are missing
-    here, such as torch or Triton, are not compared.
+    """Yield a finding for each record whose rows differ from the grid. Skip experiments
+    that need packages, such as Triton, that are not installed.
     """
     for stem, records in found.items():
         if lacks("torch", *STEMS[stem].needs):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Between a number and its unit: spaces, emphasis, at most one line break.
+# Matches the gap between a number and its unit: spaces, emphasis, one line break.
 GAP = r"(?:[^\S\n]|[*_]|&nbsp;|\n(?![^\S\n]*\n))*"
 UNITS = (
     r"[mnµμu]?s|(?:milli|micro|nano)?seconds?|min|minutes?|hours?"
@@ -48,9 +48,7 @@ SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 
 def check_pages(root: Path) -> list[str]:
-    """Return all findings in the pages and the Python sources of this tree, most of
-    them as `path:line: finding`.
-    """
+    """Return the findings in pages and Python sources, such as `path:line: finding`."""
     pages = {
         path: path.read_text(encoding="utf-8") for path in list_pages(root / "docs")
     }
@@ -74,7 +72,7 @@ def check_pages(root: Path) -> list[str]:
 
 
 def list_pages(docs: Path) -> Iterator[Path]:
-    """Yield every page that is written by hand."""
+    """Yield the paths of all pages that are not generated."""
     for path in sorted(docs.rglob("*.md")):
         if docs / "generated" not in path.parents:
             yield path
@@ -97,7 +95,7 @@ def find_unused_facts(root: Path, used: set[str]) -> list[str]:
 
 def find_typed_numbers(page: str) -> Iterator[tuple[int, str]]:
     """Yield the line and a finding for each measured number in a page's prose."""
-    # Keep the line breaks of what is cut out, for counting lines.
+    # Keep the line breaks of removed parts, so that line numbers stay correct.
     prose = NOT_PROSE.sub(lambda part: "\0" + "\n" * part[0].count("\n"), page)
     for match in MEASURED.finditer(prose):
         number = " ".join(match[0].split())
@@ -110,9 +108,9 @@ def find_typed_numbers(page: str) -> Iterator[tuple[int, str]]:
 
 
 def find_broken_sections(text: str, used: set[str]) -> Iterator[tuple[int, str]]:
-    """Yield the line and a finding for each snippet section of a Python file that never
-    ends or that no page includes, and for each section in `used` that is missing. The
-    snippets extension ignores these faults.
+    """Yield the line and a finding for each faulty snippet section of a Python file:
+    sections without an end, sections that no page includes, and missing sections that a
+    page includes (`used`). The snippets extension ignores these faults.
     """
     lines: dict[tuple[str, str], int] = {}
     for mark in SECTION.finditer(text):

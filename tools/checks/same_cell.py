@@ -1,4 +1,5 @@
-"""Check that fresh records of one GPU that measure the same cell agree on its GPU time.
+"""Check that fresh records that measured the same pass on the same GPU agree on its GPU
+time.
 
 Between hosts and profilers a phase's sum of kernel times differs by less than 3 %, with
 exceptions: bf16 matmuls of the largest model slow down in a long run, as the graph
@@ -18,7 +19,9 @@ MOST_BEYOND = 1 / 20
 
 
 def check_cells(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a line for each phase whose GPU times differ, if too many or too far."""
+    """Yield a finding for each phase whose GPU times differ by more than CLOSE, if more
+    than MOST_BEYOND of all phases do or one differs by more than MOST.
+    """
     fresh = (r for stem in STEMS for r in found.get(stem, []) if is_fresh(r))
     for records in group_by_software(fresh):
         pairs = {

@@ -1,9 +1,8 @@
-"""A griffe extension that decides what the code reference shows, for the templates
-beside it.
+"""A griffe extension that selects what the code reference shows.
 
-Names that a page links stay open, as the table on top of each reference page does.
-Other names are folded. Kernels are left out, because the pages that explain them show
-them. Of an experiment only `Config`, `configs` and `run` are shown.
+Functions and classes that a page links are expanded, others are collapsed. Kernels are
+left out, because other pages show their code. Of an experiment only `Config`, `configs`
+and `run` are shown.
 """
 
 import re
@@ -19,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 class LinkedNames(Extension):
-    """Marks names that a page links, and hides names that the reference leaves out."""
+    """Marks names that a page links, and hides kernels and helpers of experiments."""
 
     def __init__(self) -> None:
         pages = DOCS.rglob("*.md")
@@ -56,7 +55,7 @@ def field_lines(cls: Class) -> str:
         if isinstance(member, Attribute)
         and member.annotation is not None
         and "property" not in member.labels
-        # Skip attributes that a method assigns: only those have a value here.
+        # Skip attributes that a method assigns, which have a value but no class label.
         and ("class-attribute" in member.labels or member.value is None)
     ]
     if not fields:

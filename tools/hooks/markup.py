@@ -1,4 +1,4 @@
-"""A Markdown extension that finishes a page once it is HTML.
+"""A Markdown extension that post-processes the HTML of a page.
 
 It numbers figures and tables, gives each an anchor, converts maths to MathML, puts
 tables into frames that scroll sideways and take the keyboard's focus, and explains each
@@ -21,7 +21,7 @@ from systems.model.sizes import SIZES
 from tools.hooks.maths import convert_maths
 from tools.render.editions import EXPLAINED
 
-# What decides the captions of tables, in order of the page:
+# Matches each table, and each element that affects its caption, by named group:
 # - `caption`: a paragraph of this class, above a table or above tabs with tables;
 # - `fold`: a fold's title, the caption of a table or tabs that begin the fold;
 # - `every`: the title of a fold of tables ("abstract"), which may have a paragraph or
@@ -39,16 +39,17 @@ CAPTION_OR_TABLE = re.compile(
     r"|(?P<end><h[1-6]|<p>|<summary>)",
     re.DOTALL,
 )
-# A figure with its caption.
+# Matches a figure up to the start of its caption.
 FIGURE = re.compile(
     r"<figure(?P<attributes>[^>]*)>(?P<pictures>(?:(?!</figure>).)*?)"
     r"(?P<caption><figcaption[^>]*>)",
     re.DOTALL,
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
-# A word with its explanation; elements that must not hold tooltips, because they are
-# links or buttons or are only glanced at; and elements read apart from the text around.
+# Matches a glossary word with its tooltip.
 TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
+# Also matches elements that get no tooltips (headings, links, buttons) and elements
+# whose words are counted apart from the text around them (folds, figures, tables).
 TOOLTIP_OR_PART = re.compile(
     rf"{TOOLTIP.pattern}"
     r"|<(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b.*?</(?P=tag)>"
@@ -59,19 +60,20 @@ TOOLTIP_OR_PART = re.compile(
 # Text up to the first full stop that is not inside an element.
 SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
-# The mark of tools/render/markdown.py on a cell of a row that is hidden at first.
+# Marks a cell of a row that is hidden at first; set by tools/render/markdown.py.
 REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
-# A listing of shell commands, and an option of a command.
+# Matches a listing of shell commands.
 COMMANDS = re.compile(
     r'(<div class="language-console[^"]*"[^>]*><pre>(?:<span></span>)?<code>)'
     r"((?!<span class=\"line\">).*?)</code>",
     re.DOTALL,
 )
+# Matches an option of a command, such as --quick.
 OPTION = re.compile(r"(?<=[>\s])--?[a-z][\w-]*(?![^<]*>)")
-# A number as tables print it, with a sign, a spread, a unit and a remark in
-# parentheses; and the texts that stand for a missing number.
+# Match a table cell with a number (with sign, spread, unit and a remark in
+# parentheses), and a cell that explains why a number is missing.
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 NUMBER = re.compile(
     rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±|/) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
@@ -81,49 +83,48 @@ NO_NUMBER = re.compile(
     r"[-–—]?|none|not .*|out of memory|unsupported|failed|no such .*", re.IGNORECASE
 )
 MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
-# The integer part of a number with four digits or more.
+# Matches the integer part of a number with four or more digits.
 THOUSANDS = re.compile(r"(?<![\w.,#])\d{4,}(?![\w,])")
-# Tags, elements without prose, and the text between them.
+# Matches tags, elements without prose, and the text between them.
 TEXT = re.compile(
     r"<(pre|code|math|svg|script|style|textarea)\b.*?</\1>|<[^>]*>|(?P<text>[^<]+)",
     re.DOTALL,
 )
 PICTURE = re.compile(r"<svg class=.*?</svg>", re.DOTALL)
 INDENT = re.compile(r"^ +", re.MULTILINE)
-# The space between a number and its unit, which must not end a line.
+# Matches the space between a number and its unit, where a line must not break.
 UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[KMGT]i?B|[nµm]?s|min|[KMGTP]?FLOPs?|[kMG]?W|[kMG]?Hz|[mb]illion)"
     r"(?!\w))"
 )
 SPREAD = re.compile(r" (± [\d.]+|\([a-z]+\))")
-# Tables with at least this many columns have less space between them.
+# Tables with at least this many columns get narrower gaps between columns.
 DENSE = 7
 # Columns with a text longer than this may wrap.
 LONG = 22
-# Code and links, and the characters in them after which a line may end.
+# Matches code and links.
 NAMES = re.compile(r"(<code>|<a [^>]*>)([^<]*)")
+# Matches the characters in code and links after which a line may break.
 BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 
 def finish_page(page_html: str) -> str:
-    """Convert the maths of a page, frame its tables, number its figures, and thin out
-    its tooltips.
-    """
+    """Convert maths, frame tables, number figures and remove repeated tooltips."""
     text = convert_maths(thin_tooltips(COMMANDS.sub(split_commands, page_html)))
     text = number_figures(frame_tables(text))
     return map_text(text, lambda part: UNIT.sub("\N{NO-BREAK SPACE}", part))
 
 
 def map_text(page_html: str, change: Callable[[str], str]) -> str:
-    """Apply a function to the prose of a page, but not to tags, code and maths."""
+    """Apply `change` to the text of a page outside of tags, code and maths."""
     return TEXT.sub(
         lambda part: change(part[0]) if part["text"] else part[0], page_html
     )
 
 
 def split_commands(match: re.Match[str]) -> str:
-    """Put each command of a listing into a line element, which a narrow page wraps
-    without breaking options.
+    """Wrap each line of a shell listing, and each option, in an element, so that narrow
+    pages break lines only between options.
     """
     lines = match[2].removesuffix("\n").split("\n")
     if any(line.count("<span") != line.count("</span") for line in lines):
@@ -139,8 +140,8 @@ class PageFinisher(Postprocessor):
 
 
 class PictureStash(Preprocessor):
-    """Replaces pictures inside of tabs by placeholders, as Markdown does with HTML
-    outside of tabs. Otherwise every rule of Markdown would search all pictures.
+    """Replaces pictures by placeholders while Markdown is converted, because searching
+    their text is slow. Markdown itself does this only outside of tabs.
     """
 
     def run(self, lines: list[str]) -> list[str]:
@@ -152,9 +153,9 @@ class PictureStash(Preprocessor):
 
 class FinishExtension(Extension):
     def extendMarkdown(self, md: Markdown) -> None:
-        # After snippets are included and code is stashed, before HTML is searched.
+        # Run after snippets are included and code is stashed, before HTML is parsed.
         md.preprocessors.register(PictureStash(md), "pictures", 24)
-        # After all others, which replace placeholders by HTML.
+        # Run last, when all placeholders are HTML again.
         md.postprocessors.register(PageFinisher(md), "finish", -100)
 
 
@@ -163,8 +164,8 @@ def makeExtension(**options: object) -> FinishExtension:
 
 
 def thin_tooltips(page_html: str) -> str:
-    """Explain each word only where it first stands in a section. Folds, figures and
-    tables count apart, because a reader of the text may skip them.
+    """Keep only the first tooltip of each word in a section. Folds, figures and tables
+    count separately, because readers may skip them.
     """
     seen: set[str] = set()
 
@@ -199,16 +200,16 @@ def number_figures(page_html: str) -> str:
     return FIGURE.sub(add_number, page_html)
 
 
-# The style that Markdown gives each cell of a column aligned left.
+# The style of cells in left-aligned columns, as Markdown writes it.
 LEFT = "text-align: left;"
 
 
 def frame_tables(page_html: str) -> str:
-    """Number the tables of a page, and put each into a named region that scrolls and
-    takes the keyboard's focus.
+    """Number the tables of a page, and put each into a labelled region that scrolls
+    sideways and takes keyboard focus.
 
-    The class on the table also keeps the theme from adding its own frame, which takes
-    no focus.
+    Because of the table's class, the theme does not add its own frame, which takes no
+    focus.
     """
     numbers = count(1)
     labels: Counter[str] = Counter()
@@ -250,17 +251,17 @@ def plain_text(cell: str) -> str:
 
 
 def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
-    """Return a table in its frame. Its columns are aligned by what they hold: numbers
-    right, short texts on one line, long texts on several.
+    """Return a table in its frame, with numbers aligned right and line breaks in long
+    texts only.
 
-    `labels` counts the names of tables without a caption, to tell equal ones apart.
+    `labels` counts the labels of tables without a caption, to make each unique.
     """
     rows = [CELL.findall(row) for row in ROW.findall(body)]
     heads, *lines = [[plain_text(cell) for *_, cell in row] for row in rows]
     kinds = [column_class(list(column)) for column in zip(*lines, strict=False)]
     # Keep shapes on one line if the table has room for it.
     one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
-    # Columns that Markdown aligns left name the row; if there is none, the first does.
+    # The left-aligned columns, at least one, are row headers.
     keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
 
     groups = find_group_starts(heads)
@@ -282,8 +283,7 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
         names += ["words"] if kind == "r" and tag == "td" and len(text) > LONG else []
         marks = f' class="{" ".join(names)}"' if names else ""
         if tag == "th":
-            # An empty cell is no header. The span lets a long header wrap, so that it
-            # does not widen its column.
+            # The span lets a long header wrap instead of widening its column.
             head = f"<th{marks}><span>{content}</span></th>"
             return head if text else f"<td{marks}></td>"
         if key := cell_sort_key(heads[at], text):
@@ -319,25 +319,25 @@ def group_thousands(text: str) -> str:
     return THOUSANDS.sub(lambda number: f"{int(number[0]):,}", text)
 
 
-# The rank of each model size, by which its name is sorted.
+# Sort keys of model sizes.
 ORDER = {size: rank for rank, size in enumerate(SIZES, start=1)}
 
-# The head of a column of attention shapes, which is sorted by the tokens.
+# The header of the column of attention shapes, which is sorted by tokens.
 SHAPES = "tokens · d · mask · heads"
 TOKENS = re.compile(r"([\d,]+)(k?)")
 
-# The first word of a cell, before a comma and other parts of a step's name.
+# Matches the first word of a cell.
 FIRST_WORD = re.compile(r"[^,\s]+")
 
 
 def find_size(head: str, text: str) -> str:
-    """Return the model size that a cell names, or ""."""
+    """Return the model size at the start of a cell, or "" in other columns."""
     word = FIRST_WORD.match(text) if head in ("size", "model", "step") else None
     return word[0] if word and word[0] in ORDER else ""
 
 
 def cell_sort_key(head: str, text: str) -> int | None:
-    """Return the number by which a cell is sorted; None if its text does."""
+    """Return the number by which a cell is sorted, or None to sort by its text."""
     if size := find_size(head, text):
         return ORDER[size]
     if head == SHAPES and (tokens := TOKENS.match(text)):
@@ -346,8 +346,8 @@ def cell_sort_key(head: str, text: str) -> int | None:
 
 
 def find_group_starts(heads: list[str]) -> set[int]:
-    """Return the first columns of groups, if there are several. A group is two or more
-    adjacent columns whose heads agree before a comma.
+    """Return the index of the first column of each group, or nothing for fewer than two
+    groups. A group is adjacent columns whose heads agree before a comma.
     """
     topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
     runs = [(name, len(list(run))) for name, run in groupby(topics)]
@@ -358,9 +358,7 @@ def find_group_starts(heads: list[str]) -> set[int]:
 
 
 def column_class(texts: list[str]) -> str:
-    """Return the class of a column: `r` if most cells hold numbers, `t` for texts that
-    may take several lines, or "".
-    """
+    """Return the CSS class of a column: `r` for numbers, `t` for long texts, or ""."""
     numbers = [bool(NUMBER.fullmatch(text)) and text not in ORDER for text in texts]
     others = [t for t, number in zip(texts, numbers, strict=True) if not number]
     words = [text for text in others if not NO_NUMBER.fullmatch(text)]
@@ -370,5 +368,5 @@ def column_class(texts: list[str]) -> str:
 
 
 def allow_breaks(cell: str) -> str:
-    """Let lines end inside of names in code and links, after a dot or an underscore."""
+    """Allow line breaks after dots, slashes and underscores in code and links."""
     return NAMES.sub(lambda name: name[1] + BREAKS.sub(r"\1<wbr>", name[2]), cell)

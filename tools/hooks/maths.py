@@ -1,6 +1,4 @@
-"""Convert the maths of a page to MathML, which needs no script and no font. A formula
-that can't be converted fails the build.
-"""
+"""Convert a page's formulas to MathML, which needs no script and no font."""
 
 import html
 import re
@@ -11,20 +9,19 @@ from xml.etree import ElementTree
 from latex2mathml.converter import convert
 
 MATHML = "{http://www.w3.org/1998/Math/MathML}"
-# The number of children that MathML demands. latex2mathml turns `\frac{a` into a
-# fraction with one.
+# The required number of children by MathML element. latex2mathml turns the incomplete
+# formula `\frac{a` into a fraction with one child.
 CHILDREN = dict.fromkeys(("mfrac", "mroot", "msub", "msup", "munder", "mover"), 2) | {
     "msubsup": 3,
     "munderover": 3,
 }
 
-# The output of pymdownx.arithmatex with `generic: true`. Code samples hold this text
-# only in escaped form.
+# Match formulas in the output of pymdownx.arithmatex with `generic: true`.
 INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 DISPLAY_MATHS = re.compile(
     r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
 )
-# Long formulas scroll sideways, by keyboard too.
+# Takes keyboard focus, so that long formulas scroll sideways.
 DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
@@ -32,7 +29,7 @@ BRACE = re.compile(r"(?<!\\)[{}]")
 
 
 def convert_maths(page_html: str) -> str:
-    """Replace every arithmatex element by MathML inside the same element."""
+    """Replace the TeX source in each arithmatex element by MathML."""
 
     def display(match: re.Match[str]) -> str:
         return f"{DISPLAY_FRAME}{to_mathml(html.unescape(match[1]), 'block')}</div>"
@@ -45,11 +42,9 @@ def convert_maths(page_html: str) -> str:
 
 
 def to_mathml(tex: str, display: str) -> str:
-    """Return a formula as MathML, with its source in `alttext`. Raise ValueError if it
-    can't be converted.
+    """Convert a TeX formula to MathML. Raise ValueError if that fails.
 
-    latex2mathml copies unknown commands instead of raising an error, so its output is
-    parsed and checked.
+    The output is checked, because latex2mathml copies unknown commands without error.
     """
     tex = " ".join(tex.split())
     braces = Counter(BRACE.findall(tex))
@@ -60,8 +55,7 @@ def to_mathml(tex: str, display: str) -> str:
     try:
         root = ElementTree.fromstring(convert(source, display=display))
     except Exception as error:
-        # The library's errors have no common base class, and with a stray & its output
-        # is not XML.
+        # latex2mathml's errors have no common base class, and a stray & breaks the XML.
         raise ValueError(
             f"can't convert the formula `{tex}` ({type(error).__name__})"
         ) from error
@@ -80,13 +74,13 @@ def to_mathml(tex: str, display: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-# Names in our formulas that \operatorname marks as operators but that are quantities.
+# Quantities that the formulas write with \operatorname, as if they were operators.
 NAMED = ("lse", "rowsum")
 
 
 def set_spacing(root: ElementTree.Element) -> None:
-    """Correct the space around operators: none around infinity and names like lse, some
-    between max or log and its argument, and none after a minus that is a sign.
+    """Correct the spacing that latex2mathml gives to infinity, lse, max, log and to
+    minus signs before a number.
     """
     for parent in root.iter():
         before = None
@@ -105,7 +99,5 @@ def set_spacing(root: ElementTree.Element) -> None:
 
 
 def is_prefix(part: ElementTree.Element) -> bool:
-    """Return whether a minus after this element is a sign, as after a parenthesis or
-    another operator.
-    """
+    """Return whether a minus after this element is unary."""
     return part.tag == f"{MATHML}mo" and part.text not in (")", "]", "}", "⊤")

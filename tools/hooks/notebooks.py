@@ -1,9 +1,9 @@
 """A hook of the site build that makes notebooks look like the other pages.
 
-A page of mkdocs-jupyter has JupyterLab's styles, which lack a dark scheme, and scripts,
-one of which loads Mermaid from a CDN. The hook keeps only its cells. It converts maths
-to MathML and links to Markdown files to links to pages, folds code tagged "folded", and
-inserts the figures that `tools.render.standalone.Shown` drew for pages.
+mkdocs-jupyter adds JupyterLab's styles, which lack a dark scheme, and scripts, one of
+which loads Mermaid from a CDN. The hook keeps only the cells. It converts maths to
+MathML, points links at HTML pages, folds code tagged "folded", and inserts the figures
+that `tools.render.standalone.Shown` drew for the site.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def is_notebook(page: Page) -> bool:
 
 @event_priority(100)
 def on_page_markdown(markdown: str, /, page: Page, **_: object) -> str:
-    """Read the page's metadata from the notebook, and hide its source from the macros
-    plugin.
-    """
+    """Read a notebook's page metadata, and hide its source from the macros plugin."""
     if not is_notebook(page):
         return markdown
     page.meta |= json.loads(markdown)["metadata"]["page"]

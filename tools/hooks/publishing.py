@@ -1,7 +1,7 @@
-"""A hook of the site build that shrinks the site and improves its search.
+"""A hook of the site build that makes the site smaller and its search better.
 
-Search results begin with a page's description, and the search index skips figures and
-tables of numbers. Records lose their blanks, and the largest are compressed.
+Search results begin with a page's description, and the index skips figures and tables
+of numbers. Records are written without white space, and the largest are compressed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 SEARCH = "material/search"
-# The theme's files for search in languages other than English and for debugging, which
-# are a fifth of the site.
+# Files for debugging and for search in other languages, a fifth of the site.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
-# Larger records are unreadable in a browser, and compression makes them 20 times
-# smaller.
+# Larger records are compressed: browsers can't show them anyway.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
-# Parts that nobody searches for: figures, provenance, names of tabs, code listings,
-# tables of numbers.
+# Matches parts of a page that the search index skips.
 UNSEARCHED = re.compile(
     r"<svg\b.*?</svg>"
     r'|<p class="(?:provenance|stale|below|all)">.*?</p>'
@@ -39,7 +36,8 @@ UNSEARCHED = re.compile(
     r'|<table class="data(?: dense)?">(?:(?!</table>).)*<td class="r\b.*?</table>',
     re.DOTALL,
 )
-# The full content of a page, by address, while the search reads it without those parts.
+# The full content of a page by address, stored while the search plugin reads the page
+# without the skipped parts.
 FULL_CONTENT: dict[str, str] = {}
 
 
@@ -62,13 +60,13 @@ def hide_unsearched(
 def index_description(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    """Restore the page's content, begin its search entry with its description, and keep
-    its tags in that entry only, not in those of its sections.
+    """Restore the page's content, put its description before the text of its search
+    entry, and remove its tags from the entries of its sections.
     """
     page.content = FULL_CONTENT.pop(page.url)
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
-    # The search plugin has just added this page, the entry with its title first.
+    # The search plugin has just added entries for the page and for its sections.
     own = [one for one in entries if one["location"].split("#")[0] == page.url]
     for entry in own[:1]:
         description = escape(page.meta.get("description", ""), quote=False)
@@ -85,12 +83,11 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
     return link_compressed(output, config)
 
 
-# After the offline plugin, which writes search_index.js.
+# Run after the offline plugin, which writes search_index.js.
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Delete the script of the search index, which only pages opened as files need;
-    strip blanks from records, and compress large ones. Invalid records stay as they
-    are.
+    """Delete the search index for pages opened as files, if the site has a URL. Remove
+    white space from records, and compress large records.
     """
     site = Path(config.site_dir)
     if config.site_url:
@@ -108,7 +105,7 @@ def on_post_build(*, config: MkDocsConfig) -> None:
 
 
 def link_compressed(page_html: str, config: MkDocsConfig) -> str:
-    """Point links to large records to their compressed files."""
+    """Change links to large records into links to their compressed files."""
 
     def change(link: re.Match[str]) -> str:
         compressed = is_compressed(Path(link["record"]), config)
@@ -118,7 +115,7 @@ def link_compressed(page_html: str, config: MkDocsConfig) -> str:
 
 
 def is_compressed(record: Path, config: MkDocsConfig) -> bool:
-    """Return whether a record is so large that the site holds it compressed."""
+    """Return whether the site offers a record only in compressed form."""
     with suppress(OSError):
         return (Path(config.docs_dir) / record).stat().st_size > READABLE_BYTES
     return False
