@@ -19,7 +19,7 @@ class CannotShare(Exception):
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the names of the first visible GPUs, as CUDA_VISIBLE_DEVICES takes them.
+    """Return the first `count` visible GPUs, as named in CUDA_VISIBLE_DEVICES.
     Raise CannotShare unless these are different GPUs of one model.
     """
     flag, gpus = f"--at-once {count}", visible_gpus()

@@ -1,14 +1,14 @@
-"""Measure on this machine what is missing or stale, then rewrite every table, figure
-and number of the guide.
+"""Measure experiments without a fresh record, then rewrite the guide's tables, figures
+and numbers.
 
-Each experiment is measured in a process of its own, row by row; stop it at any time and
-run it again to go on. On a cluster: `sbatch tools/regen_tables.sbatch`. Examples:
+Finished rows survive an interruption: run the same command again to go on. On a Slurm
+cluster, use `sbatch tools/regen_tables.sbatch`. Examples:
 
     python tools/regen_tables.py                    measure, then render
-    python tools/regen_tables.py --list             what is fresh, stale or missing
+    python tools/regen_tables.py --list             show the state of each record
     python tools/regen_tables.py --only end_to_end --time-limit 30
     python tools/regen_tables.py --quick            a reduced grid, on a CPU too
-    python tools/regen_tables.py --check            compare the tree with its records
+    python tools/regen_tables.py --check            fail if --render would change files
     python tools/regen_tables.py --at-once 4        on a node with four GPUs
 """
 
@@ -24,8 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# The line above lets these imports work in a plain source tree. Slow modules are
-# imported where they are used, so that --help answers at once.
+# The line above makes imports work without installation. Slow modules are imported
+# inside functions, so that --help answers at once.
 from systems import ROOT, need, plain_console, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
@@ -51,12 +51,12 @@ def parse_stem(text: str) -> str:
 
 
 def parse_folder(text: str) -> Path:
-    """Return the folder. Refuse "", which an unset shell variable gives and which Path
-    would take for the current folder.
+    """Return the path, but reject "": an unset shell variable would otherwise select
+    the current folder.
     """
     if text:
         return Path(text)
-    raise typer.BadParameter("it names no folder")
+    raise typer.BadParameter("the name of the folder is empty")
 
 
 def flag(name: str, help: str) -> Any:
@@ -167,7 +167,7 @@ def one_line_errors(measures: bool) -> Iterator[None]:
 
 
 def require_valid_commit() -> None:
-    """Exit if GIT_COMMIT is set and names no commit."""
+    """Exit if GIT_COMMIT is set and is not a commit's hash."""
     from systems.running.software import named_commit
 
     try:
@@ -179,8 +179,8 @@ def require_valid_commit() -> None:
 def require_folders(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Exit if `results` is no folder of records, if it holds reduced grids and the
-    action measures, or if the guide's own tables would be rendered from it.
+    """Exit if `results` is no folder, if measuring would mix full and reduced grids in
+    it, or if other records than the guide's would replace the guide's tables.
     """
     from tools.render.load import is_quick
 
@@ -214,8 +214,8 @@ def measure(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure what is missing or stale, and return the outcome of each stem. Exit if
-    compiled kernels could not be stored.
+    """Measure experiments whose records are missing or stale, or all with `force`. Exit
+    if compiled kernels can't be stored.
     """
     need("torch", "fcntl")
     from systems.records.device import find_gpu
@@ -235,8 +235,8 @@ def measure(
 
 
 def verify_record(stem: str, results: Path, generated: Path | None) -> int:
-    """Measure three rows of a stale record again, and mark the record as verified if
-    they agree with it. Return the exit code.
+    """Measure three rows of a stale record again, mark the record as verified if they
+    agree with it, and render. Return the exit code.
     """
     need("torch", "fcntl")
     arguments = [str(results.resolve()), "--verify"]
@@ -255,8 +255,8 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Print the summary, then render. Return the exit code: 2 if this machine can
-    measure none of the stems.
+    """Print the outcome of each experiment, then render. Return the exit code. Exit if
+    every experiment was skipped.
     """
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)
@@ -299,7 +299,7 @@ if __name__ == "__main__":
     # SIGTERM must also end the child processes that measure.
     exit_when_terminated()
     for stream in (sys.stdout, sys.stderr):
-        # A path may not be valid text, and the terminal's encoding may lack characters.
+        # Escape characters that the terminal can't encode, such as in paths.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(main())

@@ -1,5 +1,5 @@
 import os
 
-# Figures are drawn as SVG, for which matplotlib needs none of its backends: one that is
-# chosen for windows, and not known here, would keep it from being imported.
+# Ignore the user's matplotlib backend: an unknown one would make the import fail, and
+# SVG figures need none.
 os.environ.pop("MPLBACKEND", None)

@@ -1,9 +1,9 @@
-"""Claims: sentences of the write-up that a record can confirm or refute.
+"""Claims of the write-up that a record can confirm or refute.
 
-A claim is defined in the builder of its stem. It reads one record and returns whether
-it holds and the numbers that decide it. The write-up prints both outcomes, so a
-measurement on another GPU never leaves a false sentence behind. A threshold is
-justified by theory or by what was known before the measurement.
+Each builder defines the claims about its experiment, as functions from a record to
+whether the claim holds and the numbers that decide it. Because the write-up prints
+either outcome, a new measurement never leaves a false sentence. Thresholds are
+justified by theory or by earlier knowledge, not by the measurement itself.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from systems.records.record import Record
 from tools.render.load import FRESH, age
 from tools.render.markdown import record_link, typeset
 
-# Whether the claim holds, and its numbers as a sentence. A value that is not a tuple
-# (an empty list, a missing number) means that the rows to judge by are missing.
+# Whether the claim holds, and its numbers as a sentence; anything but a tuple, such as
+# an empty list, means that the rows it depends on are missing.
 Judgement = tuple[bool, str] | list[float] | float | None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: `sentence` says what holds, `because` justifies its threshold."""
+    """A claim about one experiment; `because` justifies the threshold."""
 
     name: str
     stem: str
@@ -34,7 +34,7 @@ class Claim:
 def claim(
     problem: str, sentence: str, because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
-    """Turn a function of a record into a claim of the stem in whose module it is."""
+    """Decorator that turns a function of a record into a claim of its module's stem."""
 
     def make_claim(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]
@@ -44,17 +44,13 @@ def claim(
 
 
 def claims_in(builder: ModuleType) -> list[Claim]:
-    """Return the claims of a stem in their order. A builder that is a folder may have
-    them in its module `claims`.
-    """
+    """Return the claims defined in a builder, or in its submodule `claims`."""
     names = vars(builder) | vars(getattr(builder, "claims", builder))
     return [value for value in names.values() if isinstance(value, Claim)]
 
 
 def verdict(claim: Claim, record: Record | None) -> str:
-    """Return the outcome of a claim, its sentence, its numbers and a link to the
-    record.
-    """
+    """Return Markdown: a claim's outcome, sentence and numbers, and a record link."""
     judgement = claim.judge(record) if record else None
     if record is None or not isinstance(judgement, tuple):
         return (

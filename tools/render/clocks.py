@@ -1,4 +1,6 @@
-"""Find the row of `end_to_end` that timed the cell of a profile."""
+"""Match rows of different experiments that ran the same pass ("cell"), so that profiles
+can be compared with wall-clock times measured without a profiler.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -8,9 +10,9 @@ from typing import Any
 from systems.records.record import Record, Row
 
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
-# Stems whose records hold times under a profiler.
+# Experiments that measure under a profiler.
 PROFILED = (PROFILE, "nsys")
-# Settings that the configurations of each stem don't name.
+# By experiment, the settings that are fixed and therefore absent from its rows.
 UNSAID: dict[str, dict[str, Any]] = {
     CLOCK: {},
     PROFILE: {"attention": "eager"},
@@ -20,12 +22,12 @@ UNSAID: dict[str, dict[str, Any]] = {
     "method": {"mode": "forward", "attention": "eager", "batch": 4},
 }
 AXES = ("size", "context", "batch", "precision", "mode", "attention")
-# Records of other versions may time other kernels.
+# Only records with the same versions of these are compared.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
 def cell_of(record: Record, row: Row) -> dict[str, Any]:
-    """Return the values of AXES: passes that agree in them launch the same kernels."""
+    """Return the values of AXES, which determine the kernels that a pass launches."""
     config = UNSAID[record.stem] | row.config
     return {axis: config.get(axis) for axis in AXES}
 
@@ -41,9 +43,8 @@ def group_by_software(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
-    """Note at each row of a profile the row of `end_to_end` that timed the same
-    cell on the same GPU with the same driver and software. A profiler slows the
-    launches of its own run, so its wall-clock times are not those of the step.
+    """Set `clock` of each profiled row to the row of `end_to_end` that timed the same
+    cell on the same GPU, driver and software: profiled wall-clock times are too long.
     """
     stems = (*PROFILED, CLOCK)
     for group in group_by_software(r for stem in stems for r in found.get(stem, [])):
@@ -54,14 +55,14 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
                 row.clock = clock.find(**cell_of(profile, row)) if clock else None
 
 
-# Without the loss, which takes a tenth of a millisecond: too little to compare.
+# The loss is left out, because 0.1 ms is too short to compare.
 PHASES = ("forward", "backward", "optimizer")
-# Names of GPU time after timed passes, in `kernel_profile`, and twice in `nsys`.
+# Metrics with the GPU time of a phase, in all experiments.
 GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
 
 
 def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
-    """Return by cell and phase the median GPU times in ms, each with its stem."""
+    """Return pairs of median GPU time in ms and experiment, by (cell, phase)."""
     times: dict[Any, list[tuple[float, str]]] = defaultdict(list)
     for record in records:
         for row in record.rows:

@@ -1,5 +1,5 @@
-"""Read the file of `tools/compile_steps.py`: what the ladder's compiled steps need on
-an H100, by version of Triton.
+"""Read the file that `tools/compile_steps.py` writes: registers, shared memory and
+spills of the ladder's kernels on an H100, by Triton version.
 """
 
 from pathlib import Path
@@ -13,8 +13,8 @@ PATH = ROOT / "docs" / "results" / "flash_ablation-compiled.json"
 
 
 class Kernel(TypedDict):
-    """What a kernel of a step needs. `programs` are thread blocks per SM, `per_score`
-    the instructions of its loop per attention score.
+    """Resources of a kernel. `programs` is thread blocks per SM, `per_score` the loop's
+    instructions per attention score.
     """
 
     kernel: str
@@ -32,8 +32,8 @@ class Steps(TypedDict):
 
 
 def read_steps(path: Path = PATH) -> dict[str, Steps]:
-    """Return the steps by version of Triton, or {} without a file. Raise RecordError if
-    it is damaged.
+    """Return the steps by Triton version, or {} without a file. Raise RecordError for a
+    damaged file.
     """
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:

@@ -1,12 +1,11 @@
-"""Drawings whose shapes follow from numbers, as SVG inside the page, with its font and
-its light or dark colours. Drawings without numbers are made by hand, in docs/drawings.
+"""Draw SVG diagrams from numbers, with the page's font and its light or dark colours.
+Diagrams without numbers are drawn by hand, in docs/drawings.
 
-Each drawing is made twice, for a wide column and for a telephone, because text that
-shrinks with its drawing becomes unreadable; the style sheet shows one of the two. One
-unit is one pixel, so no text is smaller than `SMALL` pixels.
+Each diagram is drawn twice, for a wide and a narrow screen, so that its text keeps a
+readable size; the style sheet shows one of the two. One unit is one pixel.
 
-Colours are used in the order blue, grey, green. Orange marks costs. Differences that
-matter also show in form, for readers who can't see colours.
+Colours are used in the order blue, grey, green; orange marks costs. Important
+differences are also visible without colour.
 """
 
 import re
@@ -20,7 +19,7 @@ SMALL, TITLE = 11, 14
 
 
 class Drawing:
-    """Shapes and texts at coordinates in pixels, with classes of drawings.css."""
+    """A diagram; coordinates are pixels, styles are classes of drawings.css."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -63,8 +62,8 @@ class Drawing:
         )
 
     def svg(self, alt: str, shown: str) -> str:
-        """Return the drawing as SVG, without empty lines, where Markdown would end
-        it.
+        """Return the drawing as SVG, without blank lines, which would end the HTML
+        block in Markdown.
         """
         label = image_label(typeset(alt))
         head = (
@@ -79,7 +78,9 @@ Draw = Callable[[Drawing], None]
 
 
 def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> str:
-    """Return a figure with both drawings; `numbers` is the address of its data."""
+    """Return a figure with the wide and the narrow drawing. `finding` and `key` make
+    the caption, `numbers` is the address of the data.
+    """
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):
         drawing = Drawing(width)
@@ -91,21 +92,21 @@ def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> s
 
 
 def caption_html(finding: str, key: str, numbers: str) -> str:
-    """Return a caption: the finding, how to read the figure, a link to its data."""
+    """Return a caption: finding in bold, key to the figure, link to the data."""
     data = f'<a class="data" href="{numbers}">Data</a>'
     parts = (f"<strong>{to_html(finding)}</strong>", to_html(key), data)
     return " ".join(part for part in parts if part)
 
 
 def to_html(text: str) -> str:
-    """Convert the text of a caption to HTML, with `code` as code."""
+    """Convert a caption to HTML, with text in backticks as code."""
     code = re.compile(r"`([^`]*)`")
     return code.sub(lambda c: f"<code>{escape(c[1])}</code>", typeset(text))
 
 
 def figure_html(pictures: str, caption: str, kind: str, address: str = "") -> str:
-    """Return a figure as HTML, in which Markdown does not read the words of a drawing.
-    tools/hooks/markup.py numbers it, and gives it an id if it has none.
+    """Return a figure as an HTML block. tools/hooks/markup.py numbers it, and gives it
+    an id if it has none.
     """
     id_attribute = f' id="{address}"' if address else ""
     caption = f"<figcaption>{caption}</figcaption>"

@@ -1,4 +1,4 @@
-"""Names of model sizes that differ in CS336's handout of 2026."""
+"""Notes on model sizes whose names differ in the CS336 handout of 2026."""
 
 # Tooltips for readers of that handout.
 EXPLAINED = {

@@ -1,4 +1,4 @@
-"""Render records to everything that pages show: tables, figures and facts. Rendering is
+"""Render records to tables, figures and facts, which pages include. Rendering is
 deterministic and needs neither a GPU nor torch.
 
 A stem's builder is the module of its name: `fragments(records)` gives the files that
@@ -19,20 +19,21 @@ from tools.render.markdown import conditions, round_numbers, snippet_sections, t
 from tools.render.rows import measured
 from tools.render.spanning import pages
 
-# Modules of `spanning` whose fragments need records, and modules that need none.
+# Modules of `spanning` whose fragments are rendered from records.
 FROM_RECORDS = (
     *("writeup", "explorer", "calculator", "ladder"),
     *("index", "student", "scripts", "gpu"),
 )
+# Modules of `spanning` whose fragments need no records.
 FROM_NOTHING = ("glossary", "trace")
-# Modules of `spanning` with facts, which pages find under the module's name.
+# Modules of `spanning` that also give facts.
 WITH_FACTS = ("ladder", "calculator")
-# Their sentences compare digits beyond the second.
+# Facts of these are not rounded, because sentences compare further digits.
 EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
 
 
 def render_all(results: Path) -> dict[str, str]:
-    """Return the files of docs/generated, by name, from the records in a folder."""
+    """Render all records in a folder. Return texts by file name in docs/generated."""
     found = load(results)
     return render({stem: found.get(stem, []) for stem in STEMS})
 
@@ -63,7 +64,7 @@ def render(found: Found) -> dict[str, str]:
         for shorten in [str if name in EXACT else round_numbers]
     }
     files |= pages.fragments(prose, import_spanning("writeup").answered_pages(found))
-    # Strings of JSON are strings of YAML, too.
+    # JSON strings are valid YAML.
     lines = [
         line
         for name, texts in prose.items()
@@ -84,8 +85,8 @@ def import_spanning(name: str) -> ModuleType:
 def build_stem(
     stem: str, records: list[Record]
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Return the files and the facts of a stem, and judge its claims, so that an error
-    of a builder or a claim surfaces with the records that caused it.
+    """Return a stem's files and facts. Also judge its claims, and add the names of the
+    records to any error.
     """
     builder = import_module(f"tools.render.stems.{stem}")
     try:

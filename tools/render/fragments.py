@@ -1,12 +1,12 @@
-"""The tables and figures of an experiment, which its pages include by file name.
+"""Register the functions that render an experiment's tables and figures.
 
     fragments = Fragments()
 
     @fragments.add("table.md", "Ten steps after each number of warm-up steps.")
     def steps_table(record: Record) -> str: ...
 
-`fragments(records)` gives the text of each file. A file has a tab for each GPU whose
-record has something to show.
+`fragments(records)` then returns the text of each file, with a tab for each GPU. Pages
+include the files by name.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ class Fragments:
     def add(
         self, name: str, caption: str = "", *, reported: bool = False
     ) -> Callable[[ShowOne], ShowOne]:
-        """Register a function that shows one record. It is called for measured records,
-        and with `reported` for those that others reported, too.
+        """Register a function that renders one record. It is called for measured
+        records, and with `reported` also for records of published figures.
         """
 
         def register(show: ShowOne) -> ShowOne:
@@ -40,7 +40,7 @@ class Fragments:
         return register
 
     def add_file(self, name: str, caption: str = "") -> Callable[[ShowAll], ShowAll]:
-        """Register a function that writes the whole file, from all records."""
+        """Register a function that renders the whole file from all records."""
 
         def register(show: ShowAll) -> ShowAll:
             self.files[name] = lambda records: add_caption(caption, show(records))

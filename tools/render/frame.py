@@ -1,4 +1,4 @@
-"""A record as a table: select, join, derive and pivot rows, then print columns by name.
+"""Tables of a record's rows: select, join, derive and pivot rows, then print columns.
 
     steps = frame(record, mode="step", context=512)
     steps.join("fp32", precision="fp32")
@@ -14,9 +14,9 @@
 
 How to write a builder with it:
 
-1. One function, `steps(record)` or a noun of the stem, makes the frame. It selects
-   rows, joins the rows to compare with, and derives every column. Tables, figures,
-   facts and claims name columns of this frame and compute nothing.
+1. One function, such as `steps(record)`, makes the frame: it selects rows, joins the
+   rows to compare with, and derives every column. Tables, figures, facts and claims
+   only name columns.
 2. A row reads like a dictionary of its configuration and metrics. A metric that is a
    list of samples (`forward_ms`) reads as its median, `step_ms` as the median of the
    sum of all timed phases, and `forward ±` as "mean ± standard deviation". GPU time is
@@ -26,14 +26,14 @@ How to write a builder with it:
 3. `join` stores another row in each row: `x["fp32"]["step_ms"]`. A column may name it
    by a path: `("fp32, ms", "fp32.step_ms")`. `pivot` merges the rows that differ in one
    axis only, and stores each under its value of that axis.
-4. Don't test whether a number exists. Rows that ran out of memory and absent rows read
-   as `Missing`. Arithmetic keeps the reason, and a table prints it once per line. A
-   name that a row with numbers lacks raises KeyError, because it is a typing error;
-   read a metric that only some records have with `x.get(name)`.
-5. For a figure or a sentence that needs numbers only, take `known(steps.column(name))`
-   or its `least`, `most` or `span`.
-6. Rows of a table come in the order of `arrange`; `telling` selects the rows of a long
-   table that a page shows first.
+4. Don't test whether a number exists. Columns of absent rows and of rows that ran out
+   of memory are `Missing`, and so is any arithmetic with them; a table prints the
+   reason once per line. Other unknown names raise KeyError, because they are typing
+   errors. Use `x.get(name)` for metrics that only some records have.
+5. `known(steps.column(name))` drops missing numbers; `least`, `most` and `span` ignore
+   them.
+6. `arrange` orders the rows; `telling` selects the rows of a long table that are
+   visible at first.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -50,7 +50,7 @@ from tools.render.rows import MISSING, NOT_MEASURED, Missing, say
 
 
 class Line(dict[str, Any]):
-    """A row by column names. It is false if it has no numbers."""
+    """A row: values by column name. It is false if it has no numbers."""
 
     row: Row | None = None
 
@@ -77,7 +77,7 @@ class Line(dict[str, Any]):
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """Return a column that not every row has."""
+        """Return a column, or `default` if the row lacks it."""
         try:
             value = self[name]
         except KeyError:
@@ -85,8 +85,8 @@ class Line(dict[str, Any]):
         return value if self or name in self or default is MISSING else default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """Return the timed parts of a phase: all phases for `step` and `step_gpu`,
-        unless the step was timed as a whole. Raise KeyError if there are none.
+        """Return the timed phases that make up `name`: several for a step that was not
+        timed as a whole, else one. Raise KeyError if there are none.
         """
         if f"{name}_ms" in self.metrics:
             return (name,)
@@ -102,7 +102,7 @@ class Line(dict[str, Any]):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """All numbers as they were measured."""
+        """All metrics of the row, as measured."""
         return self.row.metrics if self.row and self else {}
 
     @property
@@ -112,8 +112,8 @@ class Line(dict[str, Any]):
 
     @property
     def why(self) -> str:
-        """Why the row has no numbers, such as "out of memory"; "" if it has some or was
-        never run.
+        """The reason why the row has no numbers, such as "out of memory". It is "" for
+        rows with numbers and for absent rows.
         """
         if self.row is None or self:
             return ""
@@ -123,21 +123,21 @@ class Line(dict[str, Any]):
 
     @property
     def missing(self) -> Missing:
-        """The value of each number that the row lacks."""
+        """The Missing value with this row's reason."""
         return Missing(self.why or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """Return the time of each repetition in ms, summed over the named parts, or
-        over the timed phases of a step without names. Empty if a part was not timed.
+        """Return the time of each repetition in ms, summed over the named phases
+        (default: all timed phases). Empty if a phase was not timed.
         """
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
-        # Before Python 3.12 `sum` rounds after each term.
+        # Before Python 3.12, `sum` rounds after each term.
         return [fsum(times) for times in zip(*parts, strict=True)]
 
     def summary(self, *names: str) -> Summary:
-        """Return statistics of `samples`, which are Missing if there are none."""
+        """Return statistics of `samples`; Missing values if there are none."""
         samples = self.samples(*names)
         return summarize(samples) if samples else Summary(0, *[self.missing] * 7)
 
@@ -161,9 +161,9 @@ class Line(dict[str, Any]):
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
 
     def kernel_ms(self, name: str) -> float:
-        """Return the GPU time of a call, or the time of Triton's `do_bench` in records
-        without GPU time. That time of both passes may contain waiting between them, so
-        the sum of the passes limits it.
+        """Return the GPU time of a call in ms. In records without GPU time return the
+        time by Triton's `do_bench`; for "both" at most the sum of forward and backward,
+        because it may include idle time between them.
         """
         if f"{name}_gpu_ms" in self.metrics or f"{name}_ms" not in self.metrics:
             return self.gpu_ms(name)
@@ -171,16 +171,18 @@ class Line(dict[str, Any]):
         return min(self.ms(name), sum(map(self.ms, parts)))
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
-        """Return how much longer the warm-up samples took than as many steady ones."""
+        """Return the extra time of the warm-up samples over steady ones, in seconds."""
         times = self.samples(warmup)
         return (sum(times) - len(times) * self.ms(steady)) / 1e3
 
 
 class Frame(list[Line]):
-    """Rows to select from, to join, and to print."""
+    """A list of rows that can be selected, joined, pivoted and printed."""
 
     def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
-        """Select rows with these values, or with any value of a collection."""
+        """Select rows that pass all tests and have the wanted values. A collection
+        matches any of its values.
+        """
 
         def fits(x: Line) -> bool:
             return all(test(x) for test in tests) and all(
@@ -193,7 +195,7 @@ class Frame(list[Line]):
         return Frame(filter(fits, self))
 
     def arrange(self, **orders: Iterable[Any]) -> "Frame":
-        """Select rows with these values, in the order of the values."""
+        """Select rows with these values, sorted in the order of the values."""
         listed = {name: list(values) for name, values in orders.items()}
 
         def places(x: Line) -> list[int]:
@@ -209,7 +211,7 @@ class Frame(list[Line]):
         return [x[name] for x in self]
 
     def curves(self, by: str, x: str, y: str) -> dict[Any, tuple[list[Any], list[Any]]]:
-        """Return xs and ys for each value of a column, as `plots.family` takes them."""
+        """Return the columns x and y for each value of the column `by`."""
         parts = {value: self.where(**{by: value}) for value in self.column(by)}
         return {
             value: (part.column(x), part.column(y)) for value, part in parts.items()
@@ -229,9 +231,9 @@ class Frame(list[Line]):
         on: Iterable[str] = (),
         **values: Any,
     ) -> "Frame":
-        """Store in each row, under a name, the row of `other` that has these `values`
-        and equals it in the columns `on`. By default, that is the row of this frame
-        whose configuration differs in `values` only.
+        """Store in each row, as column `name`, the row of `other` that has these
+        `values` and agrees in the columns `on`. Defaults: `other` is this frame, and
+        `on` is the whole configuration except `values`.
         """
         keys = [*dict.fromkeys([*(on or (self[0].config if self else ())), *values])]
         index: dict[tuple[Any, ...], Line] = {}
@@ -243,8 +245,8 @@ class Frame(list[Line]):
         return self
 
     def pivot(self, axis: str, *values: Any) -> "Frame":
-        """Merge rows that differ only in `axis`. A merged row holds each original row
-        under its value of the axis.
+        """Merge rows that differ only in `axis`. A merged row stores each original row
+        in a column named by its value of the axis.
         """
         rows: dict[tuple[Any, ...], Line] = {}
         for x in self.where(**{axis: values}):
@@ -261,10 +263,9 @@ class Frame(list[Line]):
         telling: Callable[[Line], bool] | None = None,
         alike: Collection[str] = (),
     ) -> str:
-        """Return a Markdown table. A column is a name; or its head, a name or a
-        function of a row, and optionally a format. Names that come first, or `left`
-        columns, identify the line. Columns in `alike` become a sentence if all rows
-        agree.
+        """Return a Markdown table. Each column is a name, or a tuple of header, name or
+        function of a row, and optionally a format. The leading names, or the first
+        `left` columns, are row headers. See `markdown.table` for `telling` and `alike`.
         """
         names = len([*takewhile(lambda column: isinstance(column, str), shown)])
         pairs = [(one, one) if isinstance(one, str) else one for one in shown]
@@ -286,21 +287,23 @@ LAUNCH_BOUND = 1.1
 
 
 def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
-    """Return columns of a step: GPU time, waiting time, whether it is launch-bound."""
+    """Return table columns of a step: GPU time, wall-clock minus GPU time, and whether
+    the step is launch-bound.
+    """
 
     def format_ms(x: Line, ms: float) -> Any:
-        # A row with wall-clock time only says so in its line.
+        # Say "not measured" in rows with wall-clock time only.
         return say(ms, "{:.1f}") if x else x.missing
 
-    def bound(x: Line) -> Any:
+    def launch_bound(x: Line) -> Any:
         over = x["step_ms"] / x.get("step_gpu_ms")
         return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing
 
-    def waiting(x: Line) -> float:
+    def waiting_ms(x: Line) -> float:
         return x["step_ms"] - x.get("step_gpu_ms")
 
     return [
         ("step, GPU, ms", lambda x: format_ms(x, x.get("step_gpu_ms"))),
-        ("step, waiting, ms", lambda x: format_ms(x, waiting(x))),
-        ("step is", bound),
+        ("step, waiting, ms", lambda x: format_ms(x, waiting_ms(x))),
+        ("step is", launch_bound),
     ]

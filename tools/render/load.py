@@ -1,6 +1,4 @@
-"""Read records from their folders in the order in which pages show them, and tell their
-age.
-"""
+"""Load records in the order in which pages show them, and determine their age."""
 
 import ast
 import os
@@ -20,14 +18,12 @@ from systems.running.software import TUNED, recorded_attention, tuned_software
 from tools.render.clocks import attach_clock_rows
 
 GENERATED = ROOT / "docs" / "generated"
-# Records by stem, the primary GPU's first.
+# Records by stem; those of the primary GPU come first.
 Found = Mapping[str, list[Record]]
 
 
 def primary_gpu() -> str:
-    """Return the GPU whose numbers the prose names: `extra.primary_gpu` in
-    mkdocs.yml.
-    """
+    """Return the GPU whose numbers prose quotes: `extra.primary_gpu` in mkdocs.yml."""
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     line = re.search(
         r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.MULTILINE
@@ -40,19 +36,19 @@ def primary_gpu() -> str:
 
 
 def is_primary(record: Record) -> bool:
-    """Return whether the prose may name a record's numbers: it was measured on the
-    primary GPU, or on the meta device because it needs no GPU.
+    """Return whether a record was measured on the primary GPU, or needs no GPU (meta
+    device).
     """
     return record.kind == "measured" and record.device.slug in (primary_gpu(), "meta")
 
 
 def primary_record(found: Found, stem: str) -> Record | None:
-    """Return the record of a stem whose numbers the prose names."""
+    """Return the record of a stem that was measured on the primary GPU."""
     return next(filter(is_primary, found.get(stem, [])), None)
 
 
 def gpu_record(found: Found, stem: str, slug: str) -> Record | None:
-    """Return the record of a stem that was measured on this GPU."""
+    """Return the record of a stem that was measured on the GPU `slug`."""
     same = (r for r in found.get(stem, []) if r.device.slug == slug)
     return next((r for r in same if r.kind == "measured"), None)
 
@@ -66,9 +62,9 @@ def is_fresh(record: Record) -> bool:
 
 
 def age(record: Record) -> str:
-    """Return the age of a record: fresh (measured with the current source), verified
-    (older source, but three rows measured again with the current source agreed) or
-    stale. Launch configurations tuned on the GPU count as source.
+    """Return the age of a record: fresh (measured with the current source code),
+    verified (older code, but three rows measured again with the current code agreed) or
+    stale. Tuned launch configurations are part of the source code.
     """
     attention = recorded_attention(record)
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
@@ -83,15 +79,13 @@ def age(record: Record) -> str:
 
 @cache
 def current_hash(module: str, attention: tuple[str, ...]) -> str:
-    """Return the current source hash. It is cached, because each mention of a record
-    needs it and nobody edits the tree while a command runs.
-    """
+    """Return the hash of the current source code, cached for the whole run."""
     return source_hash(module, attention)
 
 
 def read(path: Path) -> Record:
-    """Return the complete record in a file. Raise RecordError if it is incomplete, in
-    the wrong place or edited by hand, FileNotFoundError if there is no file.
+    """Read a record. Raise RecordError if it is incomplete, misplaced or edited by
+    hand, FileNotFoundError if there is no file.
     """
     record = store.read(path)
     grid = "quick" if is_quick(path.parent.parent) else "full"
@@ -113,9 +107,7 @@ def read(path: Path) -> Record:
 
 @cache
 def read_constant(stem: str, name: str) -> Any:
-    """Return a constant of an experiment's module, read from its source without an
-    import.
-    """
+    """Return a constant of an experiment's module without importing it."""
     path = ROOT / "systems" / "experiments" / f"{stem}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (value,) = (
@@ -132,8 +124,8 @@ def is_quick(results: Path) -> bool:
 
 
 def files_in(results: Path) -> list[Path]:
-    """Return the paths of all records and of work in progress. Raise OSError for a
-    folder that can't be listed, which a glob would take for an empty one.
+    """Return the paths of all complete and partial records. Raise OSError for a folder
+    that can't be listed, which `glob` would ignore.
     """
     try:
         folders = [entry.path for entry in os.scandir(results) if entry.is_dir()]
@@ -148,9 +140,9 @@ def files_in(results: Path) -> list[Path]:
 
 
 def load(results: Path) -> dict[str, list[Record]]:
-    """Return complete records by stem: the primary GPU's first, then other measured
-    ones, then reported ones. Raise RecordError if a file can't be read, or if there are
-    records of GPUs but none of the primary one.
+    """Return complete records by stem: first of the primary GPU, then of other GPUs,
+    then reported ones. Raise RecordError for an invalid file, or if other GPUs have
+    records and the primary GPU has none.
     """
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)
@@ -160,7 +152,7 @@ def load(results: Path) -> dict[str, list[Record]]:
         found[path.stem].append(read(path))
     attach_clock_rows(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
-    # Reduced grids are rendered on any machine.
+    # Reduced grids may be of any GPU.
     if measured and primary not in measured and not is_quick(results):
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "

@@ -1,6 +1,4 @@
-"""Markdown that all builders share: tables, tabs of GPUs, provenance lines, and formats
-of numbers.
-"""
+"""Markdown for all builders: tables, a tab per GPU, provenance, number formats."""
 
 import math
 import re
@@ -21,9 +19,9 @@ def image_label(text: str) -> str:
     return text.replace('"', "&quot;")
 
 
-# Rows that a table shows at once; a longer one shows only its `telling` rows.
+# Most rows of a table that are all visible; longer tables first show `telling` rows.
 OPEN = 8
-# Attribute of a row that stays hidden until a click.
+# Attribute of a row that is hidden until a click.
 REST = " {: .rest }"
 
 
@@ -34,12 +32,11 @@ def table(
     telling: Sequence[bool] = (),
     alike: Collection[str] = (),
 ) -> str:
-    """Return a Markdown table, or "" without rows. The first `left` columns identify a
-    row and stay visible when a narrow page scrolls.
+    """Return a Markdown table, or "" without rows. The first `left` columns are row
+    headers, which stay visible when a narrow page scrolls.
 
     A column named in `alike` becomes a sentence below the table if all its cells agree.
-    A long table shows its `telling` rows first; a click shows the others, and paper
-    shows all.
+    A long table shows only the rows that are true in `telling` until a click.
     """
     body = [[*cells] for cells in rows]
     if not body:
@@ -52,7 +49,7 @@ def table(
             shown.append(at)
     if any(telling) and len(body) > OPEN:
         for cells, is_telling in zip(body, telling, strict=True):
-            # An empty cell can't hold the mark.
+            # Mark the first cell with text: an empty cell can't have the attribute.
             filled = [at for at in shown if cells[at]]
             if filled and not is_telling:
                 cells[filled[0]] += REST
@@ -65,26 +62,26 @@ def table(
     return "\n".join(texts) + below
 
 
-# A longer kernel name is folded to a readable one.
+# Longer kernel names are shortened.
 MAX_NAME = 30
-# The name of a matmul kernel: its family and dtype, its tile, the rest.
+# Matches a matmul kernel's name: family and dtype, tile size, the rest.
 MATMUL_NAME = re.compile(r"(.+?)_(?:tilesize)?(\d+x\d+(?:x\d+)?)(?:_(.*)|$)")
-# Meaningless parts before the tile, and meaningful parts after it: which operands are
-# transposed, and whether the sum is split.
+# Matches parts before the tile size to drop, and parts after it to keep: transposed
+# operands and split-K.
 NOISE = re.compile(r"xmma|simt|tst|n|(?:[a-z]+\d+){2,}")
 SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
 
 def fold_name(name: str, short: str = "") -> str:
-    """Return a kernel's name as code; a long name unfolds from a shortened one."""
+    """Return a kernel's name as code; a long name is shortened until a click."""
     if (summary := shorten_name(short or name)) == name or len(name) <= MAX_NAME:
         return f"`{name}`"
     return f'<details class="name"><summary>`{summary}`</summary>`{name}`</details>'
 
 
 def shorten_name(name: str) -> str:
-    """Shorten a matmul's name as in "sm80 gemm f32 tn · 128x64x8", and another name to
-    its beginning and its end.
+    """Shorten a kernel's name: for a matmul to "sm80 gemm f32 tn · 128x64x8", for other
+    kernels to its beginning and end.
     """
     if len(name) <= MAX_NAME:
         return name
@@ -105,9 +102,9 @@ def snippet_sections(parts: Mapping[str, str]) -> str:
     )
 
 
-# Takes the place of a table without records.
+# Replaces a table without records.
 NOTHING_YET = "Not measured yet: run `python tools/regen_tables.py`.\n"
-# Takes the place of a table whose rows ran out of memory.
+# Replaces a table whose rows ran out of memory.
 NOTHING_FITS = (
     "Nothing to show: the rows that this needs ran out of memory, or this record lacks "
     "them.\n"
@@ -115,15 +112,13 @@ NOTHING_FITS = (
 
 
 def missing_notice(records: Iterable[Record]) -> str:
-    """Return the notice that replaces what these records don't give."""
+    """Return the notice that replaces a table without numbers in these records."""
     statuses = {row.status for record in records for row in record.rows}
     return NOTHING_FITS if "out_of_memory" in statuses else NOTHING_YET
 
 
 def add_caption(caption: str, shown: str) -> str:
-    """Put a caption above a table or its tabs, which the site numbers; none above a
-    notice that nothing was measured.
-    """
+    """Put a caption above a table or its tabs, but not above a notice or nothing."""
     is_notice = shown.startswith((NOTHING_YET, NOTHING_FITS))
     if not caption or not shown.strip() or is_notice:
         return shown
@@ -137,9 +132,9 @@ def items_table(
     telling: Callable[[Any], bool] | None = None,
     alike: Collection[str] = (),
 ) -> str:
-    """Return a table with a line for each item, or "". A column is its head, a function
-    of the item, and optionally a format. A line says once why its row has no numbers,
-    in the place of the first.
+    """Return a table with a line for each item, or "". Each column is a tuple: header,
+    function of the item, and optionally a format. A line gives the reason for missing
+    numbers once, in the first such cell.
     """
     items = list(items)
     rows = [format_row(item, described) for item in items]
@@ -148,9 +143,9 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return the cells of a line. A cell without a number stays empty if the line has
-    given the reason, or if the item's own row ran, so that the number is missing in a
-    row that it is compared with.
+    """Return the cells of a line. A missing number leaves its cell empty if the reason
+    is already in the line, or if the item has numbers and only the row that it is
+    compared with has none.
     """
     line, explained = [], []
     for _, read, *text in described:
@@ -171,8 +166,8 @@ def device_label(record: Record) -> str:
 
 
 def tabs(parts: Iterable[tuple[str, str]]) -> str:
-    """Return a set of tabs, one for each label and its Markdown; a single one needs no
-    tab. The mark of the first separates the set from tabs right above.
+    """Return tabs for pairs of label and Markdown, or the Markdown alone if there is
+    only one. The "!" of the first tab starts a new set.
     """
     parts = list(parts)
     if len(parts) == 1:
@@ -184,7 +179,7 @@ def tabs(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def per_device(records: Iterable[Record], body: Callable[[Record], str]) -> str:
-    """Return a tab for each record with a non-empty body and, below, its provenance."""
+    """Return a tab for each record with a non-empty body, with provenance below it."""
     records = list(records)
     shown = [
         (device_label(r), f"{text}\n\n{provenance(r)}")
@@ -198,8 +193,8 @@ WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
 
 
 def provenance(record: Record) -> str:
-    """Return a quiet line that says where the numbers above come from. `conditions` has
-    the rest, once on a page.
+    """Return the line below a table that names GPU, date and record. `conditions` adds
+    the details once per page.
     """
     link = record_link(record)
     if record.kind == "reported":
@@ -212,7 +207,7 @@ def provenance(record: Record) -> str:
 
 
 def record_address(record: Record) -> str:
-    """From a page."""
+    """Return the address of a record relative to a page."""
     return f"results/{'quick/' * (record.grid == 'quick')}{record.place}"
 
 
@@ -221,20 +216,18 @@ def record_link(record: Record) -> str:
 
 
 def rows_link(record: Record) -> str:
-    """Link the rows in the explorer, which saves them as CSV."""
+    """Return a link to the record's rows in the explorer, which can export CSV."""
     chosen = urlencode({"GPU": explorer_name(record), "stem": record.stem})
     return f'<a href="explorer.html#{escape(chosen)}">CSV</a>'
 
 
 def explorer_name(record: Record) -> str:
-    """Return what the explorer calls the record's GPU."""
+    """Return the GPU name of a record in the explorer."""
     return device_label(record).partition(" (")[0]
 
 
 def conditions(records: Iterable[Record]) -> str:
-    """Return a paragraph for each measured record on how it was measured. method.md
-    explains its parts.
-    """
+    """Return a paragraph for each measured record: GPU, software, commit, protocol."""
     return "\n\n".join(map(describe_conditions, measured(records))) + "\n"
 
 
@@ -293,8 +286,8 @@ def format_mib(value: float) -> str:
 
 
 def typeset(text: str) -> str:
-    """Typeset a fact for a sentence: minus signs instead of hyphens before numbers, and
-    no line break between a number and its unit.
+    """Replace hyphens before numbers by minus signs, and spaces between a number and
+    its unit by no-break spaces.
     """
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
     unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
@@ -302,8 +295,8 @@ def typeset(text: str) -> str:
 
 
 def round_numbers(text: str) -> str:
-    """Drop decimals beyond two significant digits: "65.5 GiB" becomes "66 GiB". Keep
-    those of deviations, and of ratios below 1.2, which are close to one.
+    """Round numbers to two significant digits: "65.5 GiB" becomes "66 GiB". Keep texts
+    with "±" and ratios below 1.2, whose difference from 1 matters.
     """
 
     def shorten(found: re.Match[str]) -> str:
@@ -322,6 +315,6 @@ def format_at_most(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Format a share as a percentage, with one decimal below 10 %."""
+    """Format a fraction as a percentage, with one decimal below 10 %."""
     # The z removes the sign of a number that rounds to zero.
     return f"{100 * value:z.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"

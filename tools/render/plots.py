@@ -1,13 +1,12 @@
-"""Plots of measurements: their look, and their way into a page.
+"""Plot measurements with matplotlib, and convert plots to SVG inside a page.
 
-A builder writes a function that draws and a sentence with the finding, and `plot` makes
-a figure of them. The figure is SVG inside the page, so its text has the page's font and
-its colours follow the light or dark scheme. It is drawn twice, for a wide column and
-for a telephone, where panels stack. One unit is one pixel.
+A builder passes `plot` a function that draws and a sentence with the finding. The text
+of the figure has the page's font, and its colours follow the light or dark scheme. It
+is drawn twice, for a wide and a narrow screen, where panels are stacked. One unit is
+one pixel.
 
-Lines are labelled at their ends. One colour marks the subject of the figure; all else
-is grey, in shades that keep their order in both schemes. Orange marks what is worse:
-slower than before, or a larger error.
+Lines are labelled at their ends. One colour marks the subject of the figure, and orange
+marks what is worse (slower, or a larger error); everything else is grey.
 """
 
 import io
@@ -36,7 +35,7 @@ from tools.render.drawing import NARROW, SMALL, WIDE, caption_html, figure_html
 from tools.render.markdown import image_label, record_address, typeset
 from tools.render.rows import Missing
 
-# Colours to draw with, and their variables in docs/assets/site.css.
+# Colours, which become the CSS variables of COLORS in the page.
 INK, MUTED, FAINT, GROUND = "#1f2428", "#57606a", "#d5d9dc", "#ffffff"
 ACCENT, TINT, WARN = "#0b5cad", "#a9c8e6", "#b35900"
 DARK, GREY, PALE = "#59626b", "#8a939c", "#c3c9cf"
@@ -54,8 +53,8 @@ COLORS = {
 }
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "systems",
-    # Keep text as text. It is laid out in DejaVu Sans, which comes with matplotlib and
-    # is wider than the page's fonts.
+    # Write text as text. DejaVu Sans, which comes with matplotlib, is wider than the
+    # page's fonts, so labels that fit in it fit on the page.
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": SMALL,
@@ -92,7 +91,7 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 5,
 }
 Draw = Callable[[Figure], None]
-# The class of texts in front of lines, which have an outline in the page's background.
+# CSS class of texts over lines; they get an outline in the background colour.
 OVER_LINES = "over"
 # Options of a text at a distance from its point in pixels.
 OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
@@ -101,7 +100,7 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 def plot(
     record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return the figure of a record, with the `sizes` that `picture` takes."""
+    """Return a figure of a record; `sizes` are the heights that `make_figure` takes."""
     address = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
     return make_figure(address, draw, finding, key, numbers=numbers, **sizes)
@@ -117,9 +116,9 @@ def make_figure(
     height: float = 300,
     narrow: float | None = None,
 ) -> str:
-    """Return a figure with a caption of its finding, how to read it (`key`) and a link
-    to its data, whose address is `numbers`. `height` and `narrow` are the heights in
-    pixels of the wide and the narrow drawing.
+    """Return a figure with a caption: `finding`, `key`, and a link to the data at the
+    address `numbers`. `height` and `narrow` are the heights in pixels of the wide and
+    the narrow drawing.
     """
     sizes = (("wide", WIDE, height), ("narrow", NARROW, narrow or height))
     pictures = "\n".join(draw_svg(draw, address, finding, *size) for size in sizes)
@@ -137,7 +136,7 @@ def draw_svg(
         for ground in (figure.patch, *(axes.patch for axes in figure.axes)):
             ground.set_visible(False)
         for text in figure.findobj(Text):
-            # Dollar signs are no formulas, and control characters become spaces.
+            # Don't read dollar signs as formulas; replace control characters by spaces.
             text.set_parse_math(False)
             text.set_text(CONTROL.sub(" ", text.get_text()))
         for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
@@ -145,7 +144,7 @@ def draw_svg(
                 axis.set_major_formatter(ThousandsFormatter(useOffset=False))
         name_lines(figure)
         buffer = io.StringIO()
-        # `savefig` would draw once more for a layout that is final already.
+        # Faster than `savefig`, which would repeat the final layout.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
         f'<svg class="plot {shown}" role="img" aria-label="{image_label(typeset(alt))}"'
@@ -162,8 +161,8 @@ def is_narrow(figure: Figure) -> bool:
 
 
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
-    """Return `count` panels, with `beside` or all of them in a row, and on a telephone
-    in one column.
+    """Return axes for `count` panels, `beside` (default: all) per row; in one column if
+    the figure is narrow.
     """
     columns = 1 if is_narrow(figure) else beside or count
     rows = -(-count // columns)
@@ -174,9 +173,7 @@ def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axe
 
 
 def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
-    """Draw a curve through the points that have numbers, with its `label` at its
-    end.
-    """
+    """Draw a curve through the points whose numbers are known, labelled at its end."""
     points = [
         (x, y)
         for x, y in zip(xs, ys, strict=True)
@@ -188,7 +185,7 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
 
 
 def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
-    """Write the number that matters above its point, or at an `offset` in pixels."""
+    """Write a bold text above a point, or at an `offset` in pixels from it."""
     offset = more.pop("offset", (0, 8))
     style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
     axes.annotate(text, (x, y), xytext=offset, **OFFSET, **style)
@@ -200,7 +197,7 @@ def stacked_bars(
     parts: dict[str, list[float]],
     colors: dict[str, str],
 ) -> None:
-    """Draw a horizontal bar of parts for each name, from top to bottom."""
+    """Draw a stacked horizontal bar for each name, from top to bottom."""
     ends = [0.0] * len(names)
     for part, widths in parts.items():
         axes.barh(range(len(names)), widths, 0.8, ends, color=colors[part], linewidth=0)
@@ -209,7 +206,7 @@ def stacked_bars(
 
 
 def label_bars(axes: Axes, names: Sequence[str]) -> None:
-    """Label horizontal bars at 0, 1, 2, ... by names, from top to bottom."""
+    """Label horizontal bars at y = 0, 1, 2, ... by names, from top to bottom."""
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(max(0, len(names) - 1) + 0.6, -0.6)
     show_vertical_grid(axes)
@@ -221,9 +218,7 @@ def label_bar(axes: Axes, text: str, x: float, y: float) -> None:
 
 
 def show_vertical_grid(axes: Axes) -> None:
-    """Show the grid of the horizontal axis instead of the vertical one's, and no axis
-    line.
-    """
+    """Draw vertical instead of horizontal grid lines, and no axis line."""
     axes.grid(False, axis="y")
     axes.grid(True, axis="x")
     axes.spines["bottom"].set_visible(False)
@@ -233,8 +228,8 @@ def show_vertical_grid(axes: Axes) -> None:
 def heat_map(
     axes: Axes, rows: dict[str, list[tuple[str, float]]], heads: Sequence[str]
 ) -> None:
-    """Draw rows of cells, each a text and a shade from -1 (cold) over 0 (the page's own
-    colour) to 1 (hot).
+    """Draw rows of cells, each a text and a shade from -1 (strongest blue) over 0 (no
+    colour) to 1 (strongest orange).
     """
     for y, cells in enumerate(rows.values()):
         for x, (text, shade) in enumerate(cells):
@@ -252,9 +247,7 @@ def heat_map(
 
 
 def draw_legend(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
-    """Draw a legend above the panels, for areas and bars, which have no end to
-    label.
-    """
+    """Draw a legend of areas or bars above the panels."""
     handles = [Patch(color=color, label=name) for name, color in colors.items()]
     figure.legend(
         handles=handles,
@@ -283,8 +276,8 @@ class ThousandsFormatter(ScalarFormatter):
 
 
 def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade or at
-    other `subs`.
+    """Make an axis logarithmic, with plain numbers at the multiples `subs` of powers of
+    ten.
     """
     along_x = axis is axis.axes.xaxis
     (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
@@ -293,13 +286,13 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-# Pixels of a digit, and of the gap between two tick labels.
+# Width in pixels of a digit, and of the gap between two tick labels.
 DIGIT, GAP = 0.64 * SMALL, 8
 
 
 def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """Make an axis of lengths logarithmic, with these ticks. From the last tick on,
-    each has a number if there is room for it.
+    """Make an axis logarithmic (base 2) with these ticks, and label as many of them as
+    there is room for, starting with the last.
     """
     axes = axis.axes
     axes.set_xscale("log", base=2)
@@ -347,16 +340,14 @@ def name_lines(figure: Figure) -> None:
                 weight="bold" if color == ACCENT else "normal",
             )
     if labelled:
-        # Labels take room from the lines.
+        # Lay out again, because the labels need space.
         layout.execute(figure)
-    # Another layout would move the lines away from their labels.
+    # Fix this layout, because a further one would move lines away from their labels.
     figure.set_layout_engine("none")
 
 
 def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
-    """Return descending heights moved apart until neighbours are at least `gap`
-    apart.
-    """
+    """Move descending heights apart until neighbours differ by at least `gap`."""
     moved = list(heights)
     for _ in range(100):
         close = [i for i, (a, b) in enumerate(pairwise(moved)) if a - b < gap - 1e-6]
@@ -379,8 +370,8 @@ TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
 
 
 def inline_svg(drawing: str, address: str) -> str:
-    """Return matplotlib's drawing as part of a page, with unique short ids, rounded
-    coordinates, and colours that follow the scheme.
+    """Convert matplotlib's SVG for use inside a page: unique short ids, rounded
+    coordinates, CSS variables as colours.
     """
     prefix = f"p{crc32(address.encode()):08x}"
     root = ElementTree.fromstring(drawing)
@@ -390,8 +381,8 @@ def inline_svg(drawing: str, address: str) -> str:
 
 
 def clean_elements(element: Element, prefix: str) -> Iterator[Element]:
-    """Yield the children of an element without metadata, styles and needless groups,
-    with the prefix before each id.
+    """Yield an element's children without metadata, styles and groups without
+    attributes. Put the prefix before each id.
     """
     for child in element:
         child.tag = child.tag.rpartition("}")[2]
@@ -418,6 +409,6 @@ def clean_elements(element: Element, prefix: str) -> Iterator[Element]:
 
 
 def serialize(element: Element) -> str:
-    """Return an element on one line, because Markdown ends HTML at empty lines."""
+    """Return an element on one line, because a blank line would end the HTML block."""
     text = " ".join(ElementTree.tostring(element, "unicode").split())
     return FAMILY.sub("", text).replace("> <", "><")

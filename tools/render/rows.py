@@ -1,8 +1,8 @@
 """Numbers that may be missing, and their formats.
 
-A row may be absent, out of memory, unsupported or failed. Its numbers are `Missing`
-values that hold the reason, and every result of arithmetic with them is missing for the
-same reason. So builders can divide, compare and print without testing first.
+Numbers of a row that is absent, ran out of memory, is unsupported or failed are
+`Missing` values with the reason. Arithmetic with a Missing value returns it, so
+builders can divide, compare and print without testing first.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from systems.records.record import Record, Row
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
 
-# A format of numbers, such as "{:.1f} ms", or a function.
+# How to format a value: a string such as "{:.1f} ms", or a function.
 Text = str | Callable[[Any], str]
 
 
 class Missing(float):
-    """A missing number with the words for its reason. It is false, compares like NaN
-    and formats as its words; arithmetic with it returns it.
+    """A missing number. It is false, compares like NaN and formats as `words`, the
+    reason why it is missing; arithmetic with it returns it.
     """
 
     words: str
@@ -43,7 +43,7 @@ class Missing(float):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = itself
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = itself
     __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = itself  # pyright: ignore
-    # A column of an absent row.
+    # Reading a column of an absent row is Missing, too.
     __getitem__ = itself
 
     def __str__(self) -> str:
@@ -60,12 +60,12 @@ UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
 
 def data_sheet(slug: str) -> Peak:
-    """Return the rates of a GPU, which are Missing if its data sheet is not listed."""
+    """Return a GPU's peak rates; Missing values if its data sheet is not listed."""
     return find_peak(slug) or UNLISTED
 
 
 def say(value: Any, text: Text = "{}") -> str:
-    """Format a value; a Missing one as its words. Strings stay as they are."""
+    """Format a value. Missing values become their reason; strings stay unchanged."""
     if isinstance(value, Missing):
         return value.words
     if isinstance(value, bool) and text == "{}":
@@ -81,8 +81,8 @@ def known(values: Iterable[float]) -> list[float]:
 
 
 def missing_reason(values: Iterable[float]) -> Missing:
-    """Return the Missing value for values without any number: "out of memory" if one
-    is, because that is a result, else "not measured".
+    """Return the common reason of values that are all missing: "out of memory" if any
+    value has that reason, else "not measured".
     """
     reasons = (value for value in values if isinstance(value, Missing))
     return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
@@ -99,7 +99,7 @@ def most(values: Iterable[float]) -> float:
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
-    """Return the range of values, such as "1.20 to 3.40", or "1.20" if they agree."""
+    """Format the range of values, such as "1.20 to 3.40", or "1.20" if they agree."""
     values = list(values)
     if not (numbers := known(values)):
         return missing_reason(values).words
@@ -121,8 +121,8 @@ def describe_range(values: Iterable[float]) -> str:
 
 
 def config_values(record: Record | None, key: str, **config: Any) -> list[Any]:
-    """Return the values of a configuration key, in the order of the grid, in rows that
-    have the given values.
+    """Return the distinct values of a configuration key, in the order of the grid, over
+    rows with the given values.
     """
     rows = record.rows if record else []
     configs = (row.config for row in rows if config.items() <= row.config.items())
@@ -130,11 +130,11 @@ def config_values(record: Record | None, key: str, **config: Any) -> list[Any]:
 
 
 def measured(records: Iterable[Record]) -> list[Record]:
-    """Return the records that were measured, without those that others reported."""
+    """Return the measured records, without records of published figures."""
     return [record for record in records if record.kind == "measured"]
 
 
 def count_true(flags: Iterable[bool]) -> Any:
-    """Return how many are true, such as "8 of 9"."""
+    """Return how many flags are true, such as "8 of 9"; Missing without flags."""
     flags = list(flags)
     return f"{sum(flags)} of {len(flags)}" if flags else MISSING
