@@ -1,5 +1,5 @@
 """Find faults in the guide's sources for `regen_tables.py --check`: measured numbers
-typed by hand, facts that no page uses, and snippet markers without code.
+typed by hand, facts that no page uses, and marks of snippets that no page shows.
 
 A measured number belongs in a fact or a fragment, which are rendered from the records.
 A number that no record gives, such as a setting, is written as inline code.
@@ -52,17 +52,14 @@ def check_pages(root: Path) -> list[str]:
     pages = {
         path: path.read_text(encoding="utf-8") for path in list_pages(root / "docs")
     }
-    included = {pair for text in pages.values() for pair in INCLUDE.findall(text)}
+    shown = {pair for text in pages.values() for pair in INCLUDE.findall(text)}
     findings = []
-    code = {*(root / "systems").rglob("*.py"), *(root / "tools").rglob("*.py")}
-    code |= {root / file for file, _ in included if file.endswith(".py")}
-    for path in sorted(path for path in code if path.is_file()):
-        name = path.relative_to(root).as_posix()
-        sections = {section for file, section in included if file == name}
-        text = path.read_text(encoding="utf-8")
-        findings += [
-            f"{name}:{n}: {fault}" for n, fault in find_broken_sections(text, sections)
-        ]
+    for folder in ("systems", "docs"):
+        for path in sorted((root / folder).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            used = {section for file, section in shown if file == name}
+            faults = find_broken_sections(path.read_text(encoding="utf-8"), used)
+            findings += [f"{name}: {fault}" for fault in faults]
     for path, text in pages.items():
         place = path.relative_to(root).as_posix()
         findings += [f"{place}:{n}: {fault}" for n, fault in find_typed_numbers(text)]
@@ -93,6 +90,18 @@ def find_unused_facts(root: Path, used: set[str]) -> list[str]:
     return findings
 
 
+def find_broken_sections(text: str, used: set[str]) -> Iterator[str]:
+    """Yield a finding for each snippet section of a Python file without a start and an
+    end, and for each that is not in `used`. A strict build finds missing sections.
+    """
+    marks = SECTION.findall(text)
+    for name in dict.fromkeys(name for _, name in marks):
+        if [kind for kind, other in marks if other == name] != ["start", "end"]:
+            yield f"section {name!r} needs one start and, below it, one end"
+        elif name not in used:
+            yield f"no page shows the section {name!r}: include it or delete it"
+
+
 def find_typed_numbers(page: str) -> Iterator[tuple[int, str]]:
     """Yield the line and a finding for each measured number in a page's prose."""
     # Keep the line breaks of removed parts, so that line numbers stay correct.
@@ -105,23 +114,3 @@ def find_typed_numbers(page: str) -> Iterator[tuple[int, str]]:
             "{$ facts.<stem>.<name> $} or include a fragment (a number that nobody "
             "measured, such as a setting, goes in `inline code`)",
         )
-
-
-def find_broken_sections(text: str, used: set[str]) -> Iterator[tuple[int, str]]:
-    """Yield the line and a finding for each faulty snippet section of a Python file:
-    sections without an end, sections that no page includes, and missing sections that a
-    page includes (`used`). The snippets extension ignores these faults.
-    """
-    lines: dict[tuple[str, str], int] = {}
-    for mark in SECTION.finditer(text):
-        line = text.count("\n", 0, mark.start()) + 1
-        if lines.setdefault((mark[1], mark[2]), line) != line:
-            yield line, f"section {mark[2]!r} has two marks of {mark[1]}"
-    for name in {name for _, name in lines} | used:
-        start, end = lines.get(("start", name), 0), lines.get(("end", name), 0)
-        if not start:
-            yield end or 1, f"a page shows the section {name!r}, which does not start"
-        elif end <= start + 1:
-            yield start, f"section {name!r} never ends, or is empty"
-        elif name not in used:
-            yield start, f"no page shows the section {name!r}: include it or delete it"

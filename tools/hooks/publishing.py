@@ -14,7 +14,7 @@ from lzma import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mkdocs.plugins import CombinedEvent, event_priority
+from mkdocs.plugins import event_priority
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -27,18 +27,14 @@ UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
 # Larger records are compressed: browsers can't show them anyway.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
-# Matches parts of a page that the search index skips.
+# The beginnings of parts that nobody searches for: figures, provenance, names of tabs,
+# code listings, tables of numbers.
 UNSEARCHED = re.compile(
-    r"<svg\b.*?</svg>"
-    r'|<p class="(?:provenance|stale|below|all)">.*?</p>'
-    r'|<div class="tabbed-labels".*?</div>'
-    r'|<div class="language-python.*?</pre>\s*</div>'
-    r'|<table class="data(?: dense)?">(?:(?!</table>).)*<td class="r\b.*?</table>',
+    r'<svg class="(?:plot|drawing)[^"]*"|<p class="(?:provenance|stale|below|all)"'
+    r'|<div class="(?:tabbed-labels|language-python[^"]*)"'
+    r'|<table class="data(?: dense)?"(?=>(?:(?!</table>).)*<td class="r\b)',
     re.DOTALL,
 )
-# The full content of a page by address, stored while the search plugin reads the page
-# without the skipped parts.
-FULL_CONTENT: dict[str, str] = {}
 
 
 def on_files(files: Files, /, **_: object) -> Files:
@@ -47,23 +43,21 @@ def on_files(files: Files, /, **_: object) -> Files:
     return files
 
 
-@event_priority(100)
-def hide_unsearched(
-    context: dict, /, page: Page, config: MkDocsConfig, **_: object
-) -> dict:
-    FULL_CONTENT[page.url] = page.content or ""
-    page.content = UNSEARCHED.sub("", FULL_CONTENT[page.url])
-    return context
-
-
+# After the hook of notebooks, which makes their content.
 @event_priority(-100)
-def index_description(
+def on_page_content(content: str, /, **_: object) -> str:
+    """Mark what the theme's search leaves out."""
+    return UNSEARCHED.sub(r"\g<0> data-search-exclude", content)
+
+
+# After the search plugin, which adds the page.
+@event_priority(-100)
+def on_page_context(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    """Restore the page's content, put its description before the text of its search
-    entry, and remove its tags from the entries of its sections.
+    """Begin a page's search entry with its description, and keep its tags in that entry
+    only, not in those of its sections.
     """
-    page.content = FULL_CONTENT.pop(page.url)
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
     # The search plugin has just added entries for the page and for its sections.
@@ -74,9 +68,6 @@ def index_description(
     for entry in own[1:]:
         entry.pop("tags", None)
     return context
-
-
-on_page_context = CombinedEvent(hide_unsearched, index_description)
 
 
 def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:

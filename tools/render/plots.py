@@ -191,20 +191,6 @@ def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     axes.annotate(text, (x, y), xytext=offset, **OFFSET, **style)
 
 
-def stacked_bars(
-    axes: Axes,
-    names: Sequence[str],
-    parts: dict[str, list[float]],
-    colors: dict[str, str],
-) -> None:
-    """Draw a stacked horizontal bar for each name, from top to bottom."""
-    ends = [0.0] * len(names)
-    for part, widths in parts.items():
-        axes.barh(range(len(names)), widths, 0.8, ends, color=colors[part], linewidth=0)
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    label_bars(axes, names)
-
-
 def label_bars(axes: Axes, names: Sequence[str]) -> None:
     """Label horizontal bars at y = 0, 1, 2, ... by names, from top to bottom."""
     axes.set_yticks(range(len(names)), list(names))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader
+from material.plugins.search.plugin import Parser
 
 from systems import ROOT
 from tools.hooks import publishing
@@ -48,21 +49,16 @@ def test_programs_get_a_list_of_all_pages() -> None:
 def test_the_search_reads_no_figures_listings_and_numbers() -> None:
     table = '<table class="data"><tr><td{}>1</td></tr></table>'
     sought = "<p>Why</p>" + table.format("") + '<div class="language-console">$ a</div>'
-    unsought = (
+    left_out = (
         '<svg class="plot wide"><text>0.25</text></svg>',
         '<p class="provenance">H200</p>',
         '<div class="language-python highlight"><pre>x</pre></div>',
         table.format(' class="r"'),
     )
-    content = sought + "".join(unsought)
-    page: Any = SimpleNamespace(url="a.html", content=content, meta={})
-    publishing.hide_unsearched({}, page=page, config=cast(Any, None))
-    assert page.content == sought
-    # The page itself is whole again.
-    index = SimpleNamespace(search_index=SimpleNamespace(entries=[]))
-    config: Any = SimpleNamespace(plugins={publishing.SEARCH: index})
-    publishing.index_description({}, page=page, config=config)
-    assert page.content == content
+    parser = Parser()
+    parser.feed(publishing.on_page_content(sought + "".join(left_out)))
+    (section,) = parser.data
+    assert "".join(section.text) == "<p>Why</p>1$ a"
 
 
 def test_links_to_a_record_that_is_too_large_to_be_read_lead_to_it_packed(tmp_path):

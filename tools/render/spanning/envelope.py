@@ -118,11 +118,8 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
     """Return the facts on predictions for each stem, and those of the data sheet."""
-    profile, attention = (
-        primary_record(found, "kernel_profile"),
-        primary_record(found, "attention"),
-    )
-    benchmark = primary_record(found, "flash_benchmarking")
+    profile = primary_record(found, "kernel_profile")
+    model_attention = primary_record(found, "model_attention")
     return {
         "chip": chip_facts(),
         "kernel_profile": regime_facts(profile),
@@ -130,11 +127,9 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "warmup": warmup_facts(primary_record(found, "warmup")),
         "method": two_runs_facts(found),
         "mixed_precision": gain_facts(profile),
-        "attention": traffic_facts(attention),
-        "flash_benchmarking": head_facts(benchmark),
-        "model_attention": attention_facts(
-            profile, primary_record(found, "model_attention")
-        ),
+        "attention": traffic_facts(primary_record(found, "attention")),
+        "flash_benchmarking": head_facts(primary_record(found, "flash_benchmarking")),
+        "model_attention": attention_facts(profile, model_attention),
     }
 
 
@@ -188,10 +183,8 @@ def step_facts(record: Record | None) -> dict[str, str]:
     """Floors of passes of 2.7B at context 512, by FLOPs alone, and time over floor."""
     peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
-    for mode, phases in {
-        "forward": ("forward",),
-        "step": ("forward", "backward"),
-    }.items():
+    modes = {"forward": ("forward",), "step": ("forward", "backward")}
+    for mode, phases in modes.items():
         for precision in ("fp32", "bf16"):
             key = f"{mode}_2_7B_512_{precision}"
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
@@ -295,10 +288,9 @@ def head_facts(record: Record | None) -> dict[str, str]:
     # Nine numbers of two bytes for each score.
     moved = 9 * 2 * n**2
     flops = attention_flops("forward", d=d, batch=1, heads=1, n=n, causal=True)
+    heads = frame(record, dtype="bf16", d=d, n=n)
     plain, flash = (
-        frame(record)
-        .one(implementation=name, dtype="bf16", d=d, n=n)
-        .kernel_ms("forward")
+        heads.one(implementation=name).kernel_ms("forward")
         for name in ("plain", "ours")
     )
     return {

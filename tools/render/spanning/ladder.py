@@ -13,21 +13,12 @@ from matplotlib.figure import Figure
 from systems.formulas.chips import KIB
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
+from tools.render import plots
 from tools.render.compiled_files import COMMAND, read_steps
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
 from tools.render.markdown import per_device, percent
-from tools.render.plots import (
-    ACCENT,
-    GREY,
-    INK,
-    PALE,
-    WARN,
-    is_narrow,
-    label_bar,
-    label_bars,
-    plot,
-)
+from tools.render.plots import ACCENT, GREY, INK, PALE, WARN
 from tools.render.rows import MISSING, known, least, say
 from tools.render.stems.flash_ablation import (
     BACKWARD,
@@ -43,15 +34,12 @@ from tools.render.stems.flash_peers import TEST, every_shape
 
 
 def fragments(found: Found) -> dict[str, str]:
-    records, record = (
-        found.get("flash_ablation", []),
-        primary_record(found, "flash_ablation"),
-    )
+    records = found.get("flash_ablation", [])
     return {
         "ladder-bars.md": per_device(records, bars_figure),
         "ladder-forward.md": per_device(records, lambda r: steps_table(r, FORWARD)),
         "ladder-backward.md": per_device(records, lambda r: steps_table(r, BACKWARD)),
-        "ladder-needs.md": needs_table(record),
+        "ladder-needs.md": needs_table(primary_record(found, "flash_ablation")),
     }
 
 
@@ -160,16 +148,16 @@ def bars_figure(record: Record) -> str:
                 part["color"] = WARN
             axes.barh(y, abs(above - time), 0.62, **part)
             speedup = f", {above / (time or 1):.2f}×" if y else ""
-            label_bar(axes, f"{time:.2f} ms{speedup}", max(above, time), y)
+            plots.label_bar(axes, f"{time:.2f} ms{speedup}", max(above, time), y)
         for y, x in enumerate(rungs):
             expected = (
                 x["ms"] * x["speedup"] / (FORWARD[x["step"]].predicted or MISSING)
             )
             if known([expected]):
                 axes.plot([expected] * 2, [y - 0.42, y + 0.42], color=INK, lw=2)
-        label_bars(axes, rungs.column("name"))
+        plots.label_bars(axes, rungs.column("name"))
         axes.xaxis.set_visible(False)
-        axes.set_xlim(0, max(times) * (1.4 if is_narrow(figure) else 1.2))
+        axes.set_xlim(0, max(times) * (1.4 if plots.is_narrow(figure) else 1.2))
         if known([bound]):
             axes.axvline(bound, color=GREY, lw=1.2, ls="--")
             axes.set_title(f"ms; dashed: matmuls, {bound:.2f}")
@@ -177,7 +165,7 @@ def bars_figure(record: Record) -> str:
     if not rungs:
         return ""
     start, end = rungs[0]["ms"], least(rungs.column("ms"))
-    return plot(
+    return plots.plot(
         record,
         "ladder",
         draw,

@@ -61,39 +61,26 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
             for line in step_lines(size, frame(step).one(**options, size=size))
         ]
 
-    large = {**STEP, "context": 512, "precision": "fp32", "size": "2.7B"}
-    large |= {"checkpoint": False}
+    bf16 = steps(512, "bf16", "small", "2.7B")
+    large = {**STEP, "context": 512, "precision": "fp32", "checkpoint": False}
+    peak = memory_lines("2.7B", frame(memory).one(**large, size="2.7B"))
+    eager = frame(plain, d=64, causal=False, dtype="fp32", execution="eager")
+    heads = frame(flash, dtype="bf16", d=64)
+    attentions = [eager.one(n=n) for n in (256, 1024, 4096, 8192, 16384)]
+    flashes = [
+        flash_line(name, heads.one(implementation=which, n=n))
+        for n in (1024, 16384)
+        for which, name in FLASH.items()
+    ]
     return {
         "1_clock.py --size small --context 256": steps(256, "fp32", "small"),
         "2_sizes.py --context 128": steps(128, "fp32", *TABLE_1),
-        "4_autocast.py --size small 2.7B --context 512 --precision bf16": steps(
-            512, "bf16", "small", "2.7B"
-        ),
-        "5_memory.py --size 2.7B --context 512 --warmup 1 --steps 3": memory_lines(
-            "2.7B", frame(memory).one(**large)
-        ),
+        "4_autocast.py --size small 2.7B --context 512 --precision bf16": bf16,
+        "5_memory.py --size 2.7B --context 512 --warmup 1 --steps 3": peak,
         "6_attention.py --d 64": add_head(
-            ATTENTION_HEAD,
-            [
-                attention_line(
-                    frame(plain).one(
-                        d=64, n=n, causal=False, dtype="fp32", execution="eager"
-                    )
-                )
-                for n in (256, 1024, 4096, 8192, 16384)
-            ],
+            ATTENTION_HEAD, list(map(attention_line, attentions))
         ),
-        "7_flash.py --d 64 --n 1024 16384": add_head(
-            FLASH_HEAD,
-            [
-                flash_line(
-                    name,
-                    frame(flash).one(implementation=which, dtype="bf16", d=64, n=n),
-                )
-                for n in (1024, 16384)
-                for which, name in FLASH.items()
-            ],
-        ),
+        "7_flash.py --d 64 --n 1024 16384": add_head(FLASH_HEAD, flashes),
     }
 
 

@@ -1,10 +1,8 @@
 """Tables of docs/hand_in.md."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from io import StringIO
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -12,9 +10,10 @@ from rich.table import Column, Table
 from systems import align
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
-from tools.render.load import Found, primary_gpu, primary_record
-from tools.render.markdown import table
+from tools.render.load import Found, gpu_record, primary_gpu, primary_record
+from tools.render.markdown import items_table, table
 from tools.render.rows import NOT_MEASURED, data_sheet
+from tools.render.spanning.writeup import load_problems
 
 # For these the table predicts times; for the others it counts rows out of memory.
 TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
@@ -39,32 +38,21 @@ def problems_table(found: Found) -> str:
     """Return one row per graded problem: stems, minutes on each GPU, rows that run out
     of memory.
     """
-    problems = tomllib.loads(
-        (Path(__file__).parent / "problems.toml").read_text(encoding="utf-8")
-    )["problem"]
     # Of the primary GPU alone: without a GPU measuring takes seconds.
-    measured = {
-        record.stem: record
-        for stem in found
-        if (record := primary_record(found, stem))
-        and record.device.slug == primary_gpu()
-    }
-    rows, seen, shown = [], set(), []
-    for problem in problems:
+    measured = {stem: gpu_record(found, stem, primary_gpu()) for stem in found}
+    rows, seen, shown = [], set[str](), []
+    for problem in load_problems():
         # A record that several problems use is measured once.
-        stems = {s: None for a in problem["answer"] for s in a["stems"]}
-        new = [stem for stem in stems if stem not in seen]
-        seen.update(new)
-        records = [measured[stem] for stem in new if stem in measured]
-        link = f"[`{problem['name']}`](writeup.md#{problem['name']})"
-        if not new:
+        stems = dict.fromkeys(stem for a in problem.answers for stem in a.stems)
+        if not (new := [stem for stem in stems if stem not in seen]):
             continue
-        rows.append(
-            [link, ", ".join(f"`{stem}`" for stem in new), *cost_cells(records)]
-        )
-        shown.append(problem["name"] not in BRIEF)
-    all_records = [measured[stem] for stem in measured if stem in seen]
-    totals = ["all of these", "", *cost_cells(all_records)]
+        seen.update(new)
+        link = f"[`{problem.name}`](writeup.md#{problem.name})"
+        costs = cost_cells([r for stem in new if (r := measured.get(stem))])
+        rows.append([link, ", ".join(f"`{stem}`" for stem in new), *costs])
+        shown.append(problem.name not in BRIEF)
+    costs = cost_cells([r for stem, r in measured.items() if r and stem in seen])
+    totals = ["all of these", "", *costs]
     rows.append([f"**{total}**" if total else "" for total in totals])
     heads = ["problem", "`--only`", *HEADS]
     return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
@@ -147,21 +135,15 @@ def outcome_table(
 
 def gpus_table() -> str:
     """Return memory, dense rates and ridge points of the GPUs that people have."""
-    rows = [
-        [
-            gpu.name,
-            f"{gpu.memory_mib / 1024:.0f} GiB",
-            f"{gpu.peak.bandwidth / 1e12:.2f}",
-            *(f"{rate / 1e12:.4g}" for rate in peak_rates(gpu)),
-            *(f"{peak_rates(gpu)[i] / gpu.peak.bandwidth:.0f}" for i in (0, 2)),
-        ]
-        for name, gpu in GPUS.items()
-        if name != OLDER
-    ]
-    heads = ["memory", "TB/s", "fp32", "TF32", "bf16", "ridge fp32", "ridge bf16"]
-    return table(["GPU", *heads], rows) + "\n"
-
-
-def peak_rates(gpu: Gpu) -> tuple[float, float, float]:
-    """Return the dense fp32, TF32 and bf16 rates, in FLOP/s."""
-    return gpu.peak.fp32, gpu.peak.tf32, gpu.peak.bf16
+    shown = items_table(
+        [gpu for name, gpu in GPUS.items() if name != OLDER],
+        ("GPU", lambda gpu: gpu.name),
+        ("memory", lambda gpu: gpu.memory_mib / 1024, "{:.0f} GiB"),
+        ("TB/s", lambda gpu: gpu.peak.bandwidth / 1e12, "{:.2f}"),
+        ("fp32", lambda gpu: gpu.peak.fp32 / 1e12, "{:.4g}"),
+        ("TF32", lambda gpu: gpu.peak.tf32 / 1e12, "{:.4g}"),
+        ("bf16", lambda gpu: gpu.peak.bf16 / 1e12, "{:.4g}"),
+        ("ridge fp32", lambda gpu: gpu.peak.fp32 / gpu.peak.bandwidth, "{:.0f}"),
+        ("ridge bf16", lambda gpu: gpu.peak.bf16 / gpu.peak.bandwidth, "{:.0f}"),
+    )
+    return f"{shown}\n"

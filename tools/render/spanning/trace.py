@@ -34,12 +34,8 @@ MARKS = (STEP, *PHASES, LAYER, *PARTS)
 SHOWN = 1
 # Work on the GPU that is not a kernel, by its name in exports.
 NO_KERNELS = ("memcpy", "memset")
-LANES = ("range", "launches", "kernels")
-LOOKS = {
-    SOFTMAX: ACCENT,
-    "rest of attention": TINT,
-    "rest of the layer": GREY,
-}
+LANES = ("CPU: ranges", "CPU: launches", "GPU: kernels")
+LOOKS = {SOFTMAX: ACCENT, "rest of attention": TINT, "rest of the layer": GREY}
 
 
 @dataclass(frozen=True)
@@ -109,45 +105,26 @@ def fragments() -> dict[str, str]:
             height=210,
             narrow=260,
         )
-        + "\n",
+        + "\n"
     }
 
 
 def draw_layer(figure: Figure, shown: Layer) -> None:
     axes = figure.subplots()
-    for name, kernel, call in zip(
-        map(layer_part, shown.kernels), shown.kernels, shown.calls, strict=True
-    ):
-        color = LOOKS[name]
-        begun, ended = call
-        draw_span(
-            axes, LANES.index("launches"), shown.ms(begun), shown.ms(ended), color
-        )
-        draw_span(
-            axes,
-            LANES.index("kernels"),
-            shown.ms(kernel.start),
-            shown.ms(kernel.end),
-            color,
-        )
-        if name == SOFTMAX:
-            ends = (shown.ms(begun), shown.ms(kernel.start))
-            axes.plot(ends, (1.3, 1.7), color=ACCENT, linewidth=1)
+    for kernel, call in zip(shown.kernels, shown.calls, strict=True):
+        part = layer_part(kernel)
+        for lane, (start, end) in enumerate((call, (kernel.start, kernel.end)), 1):
+            draw_span(axes, lane, shown.ms(start), shown.ms(end), LOOKS[part])
+        if part == SOFTMAX:
+            starts = (shown.ms(call[0]), shown.ms(kernel.start))
+            axes.plot(starts, (1.3, 1.7), color=ACCENT, linewidth=1)
     draw_span(axes, 0, 0, shown.launching_ms, DARK)
     inner = {s for k in shown.kernels for s in k.marks if s.name in PARTS}
     for span in sorted(inner, key=lambda span: span.start):
         color = ACCENT if span.name == SOFTMAX else TINT
         draw_span(axes, 0, shown.ms(span.start), shown.ms(span.end), color)
     narrow = is_narrow(figure)
-    names = (
-        ("ranges", "launches", "kernels")
-        if narrow
-        else (
-            "CPU: ranges",
-            "CPU: launches",
-            "GPU: kernels",
-        )
-    )
+    names = [lane.split(": ")[1] if narrow else lane for lane in LANES]
     axes.set_yticks(range(3), names)
     axes.set_ylim(2.5, -0.5)
     axes.grid(False)

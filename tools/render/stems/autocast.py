@@ -99,9 +99,7 @@ def operations_table(record: Record) -> str:
 def passes(record: Record | None) -> Frame:
     """Return a forward pass of the Transformer without autocast, then with it."""
     found = frame(record).arrange(part=("transformer",), dtype=("fp32", "fp16", "bf16"))
-    return found.derive(
-        others=lambda x: x["forward_operations"] - x["forward_casts"],
-    )
+    return found.derive(others=lambda x: x["forward_operations"] - x["forward_casts"])
 
 
 @fragments.add(

@@ -173,7 +173,6 @@ def speedup_figure(record: Record) -> str:
                     below = {"va": "top", "offset": (0, -6)}
                     plots.note(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
             plots.label_bars(axes, list(TABLE_1))
-            plots.show_vertical_grid(axes)
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")
         plots.draw_legend(figure, DOTS)

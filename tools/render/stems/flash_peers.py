@@ -165,17 +165,12 @@ def shapes_table(record: Record) -> str:
     )
 
 
-def compared_rows(record: Record | None, name: str) -> Frame:
-    """Return the rows of an implementation whose calls were compared bitwise."""
-    found = frame(record, implementation=name)
-    return found.where(lambda x: "repeats" in x.metrics)
-
-
 @fragments.add(
     "repeats.md", f"**Deterministic results,** compared bitwise over {CALLS} calls."
 )
 def determinism_table(record: Record) -> str:
-    found = ((name, compared_rows(record, name)) for name in NAMES)
+    compared = frame(record).where(lambda x: "repeats" in x.metrics)
+    found = ((name, compared.where(implementation=name)) for name in NAMES)
     return Frame(
         Line(
             implementation=NAMES[name],
@@ -315,10 +310,8 @@ def facts(record: Record | None) -> dict[str, str]:
 def faster_everywhere(record: Record, name: str) -> Judgement:
     found = known(shapes(record).column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
-    return found and (
-        max(found) < 1,
-        f"Relative time: {span(found)}, slower at {slower} shapes.",
-    )
+    numbers = f"Relative time: {span(found)}, slower at {slower} shapes."
+    return found and (max(found) < 1, numbers)
 
 
 @claim(

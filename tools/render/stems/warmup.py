@@ -15,12 +15,7 @@ from tools.render.rows import known, say
 
 PASSES = ("forward", "loss", "backward")
 MEDIANS = ("first", "second", "third", "median", "settled", "halves", "mean")
-ORDINALS = {
-    "1st step, ms": "first",
-    "2nd step, ms": "second",
-    "3rd step, ms": "third",
-}
-
+ORDINALS = {"1st step, ms": "first", "2nd step, ms": "second", "3rd step, ms": "third"}
 fragments = Fragments()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from math import log
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from systems.model.sizes import TABLE_1
@@ -11,26 +12,22 @@ from tools.render import plots
 from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import ACCENT, DARK, PALE
-from tools.render.rows import known
+from tools.render.rows import known, span
 from tools.render.stems.end_to_end.rows import BATCH, has_gpu_time, passes, steps
 
 Cell = Callable[[float], tuple[str, float]]
 PHASES = {"forward": PALE, "backward": ACCENT, "optimizer": DARK}
+DRAWN = ("fp32", "bf16")
 
 
-def heat_map_rows(
-    found: Frame, name: str, cell: Cell
-) -> dict[str, list[tuple[str, float]]]:
-    """Return the rows of a heat map: a row for each size, a cell for each context."""
-    contexts = contexts_of(found)
-    return {
+def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
+    """Draw a row for each size, with a cell of a column for each context."""
+    contexts = list(dict.fromkeys(found.column("context")))
+    rows = {
         size: [cell(found.one(size=size, context=c)[name]) for c in contexts]
         for size in TABLE_1
     }
-
-
-def contexts_of(found: Frame) -> list[int]:
-    return list(dict.fromkeys(found.column("context")))
+    plots.heat_map(axes, rows, [f"{c:,}" for c in contexts])
 
 
 def shares_figure(record: Record) -> str:
@@ -43,12 +40,8 @@ def shares_figure(record: Record) -> str:
         return (percent(share), -share) if share else ("", 0)
 
     def draw(figure: Figure) -> None:
-        for axes, precision in zip(
-            plots.panels(figure, 2), ("fp32", "bf16"), strict=True
-        ):
-            of_one = found.where(precision=precision)
-            heads = [f"{c:,}" for c in contexts_of(of_one)]
-            plots.heat_map(axes, heat_map_rows(of_one, "share", shaded), heads)
+        for axes, precision in zip(plots.panels(figure, 2), DRAWN, strict=True):
+            draw_heat_map(axes, found.where(precision=precision), "share", shaded)
             axes.set_title(f"{precision}, by context")
 
     bf16 = found.where(bool, precision="bf16")
@@ -78,23 +71,18 @@ def phases_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         plots.draw_legend(figure, PHASES)
-        for axes, precision in zip(
-            plots.panels(figure, 2), ("fp32", "bf16"), strict=True
-        ):
+        for axes, precision in zip(plots.panels(figure, 2), DRAWN, strict=True):
             sizes = found.where(precision=precision)
-            plots.stacked_bars(
-                axes,
-                [x["size"] for x in sizes],
-                {
-                    p: [
-                        100 * x[f"{p}_kernels_ms"] / x["step_kernels_ms"] for x in sizes
-                    ]
-                    for p in PHASES
-                },
-                PHASES,
-            )
-            for y, x in enumerate(sizes):
-                plots.label_bar(axes, f"{x['step_kernels_ms']:.0f} ms", 100, y)
+            whole, ends = sizes.column("step_kernels_ms"), [0.0] * len(sizes)
+            for phase, color in PHASES.items():
+                ms = sizes.column(f"{phase}_kernels_ms")
+                widths = [100 * a / b for a, b in zip(ms, whole, strict=True)]
+                look = {"left": ends, "color": color, "linewidth": 0}
+                axes.barh(range(len(sizes)), widths, 0.8, **look)
+                ends = [a + b for a, b in zip(ends, widths, strict=True)]
+            plots.label_bars(axes, sizes.column("size"))
+            for y, ms in enumerate(whole):
+                plots.label_bar(axes, f"{ms:.0f} ms", 100, y)
             axes.set_xlim(0, 125)
             axes.set_xticks(range(0, 101, 25))
             axes.set_title(f"{precision}, % of a step{clock}")
@@ -119,20 +107,15 @@ def speedup_figure(record: Record) -> str:
         del clocks["GPU time"]
     gains = {clock: known(found.column(name)) for clock, name in clocks.items()}
     most = max(map(max, gains.values()))
-    ranges = ", ".join(
-        f"{min(of_clock):.2f} to {max(of_clock):.2f} in {clock}"
-        for clock, of_clock in gains.items()
-    )
+    ranges = ", ".join(f"{span(of)} in {clock}" for clock, of in gains.items())
 
     def shaded(gain: float) -> tuple[str, float]:
         return (f"{gain:.2f}", -log(gain) / log(most)) if gain else ("", 0)
 
     def draw(figure: Figure) -> None:
-        for axes, (clock, name) in zip(
-            plots.panels(figure, len(clocks)), clocks.items(), strict=True
-        ):
-            heads = [f"{c:,}" for c in contexts_of(found)]
-            plots.heat_map(axes, heat_map_rows(found, name, shaded), heads)
+        every = plots.panels(figure, len(clocks))
+        for axes, (clock, name) in zip(every, clocks.items(), strict=True):
+            draw_heat_map(axes, found, name, shaded)
             axes.set_title(f"{clock}: fp32 / bf16, by context")
 
     return plots.plot(

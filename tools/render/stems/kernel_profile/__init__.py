@@ -52,8 +52,7 @@ fragments.add("roofline.md")(roofline_figure)
 
 
 @fragments.add(
-    "times.md",
-    "Wall-clock time, sum of kernels and idle time of each forward pass.",
+    "times.md", "Wall-clock time, sum of kernels and idle time of each forward pass."
 )
 def times_table(record: Record) -> str:
     """(a) Print wall-clock time with and without the profiler, GPU span, GPU time."""

@@ -104,8 +104,7 @@ def predicted_table(record: Record) -> str:
 
 
 @fragments.add(
-    "largest.md",
-    "The largest allocations of a forward pass of `2.7B` at context 512.",
+    "largest.md", "The largest allocations of a forward pass of `2.7B` at context 512."
 )
 def largest_table(record: Record) -> str:
     """(e) Print groups of equal allocations, the largest first, and their owners."""
