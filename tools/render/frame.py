@@ -210,12 +210,9 @@ class Frame(list[Line]):
     def column(self, name: str) -> list[Any]:
         return [x[name] for x in self]
 
-    def curves(self, by: str, x: str, y: str) -> dict[Any, tuple[list[Any], list[Any]]]:
-        """Return the columns x and y for each value of the column `by`."""
-        parts = {value: self.where(**{by: value}) for value in self.column(by)}
-        return {
-            value: (part.column(x), part.column(y)) for value, part in parts.items()
-        }
+    def values(self, name: str) -> list[Any]:
+        """Return the distinct values of a column, in the order of the rows."""
+        return list(dict.fromkeys(self.column(name)))
 
     def derive(self, **columns: Callable[[Line], Any]) -> "Frame":
         """Add columns to each row, in this order."""

@@ -120,15 +120,6 @@ def describe_range(values: Iterable[float]) -> str:
     )
 
 
-def config_values(record: Record | None, key: str, **config: Any) -> list[Any]:
-    """Return the distinct values of a configuration key, in the order of the grid, over
-    rows with the given values.
-    """
-    rows = record.rows if record else []
-    configs = (row.config for row in rows if config.items() <= row.config.items())
-    return list(dict.fromkeys(each[key] for each in configs if key in each))
-
-
 def measured(records: Iterable[Record]) -> list[Record]:
     """Return the measured records, without records of published figures."""
     return [record for record in records if record.kind == "measured"]

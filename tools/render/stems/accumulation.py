@@ -12,7 +12,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import config_values, count_true, say
+from tools.render.rows import count_true, say
 
 # The assignment's snippets, by the names of their facts.
 SNIPPETS = ("fp32_in_fp32", "fp16_in_fp16", "fp16_in_fp32", "fp16_cast_to_fp32")
@@ -140,13 +140,13 @@ def stalls_table(record: Record) -> str:
 
 @fragments.add("sums.md")
 def sums_figure(record: Record) -> str:
-    if not (terms := config_values(record, "term")):
-        return ""
     found = sums(record)
+    if not (terms := found.values("term")):
+        return ""
 
     def draw(figure: Figure) -> None:
         for axes, term in zip(plots.panels(figure, len(terms)), terms, strict=True):
-            for name in config_values(record, "accumulator"):
+            for name in found.values("accumulator"):
                 x = found.one(value=name, accumulator=name, term=term)
                 if x:
                     # The record keeps every n-th sum.

@@ -80,7 +80,7 @@ def error_ratios(
 def ratio_rows(record: Record) -> Frame:
     """Return a row for each implementation and dtype with its ratios."""
     found = errors(record)
-    dtypes = dict.fromkeys(found.column("dtype"))
+    dtypes = found.values("dtype")
     ratios = partial(error_ratios, found)
     return Frame(
         Line(name=NAMES[n], dtype=d, over=over, largest=ratios(n, d, by=LARGEST))
@@ -138,7 +138,7 @@ def ratio_table(record: Record) -> str:
 def ratios_figure(record: Record) -> str:
     """Draw the range of ratios of each implementation, by dtype."""
     found = ratio_rows(record)
-    names = list(dict.fromkeys(found.column("name")))
+    names = found.values("name")
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()

@@ -6,7 +6,7 @@ from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
 from tools.render.markdown import gib
-from tools.render.rows import config_values, say
+from tools.render.rows import say
 
 PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
 fragments = Fragments()
@@ -14,7 +14,7 @@ fragments = Fragments()
 
 def models(record: Record | None) -> Frame:
     """Return a row for each size, with the FLOPs at each context."""
-    contexts = config_values(record, "context")
+    contexts = frame(record).values("context")
     found = frame(record).derive(
         parameters=lambda x: sum(x[f"{part}_parameters"] for part in PARTS),
         weights=lambda x: FP32_BYTES * x["parameters"],
@@ -40,7 +40,7 @@ def sizes_table(record: Record) -> str:
         ("fp32 weights, GiB", "weights", gib),
         *(
             (f"forward TFLOP at {context}", f"at_{context}.tflop", "{:.2f}")
-            for context in config_values(record, "context")
+            for context in frame(record).values("context")
         ),
     )
 

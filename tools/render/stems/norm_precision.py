@@ -10,7 +10,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line, frame
-from tools.render.rows import config_values, say
+from tools.render.rows import say
 
 STAGES = {
     "mean": "mean",
@@ -114,7 +114,7 @@ READ = (
 
 @fragments.add("layer-widths.md")
 def widths_figure(record: Record) -> str:
-    if not (widths := config_values(record, "width")):
+    if not (widths := frame(record).values("width")):
         return ""
 
     def line(dtype: str, compute: str) -> list[str]:
@@ -124,7 +124,7 @@ def widths_figure(record: Record) -> str:
     lines = {
         dtype: {
             COMPUTE[compute]: line(dtype, compute)
-            for compute in config_values(record, "compute", norm="layer", dtype=dtype)
+            for compute in frame(record, norm="layer", dtype=dtype).values("compute")
         }
         for dtype in DTYPES
     }

@@ -37,7 +37,7 @@ def settings(record: Record | None) -> Frame:
     """Return a row for each number of warm-up steps: medians over processes."""
     found = processes(record)
     rows = []
-    for warmup in dict.fromkeys(x["warmup"] for x in found):
+    for warmup in found.values("warmup"):
         same = found.where(warmup=warmup)
         line = next((x for x in same if x), same[0])
         samples = [time for x in same for time in x.samples(*PASSES)]

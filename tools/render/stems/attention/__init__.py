@@ -23,7 +23,6 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
-    column_values,
     find_pass,
     formula_inputs,
     fragments,
@@ -81,7 +80,7 @@ def reported_ms(x: Line, of: str) -> str:
 def variants_table(record: Record) -> str:
     found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
     return found.arrange(
-        dtype=column_values(frame(record), "dtype"), causal=(False, True)
+        dtype=frame(record).values("dtype"), causal=(False, True)
     ).table(
         "dtype",
         ("causal mask", "causal"),

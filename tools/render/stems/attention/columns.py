@@ -34,7 +34,7 @@ def passes(record: Record | None) -> Frame:
         **{f"{of}_gain": lambda x, of=of: speedup(x, of) for of in PASSES},
         kept=lambda x: x.get("before_backward_bytes") - x.get("before_forward_bytes"),
         peak=lambda x: x.get("peak_allocated_bytes"),
-    ).arrange(d=column_values(found, "d"), n=lengths(found))
+    ).arrange(d=found.values("d"), n=lengths(found))
 
 
 def speedup(x: Line, *names: str) -> float:
@@ -44,10 +44,6 @@ def speedup(x: Line, *names: str) -> float:
 def find_pass(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
     """Return the row of an execution in fp32 without a mask."""
     return found.one(n=n, d=d, execution=e, **PLAIN)
-
-
-def column_values(found: Frame, axis: str) -> list[Any]:
-    return list(dict.fromkeys(found.column(axis)))
 
 
 def lengths(found: Iterable[Line]) -> list[int]:

@@ -16,7 +16,6 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
-    column_values,
     find_pass,
     fragments,
     lengths,
@@ -75,9 +74,7 @@ def compiled_table(record: Record) -> str:
 def kernels_table(record: Record) -> str:
     """Print how many kernels each pass runs, and what the fused ones compute."""
     found = passes(record).where(n=KERNELS_AT, d=WIDTH, execution="compiled")
-    found = found.arrange(
-        dtype=column_values(frame(record), "dtype"), causal=(False, True)
-    )
+    found = found.arrange(dtype=frame(record).values("dtype"), causal=(False, True))
     return Frame(
         Line(
             x,
@@ -120,10 +117,9 @@ def speedup_figure(record: Record) -> str:
     found = passes(record).where(execution="compiled")
     if not found:
         return ""
-    widths, ns = column_values(found, "d"), lengths(found)
-    variants = [
-        (t, c) for t in column_values(frame(record), "dtype") for c in (False, True)
-    ]
+    widths, ns = found.values("d"), lengths(found)
+    dtypes = frame(record).values("dtype")
+    variants = [(dtype, causal) for dtype in dtypes for causal in (False, True)]
 
     def shaded(ratio: float) -> tuple[str, float]:
         return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)

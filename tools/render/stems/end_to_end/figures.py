@@ -22,7 +22,7 @@ DRAWN = ("fp32", "bf16")
 
 def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
     """Draw a row for each size, with a cell of a column for each context."""
-    contexts = list(dict.fromkeys(found.column("context")))
+    contexts = found.values("context")
     rows = {
         size: [cell(found.one(size=size, context=c)[name]) for c in contexts]
         for size in TABLE_1

@@ -19,21 +19,8 @@ from tools.render.markdown import (
     percent,
 )
 from tools.render.rows import Missing, known, most, say, span
+from tools.render.stems.kernel_profile import rows
 from tools.render.stems.kernel_profile.figures import causes_figure, roofline_figure
-from tools.render.stems.kernel_profile.rows import (
-    MATMULS,
-    SOFTMAX_PART,
-    Kernel,
-    attention_parts,
-    category_share,
-    kernels_by_name,
-    link_clock,
-    name_disagreement,
-    passes,
-    steps,
-    total_ms,
-    unmarked_share,
-)
 
 CELL = ("size", "context", "precision")
 PRECISIONS = ("fp32", "bf16")
@@ -56,7 +43,7 @@ fragments.add("roofline.md")(roofline_figure)
 )
 def times_table(record: Record) -> str:
     """(a) Print wall-clock time with and without the profiler, GPU span, GPU time."""
-    found = passes(record).where(mode="forward")
+    found = rows.passes(record).where(mode="forward")
     shown = found.table(
         *CELL,
         ("wall, ms", "wall_ms", "{:.2f}"),
@@ -69,13 +56,13 @@ def times_table(record: Record) -> str:
             and (x["precision"] == "fp32" or x["size"] in SHOWN_SIZES)
         ),
     )
-    return link_clock(record, shown)
+    return rows.link_clock(record, shown)
 
 
 @fragments.add("top.md", "The kernel with the most GPU time, at context 512 in fp32.")
 def top_table(record: Record) -> str:
     """(b) Print the top kernel of the forward pass, and of both passes together."""
-    found = passes(record).where(mode="forward", context=512, precision="fp32")
+    found = rows.passes(record).where(mode="forward", context=512, precision="fp32")
     tops = Frame(
         Line(x[top], size=x["size"], which=name)
         for x in found.arrange(size=SHOWN_SIZES)
@@ -95,7 +82,7 @@ def top_table(record: Record) -> str:
 TOPS = {"forward": "top_forward", "forward and backward": "top_both"}
 
 
-def format_name(kernel: Kernel) -> str:
+def format_name(kernel: rows.Kernel) -> str:
     """Return the kernel's short name, which opens to the whole name of a matmul. Names
     of element-wise kernels have hundreds of letters; the record has them.
     """
@@ -110,10 +97,10 @@ def format_name(kernel: Kernel) -> str:
 def others_table(record: Record) -> str:
     """(c) Print the kernels of one forward pass that are no matmuls."""
     x = frame(record).one(**LISTED, mode="forward")
-    whole = total_ms(x)
+    whole = rows.total_ms(x)
     found = [
         k
-        for k in kernels_by_name(x)
+        for k in rows.kernels_by_name(x)
         if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
     ]
     return items_table(
@@ -131,7 +118,7 @@ def others_table(record: Record) -> str:
 @fragments.add("matmul.md", "The share of matmuls in kernel time at context 512.")
 def matmul_table(record: Record) -> str:
     """(d) Print the share of matmuls in inference, in both passes and in a step."""
-    found = passes(record).where(mode="forward", context=512)
+    found = rows.passes(record).where(mode="forward", context=512)
     return found.arrange(size=TABLE_1, precision=PRECISIONS).table(
         "size",
         "precision",
@@ -151,7 +138,7 @@ def matmul_table(record: Record) -> str:
 def gains_table(record: Record) -> str:
     """Print the gain from bf16, and why it is less than the peak rates allow."""
     shown = (
-        steps(record)
+        rows.steps(record)
         .where(precision="bf16")
         .table(
             "size",
@@ -163,7 +150,7 @@ def gains_table(record: Record) -> str:
             telling=lambda x: x["size"] in SHOWN_SIZES,
         )
     )
-    return link_clock(record, shown)
+    return rows.link_clock(record, shown)
 
 
 @fragments.add(
@@ -172,7 +159,7 @@ def gains_table(record: Record) -> str:
 )
 def attention_table(record: Record) -> str:
     """(e) Print each part's kernels, time, FLOPs and bytes, and the rates reached."""
-    return attention_parts(record, context=512).table(
+    return rows.attention_parts(record, context=512).table(
         "size",
         "part",
         ("kernels", "calls", "{:g}"),
@@ -191,7 +178,7 @@ def attention_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found, bf16 = passes(record), steps(record).where(precision="bf16")
+    found, bf16 = rows.passes(record), rows.steps(record).where(precision="bf16")
     forward = found.where(mode="forward")
     small, large = forward.one(**LISTED), forward.one(**LISTED | {"size": "2.7B"})
     short = forward.one(**LISTED | {"context": 128})
@@ -216,14 +203,14 @@ def facts(record: Record | None) -> dict[str, str]:
         },
         "idle_small_128": say(short["idle_share"], percent),
         "matmul_step_2_7B_bf16": say(in_bf16["matmul_step"], percent),
-        "softmax_small": say(category_share(small, "softmax"), percent),
-        "elementwise_small": say(category_share(small, "elementwise"), percent),
+        "softmax_small": say(rows.category_share(small, "softmax"), percent),
+        "elementwise_small": say(rows.category_share(small, "elementwise"), percent),
         "idle_small_128_bf16": say(idle, percent),
         "copies_2_7B_128_bf16": say(early["copies_share"], percent),
         "copies_2_7B_1024_bf16": say(late["copies_share"], percent),
         "per_weight_2_7B_128_bf16": say(1 - grown / early["copies"], percent),
         **top_facts(small),
-        **attention_facts(attention_parts(record, size="small", context=512)),
+        **attention_facts(rows.attention_parts(record, size="small", context=512)),
         "mark_us": say(mark_us, "{:.1f} µs"),
     }
 
@@ -245,8 +232,8 @@ def top_facts(x: Line) -> dict[str, str]:
 
 def attention_facts(parts: Frame) -> dict[str, str]:
     """Return facts that compare softmax with the two matmuls of attention."""
-    softmax = parts.one(part=SOFTMAX_PART)
-    scores, output = (parts.one(part=part) for part in MATMULS)
+    softmax = parts.one(part=rows.SOFTMAX_PART)
+    scores, output = (parts.one(part=part) for part in rows.MATMULS)
     ms = scores["part_ms"] + output["part_ms"]
     flops = scores["flops"] + output["flops"]
     return {
@@ -268,7 +255,7 @@ def attention_facts(parts: Frame) -> dict[str, str]:
     "and in every forward and backward pass together.",
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
-    found = passes(record).where(mode="forward", precision="fp32")
+    found = rows.passes(record).where(mode="forward", precision="fp32")
     kernels: list[Any] = known(x[top] for x in found for top in TOPS.values())
     multiply = [kernel["category"] == MATMUL for kernel in kernels]
     numbers = f"{sum(multiply)} of {len(multiply)} passes."
@@ -284,8 +271,8 @@ def top_kernel_multiplies(record: Record) -> Judgement:
     "reaches more than half of its rate.",
 )
 def softmax_is_memory_traffic(record: Record) -> Judgement:
-    softmax = attention_parts(record).where(
-        lambda x: x["context"] >= 512, part=SOFTMAX_PART
+    softmax = rows.attention_parts(record).where(
+        lambda x: x["context"] >= 512, part=rows.SOFTMAX_PART
     )
     found = known(1 / x["of_bandwidth"] for x in softmax)
     numbers = f"Time over the floor of its bytes: {span(found)}."
@@ -302,8 +289,8 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 )
 def kernels_are_attributed(record: Record) -> Judgement:
     ran = frame(record).where(bool)
-    lost = most(map(unmarked_share, ran))
-    gap = most([0.0, *(abs(name_disagreement(x)) for x in ran)])
+    lost = most(map(rows.unmarked_share, ran))
+    gap = most([0.0, *(abs(rows.name_disagreement(x)) for x in ran)])
     numbers = (
         f"Without a phase {say(lost, format_at_most)}; names against operations at "
         f"most {say(gap, percent)}."

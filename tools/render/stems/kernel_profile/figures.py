@@ -12,12 +12,7 @@ from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import ACCENT, DARK, PALE, TINT
 from tools.render.rows import most, say
-from tools.render.stems.kernel_profile.rows import (
-    SOFTMAX_PART,
-    attention_parts,
-    link_clock,
-    steps,
-)
+from tools.render.stems.kernel_profile import rows
 
 # Forward and backward by cause --------------------------------------------------------
 
@@ -33,7 +28,7 @@ DRAWN = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 def causes_figure(record: Record) -> str:
     """Draw a panel for each size and precision, with a bar for each context."""
-    found = steps(record).where(lambda x: x["idle"])
+    found = rows.steps(record).where(lambda x: x["idle"])
     parts = [found.where(size=size, precision=precision) for size, precision in DRAWN]
     if not all(parts):
         return ""
@@ -61,7 +56,7 @@ def causes_figure(record: Record) -> str:
         height=290,
         narrow=860,
     )
-    return link_clock(record, shown)
+    return rows.link_clock(record, shown)
 
 
 def draw_bars(axes: Axes, found: Frame) -> None:
@@ -88,30 +83,30 @@ def draw_bars(axes: Axes, found: Frame) -> None:
 POINTS = {
     "attention scores": PALE,
     "attention mask": TINT,
-    SOFTMAX_PART: ACCENT,
+    rows.SOFTMAX_PART: ACCENT,
     "attention output": DARK,
 }
 
 
 def roofline_figure(record: Record) -> str:
     peak = find_peak(record.device.slug)
-    found = attention_parts(record).derive(
+    found = rows.attention_parts(record).derive(
         intensity=lambda x: x["flops"] / x["moved"], tflops=lambda x: x["rate"] / 1e12
     )
     if peak is None or not found:
         return ""
-    softmax = found.where(part=SOFTMAX_PART)
+    softmax = found.where(part=rows.SOFTMAX_PART)
     reached = say(most(softmax.column("of_bandwidth")), percent)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         draw_roofs(axes, peak, found.column("intensity"))
-        curves = found.curves("part", "intensity", "tflops")
-        shown = {name: color for name, color in POINTS.items() if name in curves}
-        for name, color in shown.items():
-            axes.plot(*curves[name], "o", color=color, markeredgewidth=0)
+        for name, color in POINTS.items():
+            part = found.where(part=name)
+            ends = part.column("intensity"), part.column("tflops")
+            axes.plot(*ends, "o", color=color, markeredgewidth=0)
         plots.draw_legend(
-            figure, {n.removeprefix("attention "): c for n, c in shown.items()}
+            figure, {n.removeprefix("attention "): c for n, c in POINTS.items()}
         )
 
     return plots.plot(
