@@ -207,19 +207,17 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 @dataclass(frozen=True)
 class BackwardBlock:
     """A block in the backward pass, counted from 1. With recomputation also how many
-    block inputs are kept, and how many blocks of its run come before and after it.
+    block inputs are kept, and how many blocks of its run come before it.
     """
 
     block: int
     inputs: int = 1
     before: int = 0
-    after: int = 0
 
 
 def block_in_run(p: Pass, run: int, block: int) -> BackwardBlock:
     """Return a block of this run of `checkpoint` blocks; runs are counted from 0."""
-    last = minimum((run + 1) * p.checkpoint, p.shape.num_layers)
-    return BackwardBlock(block, run + 1, block - 1 - run * p.checkpoint, last - block)
+    return BackwardBlock(block, run + 1, block - 1 - run * p.checkpoint)
 
 
 def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
@@ -250,9 +248,6 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     )
     if p.checkpoint and p.precision == "pure_bf16":
         computed_again += stream
-    if p.checkpoint:
-        # A block's output, the next block's input, is freed with the segment.
-        computed_again += minimum(position.after, 1) * residual_bytes(p)
     # The gradients of the gated value and of its two factors. The gated value is freed,
     # and w2 has its gradient.
     in_feed_forward = (

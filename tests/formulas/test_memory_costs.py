@@ -3,6 +3,7 @@
 import random
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,15 @@ import torch
 from systems.experiments import peak_memory
 from systems.experiments.peak_memory import MODES, Config, run
 from systems.formulas import memory_costs
+from systems.formulas.costs import INT64_BYTES
 from systems.formulas.memory_costs import Pass, residual_bytes
-from systems.formulas.memory_peak import category_peaks, peak
+from systems.formulas.memory_peak import (
+    BackwardBlock,
+    block_backward,
+    block_in_run,
+    category_peaks,
+    peak,
+)
 from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
 from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, ModelSize
@@ -34,11 +42,23 @@ def recorded(monkeypatch, *fields, **others) -> dict:
         return run(Config(*fields, batch=2, vocab=1000, warmup=0, steps=1, **others))
 
 
-def allocated(monkeypatch, p: Pass) -> int:
-    """The allocator's peak over the second step of a run like `p`."""
+def allocated(monkeypatch, p: Pass) -> dict[int, int]:
+    """The allocator's peaks in the second step of a run like `p`: in the backward pass
+    of each block, counted from 1, and in what comes before (0) and after (-1).
+    """
+    peaks: dict[int, int] = {}
     monkeypatch.setitem(SIZES, "tested", p.shape)
     precision = "bf16" if p.autocast else "fp32"
     with allocator(monkeypatch) as memory:
+
+        def note(block: int, *_: object) -> None:
+            peaks[block] = max(peaks.get(block, 0), memory.peak)
+            memory.reset_peak()
+
+        def watch(block: int, _: object, inputs: tuple) -> None:
+            if inputs[0].requires_grad:
+                inputs[0].register_hook(partial(note, block))
+
         with default_dtype(torch.float32 if p.wide == 4 else torch.bfloat16):
             model = build_model("tested", p.context, p.vocab, p.attention)
         token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
@@ -49,15 +69,19 @@ def allocated(monkeypatch, p: Pass) -> int:
         if p.recompute_attention:
             checkpoint_attention(model)
         optimizer = AdamW(model.parameters())
+        for block, module in enumerate([model.ln_final, *reversed(model.layers)]):
+            block = p.shape.num_layers + 1 - block if block else 0
+            module.register_forward_pre_hook(partial(watch, block))
         for _ in range(2):
             model.zero_grad()
             memory.reset_peak()
+            peaks.clear()
             autocast = precision_context(precision, "cpu")
             training_step(model, token_ids, targets, autocast, optimizer)
-        found = memory.peak
+        note(-1)
         # Before the allocator goes that their storages tell of their end.
         del model, token_ids, targets, optimizer
-    return found
+    return peaks
 
 
 @contextmanager
@@ -115,7 +139,15 @@ def passes() -> list[Pass]:
 def test_any_step_s_peak_is_its_formula(monkeypatch, p):
     if p.attention == "flash":
         pytest.importorskip("triton")
-    assert sum(peak(p).values()) == pytest.approx(allocated(monkeypatch, p), rel=0.005)
+    found = allocated(monkeypatch, p)
+    assert sum(peak(p).values()) == pytest.approx(max(found.values()), rel=0.005)
+    most = category_peaks(p)
+    lasting = most["weights"] + most["optimizer state"] + 2 * p.tokens * INT64_BYTES
+    for block in range(1, p.shape.num_layers + 1):
+        run = (block - 1) // p.checkpoint if p.checkpoint else 0
+        at = block_in_run(p, run, block) if p.checkpoint else BackwardBlock(block)
+        halves = [sum(half.values()) for half in block_backward(p, at).values()]
+        assert lasting + max(halves) == pytest.approx(found[block], abs=64)
 
 
 def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
