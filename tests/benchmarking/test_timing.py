@@ -1,6 +1,6 @@
 """The clock: what it counts, what it leaves out, and what a training step tells it."""
 
-import time
+from itertools import count
 
 import pytest
 import torch
@@ -21,53 +21,33 @@ def test_phases_are_kept_by_name_in_order_and_an_exception_leaves_no_sample():
     assert [len(samples) for samples in clock.samples_ms.values()] == [2, 1]
 
 
-@pytest.mark.alone
-def test_a_sample_is_the_time_inside_the_phase_in_ms():
-    clock = timing.Clock("cpu")
-    for _ in range(3):
-        with clock.phase("sleep"):
-            time.sleep(0.02)
-        time.sleep(0.01)
-    # A sleep is never shorter; a busy machine makes it longer, but hardly each of
-    # three.
-    assert all(sample >= 20 for sample in clock.samples_ms["sleep_ms"])
-    assert min(clock.samples_ms["sleep_ms"]) < 29
-
-
-def test_the_clock_waits_for_the_device_before_and_after(monkeypatch):
-    calls = []
-
-    def wait(device):
-        calls.append(f"wait for {device}")
-
-    monkeypatch.setattr(timing, "synchronize", wait)
-    monkeypatch.setattr(timing, "now", lambda: calls.append("now") or 0.0)
-    with timing.Clock("cuda").phase("work"):
-        calls.append("work")
-    assert calls == ["wait for cuda", "now", "work", "wait for cuda", "now"]
-
-
-@pytest.mark.alone
-def test_measure_counts_the_repeats_and_neither_warm_ups_nor_what_is_between():
-    calls = []
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_sample_is_the_time_inside_of_a_repeat_s_phase(monkeypatch, device):
+    """A GPU is waited for before both looks at the clock, and a CPU asked nothing."""
+    calls, ticks = [], count(step=0.25)
+    names = "synchronize", "reset_peak_memory_stats", "empty_cache"
+    peaks = {"max_memory_allocated": 7, "max_memory_reserved": 9}
+    for name, answer in (dict.fromkeys(names) | peaks).items():
+        monkeypatch.setattr(
+            torch.cuda,
+            name,
+            lambda name=name, answer=answer: calls.append(name) or answer,
+        )
+    monkeypatch.setattr(timing, "now", lambda: calls.append("now") or next(ticks))
 
     def step(phase):
-        calls.append("step")
-        with phase("one"):
-            # Slow while warming up: none of it may be seen.
-            time.sleep(0.05 if calls.count("step") <= 2 else 0.001)
-        with phase("two"):
-            pass
+        with phase("work"):
+            calls.append("work")
 
-    def between():
-        calls.append("between")
-        time.sleep(0.03)
-
-    samples = timing.measure(step, warmup=2, repeats=3, device="cpu", between=between)
-    assert calls == ["between", "step"] * 5
-    lengths = {name: len(values) for name, values in samples.items()}
-    assert lengths == {"one_ms": 3, "two_ms": 3}
-    assert 1 <= min(samples["one_ms"]) and sorted(samples["one_ms"])[1] < 30
+    counts, between = {"warmup": 1, "repeats": 2}, lambda: calls.append("between")
+    found = timing.measure(step, **counts, device=device, between=between)
+    timing.give_back(device)
+    wait, reset, empty = ([name] if device == "cuda" else [] for name in names)
+    timed = ["between", *wait, "now", "work", *wait, "now"]
+    peaks = peaks if wait else {}
+    assert calls == [*timed, *reset, *timed, *timed, *peaks, *empty]
+    of_memory = {f"peak_{name[11:]}_bytes": size for name, size in peaks.items()}
+    assert found == {"work_ms": [250.0, 250.0]} | of_memory
 
 
 @pytest.mark.parametrize(

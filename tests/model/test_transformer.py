@@ -47,18 +47,20 @@ def test_state_dict_has_the_keys_of_the_course(tiny):
     assert tiny.state_dict()["layers.0.ffn.w2.weight"].shape == (24, 40)
 
 
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Turn each pair of a row as one complex number, by its position."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    powers = -2 * torch.arange(x.shape[-1] // 2) / x.shape[-1]
+    angle = torch.arange(x.shape[0])[:, None] * 10_000.0**powers
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(turned).flatten(-2)
+
+
 def plain_forward(weights: dict, ids: torch.Tensor, heads: int, layers: int):
     """The same network by loops and complex numbers, sharing no code with the model."""
 
     def norm(x, weight):
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
-
-    def rotate(x):
-        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
-        powers = -2 * torch.arange(x.shape[-1] // 2) / x.shape[-1]
-        angle = torch.arange(x.shape[0])[:, None] * 10_000.0**powers
-        turned = pairs * torch.polar(torch.ones_like(angle), angle)
-        return torch.view_as_real(turned).flatten(-2)
 
     def attend(q, k, v):
         scores = rotate(q) @ rotate(k).T / math.sqrt(q.shape[-1])
@@ -91,6 +93,13 @@ def test_forward_equals_a_plain_implementation(tiny):
                 parameter.uniform_(0.5, 1.5)
         expected = plain_forward(dict(tiny.state_dict()), ids, heads=3, layers=2)
         assert torch.allclose(tiny(ids), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_pairs_stay_beside_each_other(tiny):
+    """Had the rotation moved them in q and k alike, the scores would be the same."""
+    x = torch.randn(11, 8)
+    found = tiny.layers[0].attn.rotary(x, torch.arange(11))
+    assert torch.allclose(found, rotate(x), rtol=0, atol=1e-5)
 
 
 def test_eager_attention_follows_a_swapped_function(tiny, monkeypatch):

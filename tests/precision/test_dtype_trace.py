@@ -34,7 +34,9 @@ def test_the_trace_tells_modules_gradients_and_states_apart():
     assert trace.gradients == {f"{name}.weight": own[name] for name in own}
     assert {name: trace.output_gradients[name] for name in own} == own
     assert trace.join_dtypes(trace.gradients) == "fp16, fp32"
+    # Casts outside of both halves, forward and backward: to fp16, fp32, fp16, fp32.
     assert trace.forward_casts == 1 and trace.result_dtype("", "_to_copy") == "fp16"
+    assert trace.result_dtype("", "_to_copy", last=True) == "fp32"
     # One state of each kind is kept by name, of the last parameter.
     assert trace.optimizer_state == {"m": "fp16", "v": "fp16"}
     with pytest.raises(ValueError, match="no exp ran in narrow, which ran"):

@@ -252,6 +252,7 @@ def with_a_larger_block(snapshot):
 
 NO_PICTURES = {
     "holds no history": lambda snapshot: snapshot.update(device_traces=[[]]),
+    "no history: enable it": lambda snapshot: snapshot.pop("device_traces"),
     # The allocator overwrites its oldest entries.
     "4 of 5 marks are in the history, so it overflowed": (
         lambda snapshot: snapshot["device_traces"][0].__delitem__(slice(3))
