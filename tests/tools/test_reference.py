@@ -45,24 +45,6 @@ def test_every_row_is_read():
     assert len({call for call, *_ in ROWS}) == len(ROWS)
 
 
-# Triton's documentation has no page of them.
-UNDOCUMENTED = {"tl.constexpr", "triton.cdiv"}
-
-
-def test_a_call_links_its_own_documentation():
-    links = dict(re.findall(r"^\[(\S+)\]: (https://\S+)$", TEXT, re.MULTILINE))
-    linked = dict(re.findall(r"^\| \[`([^`]+)`\]\[(\S+)\] ", TEXT, re.MULTILINE))
-    assert {call for call, *_ in ROWS} - linked.keys() == UNDOCUMENTED
-    assert list(links) == list(linked.values())
-    for call, key in linked.items():
-        assert re.sub(r"\(.*", "", call) == key
-        host = "triton" if call.startswith(("tl.", "triton.")) else "pytorch|python"
-        assert re.match(rf"https://(docs\.)?({host})[\w.-]*/", links[key]), call
-        last = key.split(".")[-1]
-        general = ("device", "TorchDispatchMode")
-        assert last in general or re.search(rf"\b{last}\b", links[key]), call
-
-
 SOURCES = "".join(path.read_text("utf-8") for path in (ROOT / "systems").rglob("*.py"))
 
 

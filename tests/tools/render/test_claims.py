@@ -1,6 +1,5 @@
 """Claims: altering the record that a claim is judged by turns its verdict over."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -141,13 +140,6 @@ ALTERED = {
 
 def test_every_claim_has_a_name_of_its_own_and_is_turned_over_here():
     assert len(BY_NAME) == len(CLAIMS) and BY_NAME.keys() == ALTERED.keys()
-
-
-def test_every_threshold_is_argued_for():
-    line = re.compile(r"\b(within|at (most|least)|twice|between|tenth)\b|%")
-    drawn = [claim for claim in CLAIMS if line.search(claim.sentence)]
-    assert len(drawn) > 10
-    assert [claim.name for claim in drawn if not claim.because] == []
 
 
 @pytest.mark.parametrize("name", BY_NAME)
