@@ -122,7 +122,7 @@ MOST_LINES = {
     "systems": 18_380,
     "tools/render": 9_475,
     "tools": 12_550,
-    "tests": 18_150,
+    "tests": 18_149,
 }
 
 

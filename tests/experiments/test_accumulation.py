@@ -12,7 +12,6 @@ from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.outcome import measure_row
 from systems.records.record import Record
 from tests.factories import committed, make_gpu, make_record
-from tools.render.frame import Line
 from tools.render.stems import accumulation as builder
 
 # Fraction bits and the exponent of the smallest number, which every finite number is a
@@ -82,21 +81,6 @@ def test_the_record_of_the_h200_agrees_in_every_bit():
         assert row is not None and row.metrics["device"] == "cuda"
         assert row.metrics["differing_steps"] == 0
         assert Fraction(row.metrics["device_result"]) == exact_sums(config)[-1]
-
-
-def test_the_known_results():
-    """Those that notes on the assignment get wrong, typed by hand for once."""
-    found = {
-        builder.name_fact(Line(asdict(c))): accumulation.running_sums(c, "cpu")[
-            -1
-        ].item()
-        for c in accumulation.configs()
-    }
-    assert f"{found['fp32_in_fp32']:.6f}" == "10.000134"
-    assert found["fp16_in_fp16"] == 9.953125
-    assert found["fp16_in_fp32"] == found["fp16_cast_to_fp32"] == 10.00213623046875
-    assert found["bf16_in_bf16"] == found["fp16_small_steps"] == 4.0
-    assert found["bf16_small_steps"] == 0.5
 
 
 def test_a_difference_between_devices_is_counted(monkeypatch):

@@ -11,10 +11,19 @@ from contextlib import closing
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from systems.benchmarking import phases
 from systems.profiling import nsys, torch_trace
-from systems.profiling.trace import TraceError, kernel_rows, span_ms
+from systems.profiling.trace import (
+    Launch,
+    Span,
+    TraceError,
+    find_open_spans,
+    kernel_rows,
+    span_ms,
+)
 
 MARKS = ("step", "forward", "attention softmax", "backward")
 MAIN, AUTOGRAD = 100, 107
@@ -49,6 +58,22 @@ def found(kernels):
         (row.name, row.path): (row.calls, pytest.approx(row.total_ms))
         for row in kernel_rows(kernels)
     }
+
+
+TIMES = st.integers(0, 9)
+
+
+@given(st.lists(st.tuples(TIMES, TIMES)), st.lists(TIMES))
+def test_a_span_is_open_from_its_start_to_its_end(spans, launches):
+    inside = find_open_spans(
+        [Span("", start, start + length, MAIN) for start, length in spans],
+        [Launch(MAIN, time) for time in launches],
+    )
+    outermost = sorted((start, -start - length) for start, length in spans)
+    assert {launch.time for launch in inside} == {*launches}
+    for launch, found in inside.items():
+        expected = [(a, -b) for a, b in outermost if a <= launch.time <= -b]
+        assert [(span.start, span.end) for span in found] == expected
 
 
 def a_trace(old=False):
