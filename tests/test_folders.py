@@ -118,8 +118,8 @@ def test_the_top_floor_of_systems_is_small():
 # Lines of Python by room. The numbers may only fall: the goal is 45,000 in all.
 MOST_LINES = {
     "systems/attention": 6_960,
-    "systems/experiments": 3_695,
-    "systems": 18_380,
+    "systems/experiments": 3_561,
+    "systems": 18_212,
     "tools/render": 9_475,
     "tools": 12_550,
     "tests": 18_149,

@@ -66,10 +66,8 @@ def attention(
     have fewer heads, each shared by adjacent query heads.
     """
     if name in OURS:
-        backend = OURS[name]
-        return lambda q, k, v: FlashAttentionTriton.apply(
-            q, k, v, causal, None, backend
-        )
+        options = (causal, None, OURS[name])
+        return lambda q, k, v: FlashAttentionTriton.apply(q, k, v, *options)
     if name == "plain":
         return lambda q, k, v: plain(q, k, v, causal)
     if name == "compiled":
@@ -83,24 +81,25 @@ def attention(
     if name in FLASH_4:
         return flash_4(causal, FLASH_4[name])
     if name == "sdpa" or name in BACKENDS:
-        options = {"is_causal": causal} | ({"enable_gqa": True} if grouped else {})
-        return partial(scaled_dot_product_attention, **options)
+        return partial(
+            scaled_dot_product_attention, is_causal=causal, enable_gqa=grouped
+        )
     raise ValueError(f"no attention is named {name!r}")
 
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
     """Restrict SDPA to this implementation's backend, and set fp32 precision."""
-    with ExitStack() as held:
-        held.callback(torch.set_float32_matmul_precision, "highest")
+    with ExitStack() as stack:
+        stack.callback(torch.set_float32_matmul_precision, "highest")
         high = name == "ours_high"
         torch.set_float32_matmul_precision("high" if high else "highest")
         if name in BACKENDS:
-            held.enter_context(sdpa_kernel(BACKENDS[name]))
+            stack.enter_context(sdpa_kernel(BACKENDS[name]))
         if name in SDPA_FLASH_4:
-            held.enter_context(flash_4_in_sdpa())
+            stack.enter_context(flash_4_in_sdpa())
         if name.startswith("sdpa") and name.endswith("_ordered"):
-            held.enter_context(deterministic())
+            stack.enter_context(deterministic())
         try:
             yield
         except Exception as error:
@@ -120,8 +119,8 @@ def find_refusal(name: str, error: Exception) -> str:
     if out_of_memory_reason(error) or "CUDA error" in str(error):
         return ""
     # FlashAttention-4 rejects inputs by assertions and by errors of its compiler.
-    said = " ".join(str(error).split())[:200]
-    return f"FlashAttention-4 does not run this: {type(error).__name__}: {said}"
+    message = " ".join(str(error).split())[:200]
+    return f"FlashAttention-4 does not run this: {type(error).__name__}: {message}"
 
 
 def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
@@ -140,38 +139,40 @@ def flash_4_in_sdpa() -> Iterator[None]:
     """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA inside
     the context. NotInstalled without the package or a recent torch.
     """
-    where: Any = torch.nn.attention
-    if not hasattr(where, "restore_flash_attention_impl"):
+    backends: Any = torch.nn.attention
+    if not hasattr(backends, "restore_flash_attention_impl"):
         raise NotInstalled(f"torch {torch.__version__} has no FlashAttention-4 in SDPA")
-    keep_compiled_flash_4()
-    try:
-        where.activate_flash_attention_impl("FA4")
-    except ModuleNotFoundError as error:
-        raise NotInstalled(f"{error.name}: pip install '.[peers]'") from error
+    with importing_flash_4():
+        backends.activate_flash_attention_impl("FA4")
     try:
         yield
     finally:
-        where.restore_flash_attention_impl()
+        backends.restore_flash_attention_impl()
 
 
-def keep_compiled_flash_4() -> None:
-    """Cache FlashAttention-4's compiled kernels on disk. Call it before the import."""
+@contextmanager
+def importing_flash_4() -> Iterator[None]:
+    """Make the import inside cache compiled kernels on disk, or raise NotInstalled."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise NotInstalled(f"{error.name}: pip install '.[peers]'") from error
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
     """Make PyTorch's algorithms deterministic, without filling new memory."""
-    how: Any = torch.utils.deterministic
+    settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
-    filled = how.fill_uninitialized_memory
+    fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    how.fill_uninitialized_memory = False
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        how.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = fill
 
 
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
@@ -204,43 +205,39 @@ def compiled_plain(causal: bool) -> Attention:
     from systems.benchmarking.compiling import compiled
 
     allow_shared_graphs()
-    whole = compiled(plain)
+    attend = compiled(plain)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for x in (q, k, v):
             torch._dynamo.maybe_mark_dynamic(x, 2)
-        return whole(q, k, v, causal)
+        return attend(q, k, v, causal)
 
     return run
 
 
 def flash_4(causal: bool, ordered: bool) -> Attention:
     """Return FlashAttention-4 for (b, h, n, d). NotInstalled without it."""
-    keep_compiled_flash_4()
-    try:
+    with importing_flash_4():
         from flash_attn.cute import flash_attn_func  # pyright: ignore
-    except ModuleNotFoundError as error:
-        raise NotInstalled(f"{error.name}: pip install '.[peers]'") from error
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        turned = (x.transpose(1, 2) for x in (q, k, v))
-        o, _ = flash_attn_func(*turned, causal=causal, deterministic=ordered)
+        inputs = (x.transpose(1, 2) for x in (q, k, v))
+        o, _ = flash_attn_func(*inputs, causal=causal, deterministic=ordered)
         return o.transpose(1, 2)
 
     return run
 
 
-def flex(causal: bool, n: int, device: str, grouped: bool = False) -> Attention:
+def flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
     """Return FlexAttention compiled for this shape; it skips fully masked blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     from systems.benchmarking.compiling import compiled
 
     allow_shared_graphs()
-    mask = (
-        create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=device)
-        if causal
-        else None
-    )
-    whole = compiled(flex_attention)
-    return partial(whole, block_mask=mask, enable_gqa=grouped)
+    mask = None
+    if causal:
+        mask = create_block_mask(
+            lambda b, h, i, j: i >= j, None, None, n, n, device=device
+        )
+    return partial(compiled(flex_attention), block_mask=mask, enable_gqa=grouped)

@@ -34,7 +34,7 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
     "tf32": "off",
     "compiler": "torch.compile, one graph, static shapes, caches empty before each row",
 }
-FORMATS = ("fp32", "bf16")
+FORMATS, EXECUTIONS = ("fp32", "bf16"), ("eager", "compiled")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 # Twice the assignment's longest length exceeds a GPU of 140 GiB.
@@ -53,28 +53,22 @@ class Config:
     dtype: str = option(
         "fp32", "dtype of q, k, v and the gradient: fp32 (TF32 off) or bf16", FORMATS
     )
-    execution: str = option(
-        "eager", "as written, or through torch.compile", ("eager", "compiled")
-    )
+    execution: str = option("eager", "as written, or through torch.compile", EXECUTIONS)
     batch: int = option(8, "sequences in a batch")
     warmup: int = option(5, "passes before the clock counts, timed apart")
     passes: int = option(100, "forward passes and backward passes that are measured")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: the assignment's 20 cells, with and without a mask, in
-    two dtypes, eager and compiled; and one longer sequence.
+    """Return the assignment's 20 cells, with and without a mask, in two dtypes, eager
+    and compiled; and one longer sequence.
     """
-    both = ("eager", "compiled")
     if quick:
-        return [
-            Config(16, 256, False, "fp32", execution, warmup=2, passes=3)
-            for execution in both
-        ]
+        return [Config(16, 256, execution=e, warmup=2, passes=3) for e in EXECUTIONS]
 
     def passes(dtype: str, causal: bool, n: int) -> int:
-        asked = dtype == "fp32" and not causal
-        return Config.passes if asked or n < LONG else PASSES_IF_LONG
+        assigned = dtype == "fp32" and not causal
+        return Config.passes if assigned or n < LONG else PASSES_IF_LONG
 
     grid = [
         Config(d, n, causal, dtype, execution, passes=passes(dtype, causal, n))
@@ -82,15 +76,14 @@ def configs(quick: bool = False) -> list[Config]:
         for causal in (False, True)
         for d in WIDTHS
         for n in LENGTHS
-        for execution in both
+        for execution in EXECUTIONS
     ]
     return grid + [
-        Config(64, TOO_LONG, False, "fp32", execution, warmup=1, passes=10)
-        for execution in both
+        Config(64, TOO_LONG, execution=e, warmup=1, passes=10) for e in EXECUTIONS
     ]
 
 
-def attention_of(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def plain_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return the model's attention, with or without its causal mask."""
     return (
         transformer.eager_attention
@@ -110,7 +103,7 @@ def run(config: Config) -> Turns:
     torch.set_float32_matmul_precision("highest")
     shape = (config.batch, 1, config.n, config.d)
     q, k, v, do = inputs(shape, DTYPES[config.dtype], device)
-    attention = attention_of(config.causal)
+    attention = plain_attention(config.causal)
 
     def step(phase: Phase) -> None:
         with phase(phases.FORWARD):
@@ -133,9 +126,9 @@ def run(config: Config) -> Turns:
             between=clear_gradients,
         )
         saved, memory = probes.SavedTensors((q, k, v)), probes.MemoryInUse(device)
-        for look in (saved, memory):
+        for probe in (saved, memory):
             clear_gradients()
-            step(look.phase)
+            step(probe.phase)
         metrics |= memory.bytes | {"saved": saved.tensors}
         clear_gradients()
         timing.give_back(device)

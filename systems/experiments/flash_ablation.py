@@ -123,8 +123,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: techniques at the leaderboard's shape, split loops at
-    one head, head swizzle at many heads, and limbs of fp32.
+    """Return techniques at the leaderboard's shape, split loops at one head, head
+    swizzle at many heads, and limbs of fp32.
     """
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
@@ -135,7 +135,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:loop]
 @triton.jit
-def steps(
+def attend_keys(
     acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
     BK: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, EXP2: tl.constexpr,
 ):  # fmt: skip
@@ -188,40 +188,14 @@ def switched_kernel(
         end = tile * BQ + BQ
     if SPLIT:
         whole = tile * BQ // BK * BK
-        acc, m, l = steps(
-            acc,
-            m,
-            l,
-            q,
-            k_ptr + head,
-            v_ptr + head,
-            rows,
-            columns,
-            0,
-            whole,
-            scale,
-            BK,
-            D,
-            False,
-            EXP2,
-        )
-    acc, m, l = steps(
-        acc,
-        m,
-        l,
-        q,
-        k_ptr + head,
-        v_ptr + head,
-        rows,
-        columns,
-        whole,
-        end,
-        scale,
-        BK,
-        D,
-        True,
-        EXP2,
-    )
+        acc, m, l = attend_keys(
+            acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, 0, whole, scale,
+            BK, D, False, EXP2,
+        )  # fmt: skip
+    acc, m, l = attend_keys(
+        acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, whole, end, scale,
+        BK, D, True, EXP2,
+    )  # fmt: skip
     o = round_to(acc / l[:, None], o_ptr.dtype.element_ty)
     tl.store(o_ptr + head + rows[:, None] * D + columns[None, :], o)
 
@@ -319,17 +293,14 @@ def run(config: Config) -> Turns:
     q, k, v, do = (x.detach() for x in inputs)
     work = prepare(config.step, q, k, v, do)
     first, second = work(), work()
-    found, exact = first[0][0, :CHECKED_ROWS], exact_result(config.step, q, k, v, do)
+    rows, exact = first[0][0, :CHECKED_ROWS], exact_result(config.step, q, k, v, do)
+    on_hopper = config.step in HOPPER_STEPS
     metrics = {
-        "relative_error": relative_error(found, exact),
-        "repeats": int(
-            all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-        ),
-        "ran": choose_backend("auto", q, k, v)
-        if config.step in HOPPER_STEPS
-        else "triton",
+        "relative_error": relative_error(rows, exact),
+        "repeats": int(all(map(torch.equal, first, second))),
+        "ran": choose_backend("auto", q, k, v) if on_hopper else "triton",
     }
-    del first, second, found, exact
+    del first, second, rows, exact
     yield
 
     def step(phase: Phase) -> None:
@@ -343,13 +314,15 @@ def run(config: Config) -> Turns:
     # --8<-- [end:run]
 
 
-def options(how: str, of: str, q: Tensor) -> dict[str, Any]:
+def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
     """Return a launcher's options; the interpreter never splits float32 ahead."""
-    if how == "cut_in_steps" and q.is_cpu:
-        return {}
-    hopper = q.is_cpu or torch.cuda.get_device_capability(q.device)[0] == 9
-    given = OVERRIDES[how] if how != "cut_in_steps" or hopper else IN_STEPS_ELSEWHERE
-    return given[PASSES.index(of)]
+    overrides = OVERRIDES[technique]
+    if technique == "cut_in_steps":
+        if q.is_cpu:
+            return {}
+        if torch.cuda.get_device_capability(q.device)[0] != 9:
+            overrides = IN_STEPS_ELSEWHERE
+    return overrides[PASSES.index(of)]
 
 
 def prepare(
@@ -357,24 +330,23 @@ def prepare(
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Return the call that a step measures, which returns (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
-    how, _, of = step.rpartition("_")
-    overrides = options(how, of, q) if how in OVERRIDES else {}
-    if how in OVERRIDES and of == "forward":
+    technique, _, of = step.rpartition("_")
+    overridden = technique in OVERRIDES
+    overrides = launch_overrides(technique, of, q) if overridden else {}
+    if step == "plain_forward" or overridden and of == "forward":
         return lambda: launch_forward(q, k, v, True, scale, **overrides)[:1]
     if step == "first_forward":
         return lambda: (first_attention(q, k, v, True),)
     if step == "first_backward":
         inputs = [x.requires_grad_() for x in (q, k, v)]
-        kept = first_attention(q, k, v, True)
-        return lambda: torch.autograd.grad(kept, inputs, do, retain_graph=True)
+        o = first_attention(q, k, v, True)
+        return lambda: torch.autograd.grad(o, inputs, do, retain_graph=True)
     if step in FORWARD:
         return lambda: (switched_forward(q, k, v, FORWARD[step]),)
-    if step in ("plain_forward", "forward"):
-        launch = launch_forward if step == "plain_forward" else run_forward
-        return lambda: launch(q, k, v, True, scale)[:1]
+    hopper = choose_backend("auto", q, k, v) == "hopper"
+    if step == "forward" or step == "one_item_forward" and not hopper:
+        return lambda: run_forward(q, k, v, True, scale)[:1]
     if step == "one_item_forward":
-        if choose_backend("auto", q, k, v) != "hopper":
-            return lambda: launch_forward(q, k, v, True, scale)[:1]
         # One program per item; last_items=0 interleaves only a few heads at a time.
         config = CONFIGS["forward"][TILE_DIMS[q.shape[-1]]]
         one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
@@ -382,12 +354,11 @@ def prepare(
     o, lse = launch_forward(q, k, v, True, scale)
     if step == "atomic_backward":
         return lambda: atomic_backward(do, q, k, v, o, lse)
-    if how in OVERRIDES:
-        return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **overrides)
-    if step == "two_passes_backward" and choose_backend("auto", q, k, v) == "hopper":
+    if step == "backward":
+        return lambda: run_backward(do, q, k, v, o, lse, True, scale)
+    if step == "two_passes_backward" and hopper:
         return lambda: launches.launch_two_passes(do, q, k, v, o, lse, True, scale)
-    launch = run_backward if step == "backward" else launch_backward
-    return lambda: launch(do, q, k, v, o, lse, True, scale)
+    return lambda: launch_backward(do, q, k, v, o, lse, True, scale, **overrides)
 
 
 def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:

@@ -58,8 +58,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: every implementation over dtypes, head dimensions, a
-    ragged and a long sequence, with and without a mask; and the Hopper shapes.
+    """Return every implementation over dtypes, head dimensions, a ragged and a long
+    sequence, with and without a mask; and the Hopper shapes.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
@@ -91,16 +91,15 @@ def run(config: Config) -> dict[str, Any]:
     device, causal = timing.default_device(), config.causal
     shape = (1, config.heads, config.n, config.d)
     inputs = random_inputs(shape, DTYPES[config.dtype], device)
-    expected = results(
-        lambda q, k, v: attention_reference(q, k, v, causal),
-        *(x.double() for x in inputs),
-    )
+    exact = partial(attention_reference, causal=causal)
+    expected = results(exact, *(x.double() for x in inputs))
     with only(config.implementation):
-        tested = implementation(config.implementation, causal, config.n, device)
-        found = results(tested, *inputs)
-        errors = {}
+        attend = attention_with_lse(config.implementation, causal, config.n, device)
+        found = results(attend, *inputs)
+        errors: dict[str, Any] = {}
         if config.implementation in OURS:
-            errors = repeats(tested, inputs, found, CALLS if device == "cuda" else 2)
+            calls = CALLS if device == "cuda" else 2
+            errors = count_differing_calls(attend, inputs, found, calls)
     for name, value in found.items():
         errors[f"{name}_relative_error"] = relative_error(value, expected[name])
         largest = (value.double() - expected[name]).abs().max()
@@ -110,41 +109,39 @@ def run(config: Config) -> dict[str, Any]:
 
 
 # --8<-- [start:repeats]
-def repeats(
-    tested: Callable, inputs: tuple[Tensor, ...], first: dict[str, Tensor], calls: int
+def count_differing_calls(
+    attend: Callable, inputs: tuple[Tensor, ...], first: dict[str, Tensor], calls: int
 ) -> dict[str, Any]:
     """Count the calls on the same inputs in which any bit of any result differs."""
     differing = 0
     for _ in range(calls):
-        again = results(tested, *inputs)
+        again = results(attend, *inputs)
         differing += not all(torch.equal(first[name], again[name]) for name in first)
     return {"calls": calls, "differing_calls": differing}
     # --8<-- [end:repeats]
 
 
 def results(
-    attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
+    attend: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, Tensor]:
     """Return o, the gradients for output gradient do, and lse if available."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    o, lse = attention(q, k, v)
+    o, lse = attend(q, k, v)
     dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
     found = {"o": o.detach(), "dq": dq, "dk": dk, "dv": dv}
     return found if lse is None else found | {"lse": lse.detach()}
 
 
-def implementation(name: str, causal: bool, n: int, device: str) -> Callable:
+def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable:
     """Return the named implementation as a function (q, k, v) -> (o, lse or None)."""
-    if name == "torch":
-        return lambda q, k, v: with_saved_lse(
-            FlashAttentionPyTorch.apply(q, k, v, causal)
-        )
+    if name == "plain":
+        return partial(attention_reference, causal=causal)
     if name in OURS:
         return partial(ours, causal=causal, backend=name)
-    if name == "plain":
-        return lambda q, k, v: attention_reference(q, k, v, causal)
+    if name == "torch":
+        return lambda *qkv: with_saved_lse(FlashAttentionPyTorch.apply(*qkv, causal))
     fused = attention(name, causal, n, device)
-    return lambda q, k, v: (fused(q, k, v), None)
+    return lambda *qkv: (fused(*qkv), None)
 
 
 def ours(

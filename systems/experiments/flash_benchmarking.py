@@ -43,12 +43,12 @@ ROUNDS, PASSES_IN_ROUND = 3, 3
 class Config:
     implementation: str = option(
         "ours",
-        "ours, plain or compiled PyTorch, SDPA, PyTorch tiles, or a matrix product",
+        "ours, plain or compiled PyTorch, SDPA, PyTorch tiles, or a matmul",
         (*IMPLEMENTATIONS, TILES, "ceiling"),
     )
     dtype: str = option(
         "bf16",
-        "dtype of q, k, v and the gradient; tf32 for the product alone",
+        "dtype of q, k, v and the gradient; tf32 for the matmul alone",
         (*FORMATS, "tf32"),
     )
     d: int = option(64, "head dimension")
@@ -56,25 +56,21 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: lengths from 2^7 to 2^16, four head dimensions, two
-    dtypes, four implementations; three matmuls; and tiles in PyTorch.
+    """Return lengths from 2^7 to 2^16, four head dimensions, two dtypes, four
+    implementations; three matmuls; and tiles in PyTorch.
     """
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
-    ceilings = [
-        Config("ceiling", dtype, CEILING, CEILING) for dtype in (*FORMATS, "tf32")
+    matmuls = (Config("ceiling", x, CEILING, CEILING) for x in (*FORMATS, "tf32"))
+    tiles = (Config(TILES, dtype, 64, n) for dtype in FORMATS for n in TILES_LENGTHS)
+    grid = [
+        Config(name, dtype, d, 2**power)
+        for dtype in ("bf16", "fp32")
+        for d in (16, 32, 64, 128)
+        for power in range(7, 17)
+        for name in IMPLEMENTATIONS
     ]
-    return (
-        ceilings
-        + [
-            Config(name, dtype, d, 2**power)
-            for dtype in ("bf16", "fp32")
-            for d in (16, 32, 64, 128)
-            for power in range(7, 17)
-            for name in IMPLEMENTATIONS
-        ]
-        + [Config(TILES, dtype, 64, n) for dtype in FORMATS for n in TILES_LENGTHS]
-    )
+    return [*matmuls, *grid, *tiles]
 
 
 # --8<-- [start:run]
@@ -84,7 +80,7 @@ def run(config: Config) -> Turns:
     """
     device = timing.default_device()
     if config.implementation == "ceiling":
-        return product_times(config, device)
+        return time_matmul(config, device)
     if config.dtype not in FORMATS:
         raise ValueError(
             f"attention is measured in {' and '.join(FORMATS)}, not in {config.dtype}"
@@ -118,7 +114,7 @@ def run(config: Config) -> Turns:
     # --8<-- [end:run]
 
 
-def product_times(config: Config, device: str) -> dict[str, Any]:
+def time_matmul(config: Config, device: str) -> dict[str, Any]:
     """Measure one large matmul the same way, in bursts of equal length."""
     multiply = gpu_time.product(config.dtype, config.n, config.d, device)
 

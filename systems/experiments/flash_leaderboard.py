@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from systems.attention.dispatch import FlashAttentionTriton
 from systems.attention.hopper.limits import missing_on_device
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import Attention, attention, only, what_ran
+from systems.benchmarking.peers import attention, only, what_ran
 from systems.model.train_step import Phase
 from systems.profiling.probes import kernel_samples_ms
 from systems.records.outcome import Turns
@@ -54,7 +53,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: the GPU's limits, and each implementation."""
+    """Return the GPU's limits, and each implementation."""
     if quick:
         return [Config("plain", 100, 1000, heads=1, n=128, d=16)]
     return [Config(name) for name in ("ceiling", *IMPLEMENTATIONS)]
@@ -68,93 +67,69 @@ def run(config: Config) -> Turns:
         return ceiling(device)
     torch.manual_seed(0)
     # The leaderboard's test slices one tensor, whose .grad gets all gradients.
+    name, shape = config.implementation, (3, config.heads, config.n, config.d)
     q, k, v = torch.randn(
-        3,
-        config.heads,
-        config.n,
-        config.d,
-        device=device,
-        dtype=torch.bfloat16,
-        requires_grad=True,
+        shape, device=device, dtype=torch.bfloat16, requires_grad=True
     )
-    if config.implementation == "ours":
+    if name == "ours":
         compiled = torch.compile(FlashAttentionTriton.apply)
 
-        def ours(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        def attend() -> Any:
             return compiled(q, k, v, True)
-
-        call = forward_backward(ours, q, k, v)
     else:
-        attend = attention(
-            config.implementation, causal=True, n=config.n, device=device
-        )
+        peer = attention(name, causal=True, n=config.n, device=device)
+
         # Libraries take (b, h, n, d). Removing the batch dimension of their output
         # would materialize the expanded gradient of the sum.
-        call = forward_backward(
-            lambda q, k, v: attend(q[None], k[None], v[None]), q, k, v
-        )
-    with only(config.implementation):
-        ran = what_ran(config.implementation, q[None], k[None], v[None], causal=True)
-        times = gpu_time.do_bench_ms(
-            call, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms
-        )
-    metrics: dict[str, Any] = {"both_ms": times, "ran": ran}
-    yield
+        def attend() -> Any:
+            return peer(q[None], k[None], v[None])
+
+    def call() -> None:
+        # All strides of the gradient of o are 0.
+        o = attend()
+        o.sum().backward()
 
     def step(phase: Phase) -> None:
         with phase("both"):
             call()
 
+    with only(name):
+        ran = what_ran(name, q[None], k[None], v[None], causal=True)
+        times = gpu_time.do_bench_ms(
+            call, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms
+        )
+    metrics: dict[str, Any] = {"both_ms": times, "ran": ran}
+    yield
     for _ in range(gpu_time.ROUNDS):
-        with only(config.implementation):
+        with only(name):
             gpu_time.add_round(metrics, step, device)
         yield
-    with only(config.implementation):
+    with only(name):
         kernels = kernel_samples_ms(call, PROFILED_CALLS, device)
     named = [{"name": name, "time_ms": samples} for name, samples in kernels.items()]
     return metrics | {"kernels": named}
-
-
-def forward_backward(attend: Attention, q: Tensor, k: Tensor, v: Tensor):
-    """Return the call that the test times. All strides of do are 0."""
-
-    def call() -> None:
-        o = attend(q, k, v)
-        o.sum().backward()
-
-    return call
     # --8<-- [end:run]
 
 
 def ceiling(device: str) -> dict[str, Any]:
     """Return the number of SMs, and on Hopper samples in ms of TMA additions."""
-    multiprocessors = (
-        torch.cuda.get_device_properties(0).multi_processor_count
-        if device == "cuda"
-        else 1
-    )
-    return {
-        "multiprocessors": multiprocessors,
-        **(
-            additions(multiprocessors)
-            if device == "cuda" and not missing_on_device(torch.device(device))
-            else {}
-        ),
-    }
+    if device != "cuda":
+        return {"multiprocessors": 1}
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    metrics = {"multiprocessors": multiprocessors}
+    if missing_on_device(torch.device(device)):
+        return metrics
+    return metrics | time_additions(multiprocessors)
 
 
-def additions(multiprocessors: int) -> dict[str, Any]:
+def time_additions(multiprocessors: int) -> dict[str, Any]:
     """Measure TMA additions to global memory by all SMs: samples in ms, and bytes."""
     from systems.attention.hopper.reduce_rate import ROWS, TILE_BYTES, add_ones
 
     sums = torch.zeros(SUMS // TILE_BYTES, ROWS, 32, device="cuda")
     steps = ADDED // (multiprocessors * TILE_BYTES)
-    return {
-        "addition_ms": gpu_time.do_bench_ms(
-            lambda: add_ones(sums, multiprocessors, steps), "cuda"
-        ),
-        "added_bytes": multiprocessors * steps * TILE_BYTES,
-    }
+    times = gpu_time.do_bench_ms(lambda: add_ones(sums, multiprocessors, steps), "cuda")
+    return {"addition_ms": times, "added_bytes": multiprocessors * steps * TILE_BYTES}
 
 
 if __name__ == "__main__":

@@ -82,10 +82,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: bf16 shapes of long, medium and short sequences,
-    irregular shapes, one that NVIDIA publishes, and a launch-bound one; and four in
-    fp32.
-    """
+    """Return shapes in bf16, regular, irregular and launch-bound; and four in fp32."""
     shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
         (1, 16, 16384, 128, True, "bf16"),
@@ -125,8 +122,8 @@ def run(config: Config) -> Turns:
     # --8<-- [start:turns]
     with only(name):
         attend = attention(name, causal, config.n, device, config.group > 1)
-        metrics = errors(attend, q, k, v, do, expected)
-        metrics |= repeats(attend, q, k, v, do)
+        metrics: dict[str, Any] = relative_errors(attend, (q, k, v, do), expected)
+        metrics |= compare_calls(attend, (q, k, v, do))
         metrics |= {"ran": what_ran(name, q, k, v, causal)}
     yield
     # Before the profiler, which makes launches slower.
@@ -142,62 +139,59 @@ def run(config: Config) -> Turns:
         yield
     # --8<-- [end:turns]
     del q, k, v, do, step
-    other = problem(replace(config, implementation="ours"), device, other=True)
+    *other, expected = problem(
+        replace(config, implementation="ours"), device, reverse=True
+    )
     with only(name):
-        again = errors(attend, *other)
+        again = relative_errors(attend, tuple(other), expected)
     return metrics | {"again_relative_error": max(again.values())}
 
 
 @lru_cache(maxsize=1)
 def problem(
-    config: Config, device: str, other: bool = False
+    config: Config, device: str, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Return q, k, v, do and the exact results of their first heads, cached for all
-    implementations of a shape. With `other` the tokens are in reverse.
+    implementations of a shape. With `reverse` the tokens are in reverse.
     """
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
-    if not other:
+    if not reverse:
         torch.compiler.reset()
     shape = config.batch, config.heads, config.n, config.d
-    made = (x.detach() for x in random_inputs(shape, DTYPES[config.dtype], device))
-    q, k, v, do = (x.flip(-2) if other else x for x in made)
+    inputs = (x.detach() for x in random_inputs(shape, DTYPES[config.dtype], device))
+    q, k, v, do = (x.flip(-2) if reverse else x for x in inputs)
     keys = config.heads // config.group
     q, k, v, do = (
-        laid_out(x, config.layout) for x in (q, k[:, :keys], v[:, :keys], do)
+        store_as(config.layout, x) for x in (q, k[:, :keys], v[:, :keys], do)
     )
     checked = CHECKED_HEADS if config.group == 1 else 1
     heads = (checked * config.group, checked, checked, checked * config.group)
     q1, k1, v1, do1 = (
         x[:1, :count].double() for x, count in zip((q, k, v, do), heads, strict=True)
     )
-    expected = exact(q1, k1, v1, do1, causal=config.causal)
+    expected = exact_attention(q1, k1, v1, do1, causal=config.causal)
     for x in (q, k, v):
         x.requires_grad_()
     return q, k, v, do, expected
 
 
-def laid_out(x: Tensor, layout: str) -> Tensor:
+def store_as(layout: str, x: Tensor) -> Tensor:
     """Return x (b, h, n, d) contiguous, or stored as (b, n, h, d)."""
     if layout == "bhnd":
         return x.contiguous()
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def errors(
-    attend: Attention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    do: Tensor,
-    expected: tuple[Tensor, ...],
-) -> dict[str, Any]:
+def relative_errors(
+    attend: Attention, inputs: tuple[Tensor, ...], expected: tuple[Tensor, ...]
+) -> dict[str, float]:
     """Return relative errors of o, dq, dk and dv on the heads with exact results."""
-    relative = {}
-    found = results(attend, q, k, v, do)
-    for name, value, exactly in zip(RESULTS, found, expected, strict=True):
-        first = value[:1, : exactly.shape[1]]
-        relative[f"{name}_relative_error"] = relative_error(first, exactly)
-    return relative
+    return {
+        f"{name}_relative_error": relative_error(x[:1, : exact.shape[1]], exact)
+        for name, x, exact in zip(
+            RESULTS, results(attend, *inputs), expected, strict=True
+        )
+    }
 
 
 def results(
@@ -209,13 +203,11 @@ def results(
 
 
 # --8<-- [start:repeats]
-def repeats(
-    attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor
-) -> dict[str, Any]:
+def compare_calls(attend: Attention, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
     """Return whether repeated calls are bitwise equal, and which results differ."""
-    first, varying = results(attend, q, k, v, do), set()
+    first, varying = results(attend, *inputs), set()
     for _ in range(CALLS_COMPARED):
-        again = results(attend, q, k, v, do)
+        again = results(attend, *inputs)
         for name, a, b in zip(RESULTS, first, again, strict=True):
             if not torch.equal(a, b):
                 varying.add(name)
@@ -224,7 +216,7 @@ def repeats(
     # --8<-- [end:repeats]
 
 
-def exact(
+def exact_attention(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return o, dq, dk and dv by the formulas in the dtype of the inputs, in blocks of
@@ -239,10 +231,8 @@ def exact(
         rows = slice(start, start + EXACT_ROWS)
         s = q[..., rows, :] @ k.mT * scale
         if causal:
-            s.masked_fill_(
-                s.new_ones(s.shape[-2:], dtype=torch.bool).triu(start + 1),
-                float("-inf"),
-            )
+            hidden = s.new_ones(s.shape[-2:], dtype=torch.bool).triu(start + 1)
+            s.masked_fill_(hidden, float("-inf"))
         p = torch.softmax(s, -1)
         o[..., rows, :] = p @ v
         dp = do[..., rows, :] @ v.mT

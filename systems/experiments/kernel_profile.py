@@ -6,8 +6,7 @@ the GPU idles between them, by torch.profiler or Nsight Systems.
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from systems import ROOT
 from systems.benchmarking import phases, timing
-from systems.benchmarking.timing import Step
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.model.train_step import Phase
@@ -40,7 +38,7 @@ MODES = ("forward", "step")
 PROFILERS = {
     "torch": "torch.profiler",
     "nsys": "Nsight Systems",
-    "capture": "none: only tell a profiler around this process what to capture",
+    "capture": "none: this process only starts and stops the capture of nsys",
 }
 MARKS = (STEP, *phases.PHASES, LAYER, *PARTS)
 # Folder of traces. Not committed: they are large, and name the machine.
@@ -55,7 +53,7 @@ class Config:
     precision: str = option(
         "fp32", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
     )
-    profiler: str = option("torch", "who watches", choices=PROFILERS)
+    profiler: str = option("torch", "profiler", choices=PROFILERS)
     keep_traces: bool = option(
         False, "keep the trace of torch.profiler, for ui.perfetto.dev"
     )
@@ -66,9 +64,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: all sizes and contexts in fp32 and bf16 under
-    torch.profiler, which needs no installation.
-    """
+    """Return all sizes and contexts in fp32 and bf16, under torch.profiler."""
     if quick:
         return [
             Config("small", 128, mode, batch=1, warmup=1, passes=2) for mode in MODES
@@ -85,22 +81,23 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Profile the passes: wall-clock samples, GPU times and kernels, in ms per pass."""
-    device, metrics = gpu(), {"profiler": config.profiler, "passes": config.passes}
+    device = require_gpu()
+    metrics: dict[str, Any] = {"profiler": config.profiler, "passes": config.passes}
     if config.profiler == "nsys":
         # The process that nsys starts needs the memory.
         timing.give_back(device)
-        watched, kernels, metrics["report"] = under_nsys(config)
+        profiled, kernels, metrics["report"] = profile_with_nsys(config)
     else:
-        measure = marked_passes(config, device)
+        run_passes = marked_passes(config, device)
         # Warm up outside the trace.
-        measure(config.warmup)
+        run_passes(config.warmup)
+        passes = partial(run_passes, config.passes)
         if config.profiler == "capture":
-            with captured():
-                return metrics | measure(config.passes)
-        passes = partial(measure, config.passes)
-        watched, kernels = under_torch(config, device, passes)
-    metrics |= {f"profiled_{name}": samples for name, samples in watched.items()}
-    metrics |= cost_of_marks(device) | gpu_metrics(kernels, config.passes)
+            return metrics | capture(passes)
+        kept = trace_path(config, ".json.gz") if config.keep_traces else None
+        profiled, kernels = torch_trace.profile_kernels(passes, device, MARKS, kept)
+    metrics |= {f"profiled_{name}": samples for name, samples in profiled.items()}
+    metrics |= measure_marks(device) | gpu_metrics(kernels, config.passes)
     return metrics | layer_timeline(kernels, config.mode)
     # --8<-- [end:run]
 
@@ -108,39 +105,39 @@ def run(config: Config) -> dict[str, Any]:
 def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
     """Return a function that runs marked passes and returns their samples in ms."""
     work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
-    annotate(work.model)
+    mark_layers(work.model)
 
-    def measure(passes: int) -> dict[str, list[float]]:
-        found = timing.measure(
-            whole(work.step),
-            warmup=0,
-            repeats=passes,
-            device=device,
-            between=work.model.zero_grad,
+    def marked_step(phase: Phase) -> None:
+        with phases.mark(STEP):
+            work.step(phase)
+
+    def run_passes(passes: int) -> dict[str, list[float]]:
+        return time_samples(
+            timing.measure(
+                marked_step,
+                warmup=0,
+                repeats=passes,
+                device=device,
+                between=work.model.zero_grad,
+            )
         )
-        return {name: of for name, of in found.items() if isinstance(of, list)}
 
-    return measure
+    return run_passes
 
 
-def gpu() -> str:
+def time_samples(metrics: dict[str, list[float] | int]) -> dict[str, list[float]]:
+    """Return the samples of `timing.measure` in ms, without peak memory."""
+    return {name: x for name, x in metrics.items() if isinstance(x, list)}
+
+
+def require_gpu() -> str:
     """Return "cuda". ValueError without a GPU."""
     if timing.default_device() != "cuda":
         raise ValueError("kernels run on a GPU, and torch sees none here")
     return "cuda"
 
 
-def whole(step: Step) -> Step:
-    """Return the step with a mark around all of it."""
-
-    def marked(phase: Phase) -> None:
-        with phases.mark(STEP):
-            step(phase)
-
-    return marked
-
-
-def annotate(model: nn.Module) -> None:
+def mark_layers(model: nn.Module) -> None:
     """Mark each layer and the parts of its attention."""
     for layer in model.modules():
         if isinstance(layer, TransformerBlock):
@@ -156,7 +153,7 @@ class MarkedBlock(TransformerBlock):
             return super().forward(x)
 
 
-def cost_of_marks(device: str) -> dict[str, list[float]]:
+def measure_marks(device: str) -> dict[str, list[float]]:
     """Measure a thousand marks without a profiler: five samples in ms."""
 
     def marks(phase: Phase) -> None:
@@ -165,22 +162,14 @@ def cost_of_marks(device: str) -> dict[str, list[float]]:
                 with phases.mark(LAYER):
                     pass
 
-    samples = timing.measure(marks, warmup=1, repeats=5, device=device)[
-        "thousand_marks_ms"
-    ]
-    assert isinstance(samples, list)
-    return {"thousand_marks_ms": samples}
+    return time_samples(timing.measure(marks, warmup=1, repeats=5, device=device))
 
 
-# Profilers ----------------------------------------------------------------------------
-
-
-@contextmanager
-def captured() -> Iterator[None]:
-    """Mark the range that nsys records with `--capture-range cudaProfilerApi`."""
+def capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Run the passes in the range that nsys records (`--capture-range`)."""
     torch.cuda.profiler.start()
     try:
-        yield
+        return passes()
     finally:
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
@@ -188,55 +177,33 @@ def captured() -> Iterator[None]:
 
 def trace_path(config: Config, suffix: str) -> Path:
     """Return the trace's path; its stem has no dots, where programs would cut it."""
-    parts = (
-        config.size.replace(".", "_"),
-        config.context,
-        config.mode,
-        config.precision,
-    )
-    return TRACES / ("-".join(["kernel_profile", *map(str, parts)]) + suffix)
+    size = config.size.replace(".", "_")
+    cell = f"{size}-{config.context}-{config.mode}-{config.precision}"
+    return TRACES / f"kernel_profile-{cell}{suffix}"
 
 
-def under_torch(
-    config: Config, device: str, measure: Callable[[], dict[str, list[float]]]
-) -> tuple[dict[str, list[float]], list[Kernel]]:
-    """Run `measure` under torch.profiler; return its samples and its kernels."""
-    kept = trace_path(config, ".json.gz") if config.keep_traces else None
-    return torch_trace.profile_kernels(measure, device, MARKS, kept)
-
-
-def under_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
+def profile_with_nsys(
+    config: Config,
+) -> tuple[dict[str, list[float]], list[Kernel], str]:
     """Profile in a process under nsys: (samples, kernels, path of the report)."""
     report = trace_path(config, nsys.REPORT)
     options = options_of(replace(config, profiler="capture"))
-    work = [
-        sys.executable,
-        "-m",
-        "systems.experiments.kernel_profile",
-        *options,
-        "--json",
-    ]
+    module = "systems.experiments.kernel_profile"
+    work = [sys.executable, "-m", module, *options, "--json"]
     printed, export = nsys.profile(work, report, ROOT)
     # nsys adds lines to the output of the process.
-    line = next(
-        (line for line in printed.splitlines() if line.startswith('{"config"')), None
-    )
-    if line is None:
+    rows = [line for line in printed.splitlines() if line.startswith('{"config"')]
+    if not rows:
         raise nsys.NsysError(
             "the process that nsys started printed no row: run it by itself with "
             "--profiler capture"
         )
-    row = json.loads(line)
+    row = json.loads(rows[0])
     if row["status"] == "out_of_memory":
         raise torch.OutOfMemoryError(row["reason"])
-    samples = {
-        name: value for name, value in row["metrics"].items() if name.endswith("_ms")
-    }
-    return (
-        samples,
-        nsys.read_export(export, MARKS),
-        report.relative_to(ROOT).as_posix(),
-    )
+    samples = {name: x for name, x in row["metrics"].items() if name.endswith("_ms")}
+    kernels = nsys.read_export(export, MARKS)
+    return samples, kernels, report.relative_to(ROOT).as_posix()
 
 
 if __name__ == "__main__":

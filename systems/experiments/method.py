@@ -43,9 +43,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: `small` at the assignment's contexts in both
-    precisions, and steps of the smallest and the largest size.
-    """
+    """Return forward passes of `small`, and steps of the smallest and largest size."""
     if quick:
         return [Config(repeats=10)]
     passes = [
@@ -92,11 +90,11 @@ def run(config: Config) -> dict[str, Any]:
         return [start.elapsed_time(end) for start, end in pairs]
 
     def by_clock(count: int) -> list[float]:
-        found = timing.measure(
+        metrics = timing.measure(
             work.step, warmup=0, repeats=count, device=device, between=clear
         )
-        phases = (samples for samples in found.values() if isinstance(samples, list))
-        return [sum(of_pass) for of_pass in zip(*phases, strict=True)]
+        phases = (samples for samples in metrics.values() if isinstance(samples, list))
+        return [sum(phase_ms) for phase_ms in zip(*phases, strict=True)]
 
     by_clock(5)
     metrics: dict[str, Any] = {"clock_ms": [], "events_ms": []}
@@ -107,17 +105,13 @@ def run(config: Config) -> dict[str, Any]:
     try:
         with captured(work.step, clear, device) as replay:
             # The graph overwrites its gradients, so nothing clears them.
-            by_events(replay, 1, nothing)
-            metrics["graph_ms"] = by_events(replay, c.repeats, nothing)
+            by_events(replay, 1, between=lambda: None)
+            metrics["graph_ms"] = by_events(replay, c.repeats, between=lambda: None)
     except (Unsupported, torch.OutOfMemoryError) as error:
         metrics["no_graphs"] = str(error).splitlines()[0]
     return metrics | gpu_time.measure(
         work.step, device, passes=PROFILED, between=clear, counted=True
     )
-
-
-def nothing() -> None:
-    ...
     # --8<-- [end:run]
 
 

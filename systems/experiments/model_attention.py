@@ -45,8 +45,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: the three attentions for every size at context 1024,
-    and for `small` at 4096 and 16384.
+    """Return the three attentions for every size at context 1024, and for `small` at
+    4096 and 16384.
     """
     if quick:
         return [Config("small", 32, "sdpa", 1, warmup=0, steps=1)]
@@ -64,7 +64,7 @@ def run(config: Config) -> Turns:
     c, shape, device = config, SIZES[config.size], timing.default_device()
     ends, metrics = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()
     for steps in (end - start for start, end in pairwise(ends) if end > start):
-        for name, value in timed(c, steps, device).items():
+        for name, value in time_steps(c, steps, device).items():
             if isinstance(value, list):
                 metrics.setdefault(name, []).extend(value)
             else:
@@ -84,7 +84,7 @@ def workload(c: Config, device: str) -> Workload:
     return Workload(device, *given, attention=c.attention)
 
 
-def timed(c: Config, steps: int, device: str) -> dict[str, Any]:
+def time_steps(c: Config, steps: int, device: str) -> dict[str, Any]:
     """Return the samples of one turn and its peaks."""
     work = workload(c, device)
     clear = work.model.zero_grad

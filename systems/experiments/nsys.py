@@ -9,7 +9,7 @@ from typing import Any
 
 from systems.benchmarking.phases import PHASES
 from systems.experiments import kernel_profile
-from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.profiling import nsys
 from systems.records.outcome import Unsupported
 from systems.running.command import main, option
@@ -36,11 +36,11 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: Table 1 at context 512, the smallest also at 128."""
+    """Return Table 1 at context 512; the smallest also in bf16, and at 128."""
     if quick:
         return [Config(context=128, batch=1, warmup=1, passes=2)]
     return [
-        *(Config(size) for size in ("small", "medium", "large", "xl", "2.7B")),
+        *map(Config, TABLE_1),
         Config("small", precision="bf16"),
         Config("small", context=128),
     ]
@@ -58,18 +58,17 @@ def run(config: Config) -> dict[str, Any]:
         profile = kernel_profile.Config(
             mode="step", profiler=instrument, **asdict(config)
         )
-        found = kernel_profile.run(profile)
+        profiled = kernel_profile.run(profile)
         for phase in PHASES:
-            calls = [k["calls"] for k in found["kernels"] if phase_of(k) == phase]
-            metrics[f"{instrument}_{phase}_kernels"] = sum(calls)
+            metrics[f"{instrument}_{phase}_kernels"] = sum(
+                kernel["calls"]
+                for kernel in profiled["kernels"]
+                if kernel["phase"].split("/")[0] == phase
+            )
             for name in (f"profiled_{phase}", f"{phase}_gpu_busy"):
-                metrics[f"{instrument}_{name}_ms"] = found[f"{name}_ms"]
+                metrics[f"{instrument}_{name}_ms"] = profiled[f"{name}_ms"]
     return metrics
     # --8<-- [end:run]
-
-
-def phase_of(kernel: dict[str, Any]) -> str:
-    return kernel["phase"].split("/")[0]
 
 
 if __name__ == "__main__":

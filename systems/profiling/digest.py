@@ -3,7 +3,7 @@ for each kernel of each phase. All times are in ms per pass.
 """
 
 from collections import defaultdict
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from systems.benchmarking import phases
@@ -35,46 +35,39 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
             f"the trace has {len(by_pass)} steps with kernels, not {passes}: profile "
             "again"
         )
+    passes_in_order = [group for _, group in sorted(by_pass.items())]
     metrics: dict[str, Any] = {}
     for name in phases.PHASES:
-        phase_kernels = [
+        groups = [
             [k for k in group if kernel_phase(k)[:1] == (name,)]
-            for _, group in sorted(by_pass.items())
+            for group in passes_in_order
         ]
-        if any(phase_kernels):
-            metrics[f"{name}_gpu_span_ms"] = [span_ms(group) for group in phase_kernels]
-            metrics[f"{name}_gpu_busy_ms"] = [
-                sum(k.ms for k in group) for group in phase_kernels
-            ]
+        if any(groups):
+            metrics[f"{name}_gpu_span_ms"] = [*map(span_ms, groups)]
+            metrics[f"{name}_gpu_busy_ms"] = [sum(k.ms for k in g) for g in groups]
     if any(kernel.op for kernel in kernels):
-        matmul_times = [
-            sum(k.ms for k in group if k.op) for _, group in sorted(by_pass.items())
+        metrics["matmul_ops_ms"] = [
+            sum(k.ms for k in group if k.op) for group in passes_in_order
         ]
-        metrics["matmul_ops_ms"] = matmul_times
     by_category: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         marks = tuple(mark for mark in kernel.marks if mark.name not in (STEP, LAYER))
         in_phase = replace(kernel, marks=marks)
         by_category[kernel_category(kernel.name, in_phase.path)].append(in_phase)
     origin = min(kernel.start for kernel in kernels)
-    metrics["kernels"] = [
+    rows = [
         {
-            **{"phase": "/".join(row.path), "name": row.name, "category": category},
-            **{
-                "calls": calls_per_pass(row.calls, passes),
-                "total_ms": round(row.total_ms / passes, 6),
-            },
-            **{
-                key: round(value, 6)
-                for key, value in asdict(row).items()
-                if key in ROW_FIELDS
-            },
+            "phase": "/".join(row.path),
+            "name": row.name,
+            "category": category,
+            "calls": calls_per_pass(row.calls, passes),
+            "total_ms": round(row.total_ms / passes, 6),
+            **{name: round(getattr(row, name), 6) for name in ROW_FIELDS},
         }
         for category, group in by_category.items()
         for row in kernel_rows(group, origin)
     ]
-    metrics["kernels"].sort(key=lambda row: -row["total_ms"])
-    return metrics
+    return metrics | {"kernels": sorted(rows, key=lambda row: -row["total_ms"])}
 
 
 def calls_per_pass(calls: int, passes: int) -> int | float:
@@ -86,24 +79,22 @@ def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str,
     """Return the kernels of the second layer of the last forward pass, with start times
     in ms after the first kernel. Empty in other modes.
     """
-    layers = sorted(
-        {mark for kernel in kernels for mark in kernel.marks if mark.name == LAYER},
-        key=lambda m: m.start,
-    )
     last_step = max((k.marks[0].start for k in kernels if STEP in k.path), default=0)
-    last_layers = [layer for layer in layers if layer.start >= last_step]
-    if mode != "forward" or not last_layers:
+    marks = {mark for k in kernels for mark in k.marks if mark.start >= last_step}
+    layers = sorted((m for m in marks if m.name == LAYER), key=lambda m: m.start)
+    if mode != "forward" or not layers:
         return {}
-    layer = last_layers[min(1, len(last_layers) - 1)]
+    layer = layers[:2][-1]
     layer_kernels = [kernel for kernel in kernels if layer in kernel.marks]
     origin = layer_kernels[0].start
-    return {
-        "timeline": [
-            {
-                **{"phase": "/".join(kernel_phase(k)), "name": k.name},
-                **{"category": kernel_category(k.name, kernel_phase(k))},
-                **{"start_ms": (k.start - origin) / 1e6, "duration_ms": k.ms},
-            }
-            for k in layer_kernels
-        ]
-    }
+    timeline = [
+        {
+            "phase": "/".join(kernel_phase(k)),
+            "name": k.name,
+            "category": kernel_category(k.name, kernel_phase(k)),
+            "start_ms": (k.start - origin) / 1e6,
+            "duration_ms": k.ms,
+        }
+        for k in layer_kernels
+    ]
+    return {"timeline": timeline}

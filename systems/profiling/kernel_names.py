@@ -10,24 +10,10 @@ import re
 from functools import cache
 
 CATEGORIES = (
-    MATMUL,
-    SOFTMAX,
-    ELEMENTWISE,
-    REDUCTION,
-    COPY,
-    OPTIMIZER,
-    ATTENTION,
-    OTHER,
-) = (
-    "matmul",
-    "softmax",
-    "elementwise",
-    "reduction",
-    "copy",
-    "optimizer",
-    "attention",
-    "other",
+    *("matmul", "softmax", "elementwise", "reduction"),
+    *("copy", "optimizer", "attention", "other"),
 )
+MATMUL, SOFTMAX, ELEMENTWISE, REDUCTION, COPY, OPTIMIZER, ATTENTION, OTHER = CATEGORIES
 
 # --8<-- [start:categories]
 # The first match wins. So purpose comes before construction: fused attention may use
@@ -65,15 +51,18 @@ OPERATIONS = (
 GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
+GENERIC_KINDS = {"reduce_kernel": "reduce", "multi_tensor_apply_kernel": "multi-tensor"}
 # Split-K GEMMs launch a second kernel that sums: from cuBLAS, or of each xmma kernel.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
 # A name without template or call arguments: a library's own, or a short one.
 PLAIN_NAME = re.compile(r"[^<(:]*")
+SCHEDULED_NAME = re.compile(r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*")
 # Readable forms of abbreviated operation names.
 OPERATION_NAMES = {
     "direct_copy": "copy",
     "bfloat16_copy": "copy to bf16",
     "launch_clamp_scalar": "clamp",
+    "func_wrapper": "sum",
 }
 MAX_LENGTH = 72
 
@@ -91,9 +80,8 @@ def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
 @cache
 def _category_by_name(name: str) -> str:
     words = demangle(name).lower()
-    return next(
-        (category for category, pattern in RULES if re.search(pattern, words)), OTHER
-    )
+    matches = (category for category, pattern in RULES if re.search(pattern, words))
+    return next(matches, OTHER)
 
 
 def is_split_k_sum(name: str) -> bool:
@@ -110,14 +98,13 @@ def short_name(name: str) -> str:
     if text == name and PLAIN_NAME.fullmatch(name):
         return _drop_schedule(name)[:MAX_LENGTH]
     if generic := GENERIC_KERNEL.search(text):
-        kind = {
-            "reduce_kernel": "reduce",
-            "multi_tensor_apply_kernel": "multi-tensor",
-        }.get(generic[1], "elementwise")
+        if generic[1].startswith("index"):
+            return "index"
+        if generic[1].startswith("_scatter"):
+            return "scatter or gather"
+        kind = GENERIC_KINDS.get(generic[1], "elementwise")
         # The operation is in the arguments, after the name of the generic kernel.
         operation = _find_operation(text[generic.end() :])
-        if kind == "elementwise" and generic[1].startswith(("index", "_scatter")):
-            return "index" if generic[1].startswith("index") else "scatter or gather"
         return f"{kind} {operation}".strip()[:MAX_LENGTH]
     if inner := re.search(r"\b(cutlass\w*(?:gemm|fprop|wgrad)\w*)", text):
         return inner[1][:MAX_LENGTH]
@@ -125,33 +112,22 @@ def short_name(name: str) -> str:
     if plain.startswith(("Memcpy", "Memset")):
         return plain.split(" (")[0]
     # Cut template and call arguments, return type and namespaces.
-    base = (
-        re.split(r"[<(]", plain.removeprefix("void "))[0]
-        .strip()
-        .split("::")[-1]
-        .split(" ")[-1]
-    )
-    return (base or plain)[:MAX_LENGTH]
+    base = re.split(r"[<(]", plain.removeprefix("void "))[0].strip()
+    return (re.split(r"::| ", base)[-1] or plain)[:MAX_LENGTH]
 
 
 def _drop_schedule(name: str) -> str:
     """Cut the schedule from an xmma kernel's name; keep its tile and role."""
-    match = re.fullmatch(
-        r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*", name
-    )
-    if match is None:
-        return name
-    role = " split-K sum" if is_split_k_sum(name) else ""
-    return f"{match[1]}{role}"
+    if match := SCHEDULED_NAME.fullmatch(name):
+        return match[1] + (" split-K sum" if is_split_k_sum(name) else "")
+    return name
 
 
 def _find_operation(arguments: str) -> str:
     for pattern in OPERATIONS:
         if match := re.search(pattern, arguments):
             words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", match[1]).lower().strip("_")
-            return OPERATION_NAMES.get(
-                words, "sum" if words == "func_wrapper" else words.replace("_", " ")
-            )
+            return OPERATION_NAMES.get(words, words.replace("_", " "))
     return ""
 
 

@@ -110,12 +110,10 @@ def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
             "torch"
         ) from error
     if process.returncode:
-        words = (
-            process.stderr.strip() or process.stdout.strip() or "it said nothing"
-        ).splitlines()[-1]
+        output = process.stderr.strip() or process.stdout.strip() or "it said nothing"
         raise NsysError(
-            f"{name} failed (exit code {process.returncode}): {words}; repair that, or "
-            "give --profiler torch"
+            f"{name} failed (exit code {process.returncode}): "
+            f"{output.splitlines()[-1]}; repair that, or give --profiler torch"
         )
     return process.stdout
 
@@ -130,6 +128,7 @@ COPY_KINDS = {
     **{6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"},
 }
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES, FILLS = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 NEEDED = {
     KERNELS: "GPU kernels",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
@@ -166,15 +165,10 @@ def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
     """Return the kernels of an open export. Raises one of MALFORMED for a bad row."""
-    names = database.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table'"
-    ).fetchall()
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
     tables = {
-        table: {
-            column
-            for _, column, *_ in database.execute(f'PRAGMA table_info("{table}")')
-        }
-        for (table,) in names
+        table: {x[1] for x in database.execute(f'PRAGMA table_info("{table}")')}
+        for (table,) in database.execute(query)
     }
     if "StringIds" not in tables:
         raise TraceError(
@@ -182,26 +176,23 @@ def query_kernels(
             "its SQLite export"
         )
     for table, content in NEEDED.items():
-        traced = table in tables or (table == KERNELS and GRAPHS in tables)
-        if not traced:
+        if table not in tables and not (table == KERNELS and GRAPHS in tables):
             raise TraceError(
                 f"{name} has no {content} (table {table}): {PROFILE_AGAIN}"
             )
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
         """Yield these columns of a table, None for a column that it lacks."""
-        known_columns = tables.get(table)
-        if not known_columns:
+        if not (known := tables.get(table)):
             return []
-        present = (column if column in known_columns else "NULL" for column in columns)
+        present = (column if column in known else "NULL" for column in columns)
         return database.execute(f'SELECT {", ".join(present)} FROM "{table}"')
 
     strings = {number: value for number, value in select("StringIds", "id", "value")}
     launched: dict[Any, Launch] = {}
     for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
-        for start, number, thread in select(
-            table, "start", "correlationId", "globalTid"
-        ):
+        calls = select(table, "start", "correlationId", "globalTid")
+        for start, number, thread in calls:
             launch = Launch(thread, round(start))
             launched[number, process_id(thread)] = launched[number, None] = launch
     kernel_names = ("demangledName", "mangledName", "shortName")
@@ -214,29 +205,25 @@ def query_kernels(
         raise TraceError(f"{name} has an empty table of GPU kernels: {PROFILE_AGAIN}")
     on_gpu += [
         (f"Memcpy {COPY_KINDS.get(kind, 'of another kind')}", *rest)
-        for kind, *rest in select(
-            "CUPTI_ACTIVITY_KIND_MEMCPY", "copyKind", *GPU_COLUMNS
-        )
+        for kind, *rest in select(COPIES, "copyKind", *GPU_COLUMNS)
     ]
-    on_gpu += [
-        ("Memset", *rest) for rest in select("CUPTI_ACTIVITY_KIND_MEMSET", *GPU_COLUMNS)
-    ]
+    on_gpu += [("Memset", *rest) for rest in select(FILLS, *GPU_COLUMNS)]
     ranges = select(
         "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
     )
     spans = [
         # A range still open at the end of the capture has no end.
-        Span(*check_times(said, start, OUTERMOST_END if end is None else end), thread)
+        Span(*check_times(mark, start, OUTERMOST_END if end is None else end), thread)
         for start, end, kind, text, number, thread in ranges
-        if (said := text or strings.get(number, "")) in marks
+        if (mark := text or strings.get(number, "")) in marks
         and kind in (*RANGES, None)
     ]
     runs = [
         (
-            *check_times(said or "a kernel without a name", start, end),
+            *check_times(kernel or "a kernel without a name", start, end),
             launched.get((number, process_id(process))),
         )
-        for said, start, end, number, process in on_gpu
+        for kernel, start, end, number, process in on_gpu
     ]
     return attribute_kernels(runs, spans)
 

@@ -340,7 +340,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
 
 def test_attention_masks_where_it_says_so():
     q, k, v = torch.randn(3, 2, 1, 5, 4)
-    plain, masked = (attention.attention_of(on)(q, k, v) for on in (False, True))
+    plain, masked = (attention.plain_attention(on)(q, k, v) for on in (False, True))
     # The last query sees every key in both, the first sees one under the mask.
     assert torch.equal(plain[..., -1, :], masked[..., -1, :])
     assert torch.allclose(masked[..., 0, :], v[..., 0, :])
@@ -505,7 +505,7 @@ def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
     monkeypatch.setattr(
         flash_accuracy, "results", lambda *_: {"o": torch.tensor(next(made))}
     )
-    found = flash_accuracy.repeats(print, (), {"o": torch.tensor(1.0)}, 3)
+    found = flash_accuracy.count_differing_calls(print, (), {"o": torch.tensor(1.0)}, 3)
     assert found == {"calls": 3, "differing_calls": 1}
 
 
@@ -595,7 +595,7 @@ def test_flash_peers_checks_grouped_heads_stored_inside_tokens(on_cpu, monkeypat
     metrics = measure_row(config, flash_peers.run).metrics
     names = [f"{of}_relative_error" for of in (*flash_peers.RESULTS, "again")]
     assert all(0 < metrics[name] < 1e-6 for name in names)
-    other, *_ = flash_peers.problem(config, "cpu", other=True)
+    other, *_ = flash_peers.problem(config, "cpu", reverse=True)
     assert (q != other).float().mean() > 0.9
 
 
@@ -610,7 +610,7 @@ def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
     shared = (x.repeat_interleave(group, 1) for x in leaves[1:])
     o, _ = attention_reference(leaves[0], *shared, causal)
     expected = (o, *torch.autograd.grad(o, leaves, do))
-    found = flash_peers.exact(q, k, v, do, causal=causal)
+    found = flash_peers.exact_attention(q, k, v, do, causal=causal)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 

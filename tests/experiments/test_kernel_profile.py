@@ -25,7 +25,7 @@ CONFIG = Config("small", 6, "step", "fp32", "torch", **COUNTS)
 def cpu(monkeypatch, tmp_path):
     """Two tiny layers on the CPU, where operations stand for kernels."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 2, 2))
-    monkeypatch.setattr(kernel_profile, "gpu", lambda: "cpu")
+    monkeypatch.setattr(kernel_profile, "require_gpu", lambda: "cpu")
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(kernel_profile, "ROOT", tmp_path)
     monkeypatch.setattr(kernel_profile, "TRACES", tmp_path / "traces")
@@ -52,7 +52,7 @@ def test_marked_attention_gives_the_same_bits():
 
 def test_a_copy_of_a_marked_model_computes_with_its_own_weights():
     original = transformer.BasicsTransformerLM(20, 8, 8, 2, 2, 16)
-    kernel_profile.annotate(original)
+    kernel_profile.mark_layers(original)
     copied = copy.deepcopy(original)
     with torch.no_grad():
         for parameter in copied.parameters():

@@ -57,12 +57,12 @@ def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
     inputs = [x.requires_grad_() for x in (q, k, v)]
     saved = probes.SavedTensors(inputs)
     with saved.phase("forward"):
-        o = attention.attention_of(causal)(q, k, v)
+        o = attention.plain_attention(causal)(q, k, v)
     kept = sum(tensor["adds_bytes"] for tensor in saved.tensors)
     kept += o.untyped_storage().nbytes()
     assert kept == sum(costs.attention_saved_bytes(**shape).values())
     with Allocator() as memory:
-        o = attention.attention_of(causal)(q, k, v)
+        o = attention.plain_attention(causal)(q, k, v)
         memory.reset_peak()
         o.backward(do)
     # An index, or a number that is a tensor for a moment, is not worth a line of the
