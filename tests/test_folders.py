@@ -122,7 +122,7 @@ MOST_LINES = {
     "systems": 18_212,
     "tools/render": 9_475,
     "tools": 12_550,
-    "tests": 18_149,
+    "tests": 18_267,
 }
 
 

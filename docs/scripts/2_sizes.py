@@ -15,16 +15,15 @@ from systems.model.sizes import SIZES, TABLE_1
 from systems.model.transformer import build_model
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchronize
 
 
 def time_ms(function):
     """Run the function once; return its wall-clock time in ms and its result."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()  # The GPU must be idle when the clock starts ...
+    synchronize()  # The GPU must be idle when the clock starts ...
     start = perf_counter()
     result = function()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()  # ... and finished when it stops.
+    synchronize()  # ... and finished when it stops.
     return (perf_counter() - start) * 1e3, result
 
 

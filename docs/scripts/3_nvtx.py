@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from systems.model import transformer
 from systems.model.optimizer import AdamW
-from systems.model.sizes import SIZES, TABLE_1
+from systems.model.sizes import SIZES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchronize
 
 
 # --8<-- [start:annotated]
@@ -28,32 +29,26 @@ def annotated_attention(q, k, v, mask):
         weights = transformer.softmax(scores)
     with nvtx.range("output"):
         return torch.einsum("...qk,...ke->...qe", weights, v)
+    # --8<-- [end:annotated]
 
 
-# --8<-- [end:annotated]
-
-
-def time_ms(function):
-    """Run the function once; return its wall-clock time in ms and its result."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()  # The GPU must be idle when the clock starts ...
+def time_ms(name, function):
+    """Run the function in a range; return its wall-clock time in ms and its result."""
+    synchronize()  # The GPU must be idle when the clock starts ...
     start = perf_counter()
-    result = function()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()  # ... and finished when it stops.
+    with nvtx.range(name):
+        result = function()
+        synchronize()  # ... and finished when it stops.
     return (perf_counter() - start) * 1e3, result
 
 
 def time_step(model, optimizer, tokens, targets):
     """Return the times of one training step's three parts, in ms."""
     optimizer.zero_grad()
-    with nvtx.range("forward"):
-        forward_ms, logits = time_ms(lambda: model(tokens))
+    forward_ms, logits = time_ms("forward", lambda: model(tokens))
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
-    with nvtx.range("backward"):
-        backward_ms, _ = time_ms(loss.backward)
-    with nvtx.range("optimizer"):
-        optimizer_ms, _ = time_ms(optimizer.step)
+    backward_ms, _ = time_ms("backward", loss.backward)
+    optimizer_ms, _ = time_ms("optimizer", optimizer.step)
     return {"forward": forward_ms, "backward": backward_ms, "optimizer": optimizer_ms}
 
 
@@ -74,15 +69,11 @@ def measure(size, options):
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=SIZES, nargs="+", default=list(TABLE_1))
+    parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
     transformer.scaled_dot_product_attention = annotated_attention
-    for size in options.size:
-        try:
-            measure(size, options)
-        except torch.OutOfMemoryError:
-            print(f"{size:6} out of memory")
+    measure(options.size, options)

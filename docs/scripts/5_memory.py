@@ -5,8 +5,6 @@ python docs/scripts/5_memory.py --size 2.7B --context 512
 
 from argparse import ArgumentParser
 from contextlib import nullcontext
-from statistics import mean, stdev
-from time import perf_counter
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -15,57 +13,42 @@ from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, TABLE_1
 from systems.model.transformer import build_model
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cuda"
 
 
-def time_ms(function):
-    """Run the function once; return its wall-clock time in ms and its result."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()  # The GPU must be idle when the clock starts ...
-    start = perf_counter()
-    result = function()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()  # ... and finished when it stops.
-    return (perf_counter() - start) * 1e3, result
-
-
-def time_step(model, optimizer, tokens, targets, options):
-    """Return the times of one training step's three parts, in ms."""
+def run_step(model, optimizer, tokens, targets, options):
+    """Run a training step, or a forward pass that keeps nothing for a backward pass."""
     autocast = torch.autocast(DEVICE, torch.bfloat16)
     optimizer.zero_grad()
     with autocast if options.precision == "bf16" else nullcontext():
         if options.forward_only:
             with torch.no_grad():
-                return {"forward": time_ms(lambda: model(tokens))[0]}
-        forward_ms, logits = time_ms(lambda: model(tokens))
+                model(tokens)
+            return
+        logits = model(tokens)
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
-    backward_ms, _ = time_ms(loss.backward)
-    optimizer_ms, _ = time_ms(optimizer.step)
-    return {"forward": forward_ms, "backward": backward_ms, "optimizer": optimizer_ms}
+    loss.backward()
+    optimizer.step()
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of each time for one model size."""
+    """Print the peak memory of one model size, and keep a snapshot for the viewer."""
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
     step = (model, AdamW(model.parameters()), tokens, targets, options)
     for _ in range(options.warmup):
-        time_step(*step)
+        run_step(*step)
     # --8<-- [start:snapshot]
-    if DEVICE == "cuda":
-        torch.cuda.memory._record_memory_history(max_entries=1_000_000)
-        torch.cuda.reset_peak_memory_stats()
-    steps = [time_step(*step) for _ in range(options.steps)]
-    if DEVICE == "cuda":
-        torch.cuda.memory._dump_snapshot(f"{size}.pickle")
-        torch.cuda.memory._record_memory_history(enabled=None)
-        peak_gib = torch.cuda.max_memory_allocated() / 2**30
-        print(f"{size:6} peak {peak_gib:.2f} GiB, snapshot in {size}.pickle")
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+    for _ in range(options.steps):
+        run_step(*step)
+    torch.cuda.memory._dump_snapshot(f"{size}.pickle")
+    torch.cuda.memory._record_memory_history(enabled=None)
+    peak_gib = torch.cuda.max_memory_allocated() / 2**30
+    print(f"{size:6} peak {peak_gib:.2f} GiB, snapshot in {size}.pickle")
     # --8<-- [end:snapshot]
-    for name in steps[0]:
-        times = [step[name] for step in steps]
-        print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
 
 
 if __name__ == "__main__":
@@ -75,8 +58,8 @@ if __name__ == "__main__":
     parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
     for size in options.size:
         try:

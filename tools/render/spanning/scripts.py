@@ -12,12 +12,12 @@ from tools.render.load import Found, primary_record
 from tools.render.markdown import NOTHING_YET, snippet_sections
 
 SCRIPTS = ROOT / "docs" / "scripts"
-# A section that a page shows, and the blank lines after it.
-MARK = re.compile(r" *# --8<-- .*\n(\n\n)?")
+# Marks of a section that a page shows.
+MARK = re.compile(r" *# --8<-- .*\n")
 # Pairs of a script and one that extends it.
 STEPS = (
     ("1_clock", "2_sizes"),
-    ("2_sizes", "3_nvtx"),
+    ("1_clock", "3_nvtx"),
     ("2_sizes", "4_autocast"),
     ("4_autocast", "5_memory"),
 )
@@ -76,7 +76,7 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
         "1_clock.py --size small --context 256": steps(256, "fp32", "small"),
         "2_sizes.py --context 128": steps(128, "fp32", *TABLE_1),
         "4_autocast.py --size small 2.7B --context 512 --precision bf16": bf16,
-        "5_memory.py --size 2.7B --context 512 --warmup 1 --steps 3": peak,
+        "5_memory.py --size 2.7B --context 512": peak,
         "6_attention.py --d 64": add_head(
             ATTENTION_HEAD, list(map(attention_line, attentions))
         ),
@@ -101,8 +101,7 @@ def memory_lines(size: str, c: Line) -> list[str]:
     if not c:
         return step_lines(size, c)
     gib = c["peak_allocated_bytes"] / 2**30
-    peak = f"{size:6} peak {gib:.2f} GiB, snapshot in {size}.pickle"
-    return [peak, *step_lines(size, c)]
+    return [f"{size:6} peak {gib:.2f} GiB, snapshot in {size}.pickle"]
 
 
 def attention_line(c: Line) -> str:
