@@ -7,7 +7,7 @@ from tools.render.plots import Draw, make_figure
 
 ASSETS = ROOT / "docs" / "assets"
 VALUE = re.compile(r"^ +(--[\w-]+): (#\w+);$", re.MULTILINE)
-# The light and the dark value of each colour variable of the pages.
+# The light and the dark value of each CSS colour variable.
 COLORS: dict[str, list[str]] = {}
 for sheet in ("site.css", "drawings.css"):
     for name, value in VALUE.findall((ASSETS / sheet).read_text(encoding="utf-8")):
@@ -18,8 +18,8 @@ GROUND = "--md-default-bg-color"
 
 
 def standalone_svg(fragment: str) -> str:
-    """Return the first figure of a fragment as an SVG file with colours that follow the
-    reader's system, light or dark; an empty picture if there is no figure.
+    """Return the first figure of a fragment as an SVG file with light and dark colours;
+    an empty picture if there is none.
     """
     svg = FIGURE.search(fragment)
     if svg is None:
@@ -38,7 +38,7 @@ def standalone_svg(fragment: str) -> str:
     return f"{head}<style>{style}</style>{svg[2]}</svg>\n"
 
 
-# A type of output that viewers of notebooks ignore and the site build uses.
+# MIME type of output that notebook viewers ignore and the site build uses.
 PAGE = "application/vnd.page+html"
 
 

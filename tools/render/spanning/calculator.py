@@ -1,8 +1,8 @@
-"""Write the data of the calculator's page: the formulas of `systems.formulas` as
-programs, the GPUs, and the measured points.
+"""Write the data of the memory and time calculator: the formulas of `systems.formulas`
+as lists of instructions, the GPUs, and the measured points.
 
 The file is a script, because a page opened from file:// can load scripts but no JSON.
-The page's own script evaluates the programs and contains no formula.
+The page's own script only evaluates instructions, so no formula is written twice.
 """
 
 import json
@@ -28,7 +28,7 @@ from tools.render.stems.peak_memory import rows as peak_memory
 
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 MORE = ("kv_heads", "vocab", "embeddings")
-# The inputs of the programs.
+# The variables of the formulas.
 NAMES = (
     *SHAPE,
     "context",
@@ -40,8 +40,9 @@ NAMES = (
     "kv_heads",
     "embeddings",
 )
-# Models that people train: their shape, heads of k and v, vocabulary, and matrices of
-# its size (see `Pass`). GPT-2's two feed-forward matrices stand as three narrower ones.
+# Public models: shape, KV heads, vocabulary, and number of embedding matrices (see
+# `Pass`). GPT-2's two feed-forward matrices are replaced by three narrower ones with
+# the same number of weights.
 MODELS = {
     "GPT-2": (ModelSize(768, 2048, 12, 12), 12, 50_257, 1),
     "GPT-2 XL": (ModelSize(1600, 4267, 48, 25), 25, 50_257, 1),
@@ -52,7 +53,7 @@ MODELS = {
 }
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 ATTENTIONS = ("eager", "flash")
-# What is recomputed: nothing, blocks in runs of `checkpoint`, or attention's scores.
+# What the backward pass recomputes: nothing, runs of `checkpoint` blocks, or attention.
 RECOMPUTED = ("none", "blocks", "attention")
 
 
@@ -94,7 +95,9 @@ def gpu_inputs(name: str) -> dict[str, Any]:
 
 
 def programs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the formulas of a step as a program, for each combination of options."""
+    """Yield name and instructions of a training step for each combination of
+    options.
+    """
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}
@@ -118,7 +121,7 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pass_program(p: Pass) -> dict[str, Any]:
-    """Return the instructions of a pass, and the positions of its results."""
+    """Return the instructions of a pass, and which of them compute its results."""
     made = Program()
     return {
         "moments": {
@@ -132,14 +135,14 @@ def pass_program(p: Pass) -> dict[str, Any]:
 
 
 def measured_steps(found: Found) -> Frame:
-    """Return every training step whose memory was measured."""
+    """Return the training steps whose memory was measured."""
     return peak_memory.passes(primary_record(found, "peak_memory")).where(
         bool, mode="step"
     )
 
 
 def memory_points(found: Found) -> list[dict[str, Any]]:
-    """Return measured peaks of requested bytes, with their configurations."""
+    """Return the measured peaks of requested bytes with their configurations."""
     points = []
     for c in measured_steps(found):
         p = peak_memory.pass_of(c)
@@ -150,7 +153,7 @@ def memory_points(found: Found) -> list[dict[str, Any]]:
 
 
 def step_points(found: Found) -> list[dict[str, Any]]:
-    """Steps that were timed, with plain attention and with flash, and how long."""
+    """Return the timed steps, with plain and flash attention, and their times in ms."""
     plain = frame(primary_record(found, "end_to_end"), mode="step", batch=BATCH)
     flash = frame(primary_record(found, "model_attention"), attention="flash")
     alike = {"precision": "bf16", "attention": "eager", "batch": BATCH}

@@ -1,5 +1,5 @@
 """Compare back-of-the-envelope predictions, from formulas and data sheets, with
-records. A prediction needs no record; a ratio reads "not measured" without one.
+measured times. Without a record, ratios read "not measured".
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from tools.render.stems.kernel_profile.rows import (
 BATCH = 4
 
 
-# Common GPUs, for which each floor is given beside that of the primary GPU.
+# Common GPUs for which predictions are also given.
 OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
@@ -59,15 +59,15 @@ def matmul_flops(size: str, context: int) -> int:
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Return the work of parts of attention in fp32, over all layers."""
+    """Return FLOPs and bytes of parts of attention in fp32, over all layers."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)
 
 
 def all_matmuls(size: str, context: int) -> Work:
-    """Return the work of all matmuls of a forward pass in fp32, if each reads its
-    operands and writes its result once.
+    """Return FLOPs and bytes of all matmuls of a forward pass in fp32, if each reads
+    its operands once and writes its result once.
     """
     model, tokens = SIZES[size], BATCH * context
     d, wide, layers = model.d_model, model.d_ff, model.num_layers
@@ -85,7 +85,9 @@ PRODUCTS = all_matmuls("2.7B", 512)
 
 
 def regimes(record: Record | None) -> tuple[Line, Line, Line]:
-    """Return kernels of a profile that are launch-, memory- and compute-bound."""
+    """Return measured examples of kernels that are launch-, memory- and
+    compute-bound.
+    """
     peak = data_sheet(primary_gpu())
 
     def regime(
@@ -99,7 +101,7 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
             calls=count,
             ms=ms,
             each_us=1e3 * ms / count,
-            # Time between launches where the GPU is launch-bound.
+            # The time between launches, if the pass is launch-bound.
             launch_us=1e3 * wall / count,
             busy=ms / wall,
             of_memory=work.moved_bytes / seconds / peak.bandwidth,
@@ -180,7 +182,9 @@ def regime_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Floors of passes of 2.7B at context 512, by FLOPs alone, and time over floor."""
+    """Return lower bounds by FLOPs for passes of 2.7B at context 512, and the measured
+    time relative to each.
+    """
     peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
     modes = {"forward": ("forward",), "step": ("forward", "backward")}
@@ -207,7 +211,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def two_runs_facts(found: Found) -> dict[str, str]:
-    """How far GPU time differs between the records that time and profile a step."""
+    """Return how far GPU time differs between `end_to_end` and `kernel_profile`."""
     records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
     times = gpu_times([record for record in records if record]).values()
     pairs = [[ms for ms, _ in of_phase] for of_phase in times if len(of_phase) == 2]
@@ -219,15 +223,15 @@ def two_runs_facts(found: Found) -> dict[str, str]:
 
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
-    """Return by how much one slow first step raises the mean of ten."""
+    """Return the factor by which a slow first step raises the mean of ten steps."""
     cold = warmup.settings(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
     return {"mean_predicted": say((slow + 9) / 10, "{:.1f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
-    """Return the speedup of a step of 2.7B at context 512 if bf16 speeds up only the
-    matmuls, by the ratio of the peaks.
+    """Return the predicted speedup of bf16 for a step of 2.7B at context 512, if it
+    speeds up only matmuls, by the ratio of the peak rates.
     """
     config = {"size": "2.7B", "context": 512, "mode": "step", "precision": "fp32"}
     step = frame(profile).one(**config)
@@ -243,14 +247,15 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
-    """Return floors of the forward pass of one head over 16,384 tokens in fp32, d = 64,
-    no mask: of its two matmuls, and of its memory traffic, eager and fused.
+    """Return lower bounds for a forward pass of attention (16,384 tokens, d = 64, fp32,
+    no mask): of its matmuls, and of its memory traffic, eager and fused.
     """
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
     parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)
     flops, outer = (sum(parts[part][i] for part in MATMULS) for i in (0, 1))
-    # The other kernels' bytes. Without a mask, its part only scales the scores.
+    # Bytes of the other kernels. Without a mask, only the scaling of the scores is left
+    # of the mask's part.
     moved = parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
     fused = 2 * FP32_BYTES * batch * n**2
@@ -280,12 +285,11 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
 
 
 def head_facts(record: Record | None) -> dict[str, str]:
-    """One causal head of 16,384 tokens in bf16, d = 64: the time that the bytes of
-    plain attention and the matmuls of FlashAttention take at least, and what was
-    measured.
+    """Return lower bounds and measured times for one causal head (16,384 tokens, d =
+    64, bf16): of plain attention by its bytes, of FlashAttention by its matmuls.
     """
     n, d, peak = 16384, 64, data_sheet(primary_gpu())
-    # Nine numbers of two bytes for each score.
+    # Plain attention reads or writes nine bf16 numbers for each score.
     moved = 9 * 2 * n**2
     flops = attention_flops("forward", d=d, batch=1, heads=1, n=n, causal=True)
     heads = frame(record, dtype="bf16", d=d, n=n)
@@ -304,8 +308,8 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return attention's share of a forward pass of 2.7B at context 1024 in bf16, the
-    speedup if attention took no time, and the measured speedup with FlashAttention.
+    """Return attention's share of a bf16 forward pass of 2.7B at context 1024, the
+    speedup if attention took no time, and the measured speedup by FlashAttention.
     """
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")

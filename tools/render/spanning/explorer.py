@@ -1,11 +1,10 @@
-"""The data of the results explorer: one line for each metric that readers compare, of
-each row of every record.
+"""Write the data of the results explorer: one line per row of a record and metric.
 
 The file is a script, because a page opened from file:// can load scripts but no JSON.
-Texts repeat often, so they are listed once and lines hold their positions in that list.
-A line begins with the number of first cells that it shares with the line before. Curves
-(losses by step, errors by magnitude) are left out. Two quantities are derived here: a
-step as the sum of its phases, and times relative to cuDNN's.
+To keep it small, each text is listed once and lines contain its index, and each line
+begins with the number of leading cells that equal those of the previous line. Curves,
+such as loss by step, are left out. Two metrics are derived: the time of a step as the
+sum of its phases, and times relative to cuDNN.
 """
 
 import json
@@ -25,11 +24,11 @@ from tools.render.rows import say
 from tools.render.stems.flash_passes import time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
-# The first columns are texts; `value` is a number, or a text such as a dtype.
+# The columns whose cells are texts. `value` is a number, or a text such as a dtype.
 TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
 COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
-# Metrics that readers compare, and their names on the page. Others are left out.
+# The metrics in the explorer, and their names on the page.
 METRICS = {
     **{f"{phase}_ms": phase for phase in PHASES},
     **{f"{phase}_gpu_ms": f"{phase}, GPU time" for phase in PHASES},
@@ -41,7 +40,7 @@ METRICS = {
     "both_gpu_ms": "forward and backward, GPU time",
     "step_gpu_ms": "whole step, GPU time",
     "time_gpu_ms": "GPU time",
-    # Means, which reported records have instead of samples.
+    # Reported records have means instead of samples.
     **{f"{phase}_mean_ms": phase for phase in ("forward", "backward")},
     "total_mean_ms": "forward and backward",
     "step_mean_ms": "whole step",
@@ -66,7 +65,7 @@ RIVAL = "sdpa_cudnn"
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """`explorer.js`."""
+    """Return `explorer.js`."""
     texts: dict[str, int] = {}
     lines: list[str] = []
     before: list[int] = []
@@ -92,8 +91,8 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def record_lines(record: Record) -> Iterator[list[Any]]:
-    """Yield the cells of COLUMNS for each metric of each row. A row without metrics has
-    one line with its status.
+    """Yield the cells of COLUMNS for each metric of each row. A row without metrics
+    gives one line with its status.
     """
     for row in record.rows:
         name = [
@@ -117,9 +116,8 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
 
 
 def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
-    """Metric, unit and value of what follows from measured times: the median over
-    steps of the sum of their phases; times over cuDNN's for the same inputs, as the
-    page on other libraries has them.
+    """Yield derived metrics as name, unit and value: the median time of a step, summed
+    over its phases, and times relative to cuDNN on the same inputs.
     """
     phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
     if all(isinstance(times, list) and times for times in phases):
@@ -143,9 +141,7 @@ def first_value(row: Row, keys: tuple[str, ...]) -> Any:
 
 
 def describe_rest(row: Row) -> str:
-    """Return the configuration without columns of their own: "mode forward, batch
-    4".
-    """
+    """Describe the settings that have no column: "mode forward, batch 4"."""
     shown = {"size", *PRECISION, *CONTEXT}
     return ", ".join(
         f"{key} {say(value)}"
@@ -155,8 +151,8 @@ def describe_rest(row: Row) -> str:
 
 
 def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
-    """Return the median of samples and their number; a single number or text and None;
-    None for curves.
+    """Return (median, number of samples) of a list of times, (value, None) of a single
+    number or text, and None for curves.
     """
     if isinstance(value, list):
         return (
@@ -168,5 +164,5 @@ def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
 
 
 def round_fraction(value: Any) -> Any:
-    """Round a fraction to six significant digits; bytes and counts stay exact."""
+    """Round a float to six significant digits; return other values unchanged."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -1,6 +1,4 @@
-"""Render glossary.toml to a list of terms on docs/gpu.md and to every page's
-tooltips.
-"""
+"""Render glossary.toml to the list of terms on docs/gpu.md and to tooltips."""
 
 import tomllib
 from html import escape
@@ -24,13 +22,13 @@ def fragments() -> dict[str, str]:
     )
     return {
         "glossary-terms.md": "\n\n".join(map(fold_terms, groups)) + "\n",
-        # One block for each term: Markdown takes very long to parse them as one block.
+        # A blank line between terms, because Markdown parses long blocks slowly.
         "glossary-tooltips.md": "\n\n".join(tooltips) + "\n",
     }
 
 
 def fold_terms(group: dict) -> str:
-    """Return a group of terms as a fold with HTML, where Markdown adds no tooltips."""
+    """Return a collapsed list of terms as HTML, in which Markdown adds no tooltips."""
     lines = [
         f'<dt id="{term_id(term["name"])}">{escape(term["name"])}</dt>'
         f"<dd>{escape(term['means'])}</dd>"

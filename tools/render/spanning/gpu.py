@@ -1,4 +1,4 @@
-"""Draw the figure of docs/gpu.md: three bottlenecks as timelines of CPU and GPU."""
+"""Draw CPU and GPU timelines of the three bottlenecks, for docs/gpu.md."""
 
 from systems.records.record import Record
 from tools.render.drawing import SMALL, TITLE, Drawing, draw_figure
@@ -17,7 +17,7 @@ KEY = (
     "averages, each panel to its own scale. Green bars show the share of the data "
     "sheet's rates that the kernels reach; the longer bar is the bottleneck."
 )
-# For each panel: its title, what it shows, and the number of kernels drawn.
+# For each panel: title, subtitle, and number of kernels to draw.
 PANELS = (
     ("1  Launch-bound", "small, context 128, bf16: {:.0f} kernels", 5),
     ("2  Memory-bound", "softmax of small, context 512, fp32", 5),
@@ -59,8 +59,8 @@ def timelines(record: Record | None) -> str:
 
 
 def draw_lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
-    """Draw the lanes of CPU and GPU, with times in microseconds, and the utilization of
-    each resource. Return the y coordinate of the panel's end.
+    """Draw the launches of the CPU above the kernels of the GPU, with times in µs, and
+    the utilization of each resource. Return the y coordinate of the panel's end.
     """
     kernel_us = x["each_us"]
     left, right = 40, (500 if d.wide else d.width - 4)
@@ -103,8 +103,8 @@ def format_duration(us: float) -> str:
 
 
 def draw_utilization(d: Drawing, x: float, y: float, shares: dict[str, float]) -> float:
-    """Draw the utilization of each resource as a bar in a frame of 100 %. Return the y
-    coordinate of the end.
+    """Draw a bar for the utilization of each resource. Return the end's y
+    coordinate.
     """
     label, end = (x + 66, d.width - 44)
     for i, (what, share) in enumerate(shares.items()):

@@ -1,5 +1,5 @@
-"""Draw the figures of docs/index.md: memory over one training step, and its peak for
-the context length that a slider selects.
+"""Draw the figures of docs/index.md: memory over a training step, and the peak at the
+context length that a slider selects.
 """
 
 from systems.formulas.memory_costs import Pass, weight_bytes
@@ -22,9 +22,7 @@ HOOK = (
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `index-hook.md`, the same by itself in `index-hook.svg`, and
-    `index-slider.md`.
-    """
+    """Return the memory figure, for the page and as an SVG file, and the slider."""
     shown = memory_figure(found)
     return {
         "index-hook.md": shown,
@@ -34,7 +32,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def memory_figure(found: Found) -> str:
-    """Return the memory timeline of the primary GPU, if it was measured there."""
+    """Return the memory timeline of a step on the primary GPU, or a notice."""
     record = primary_record(found, "peak_memory")
     steps = passes(record).where(size="2.7B", context=512, mode="step", **PLAIN)
     allocated = steps.one(precision="fp32")["peak"]
@@ -52,9 +50,7 @@ def memory_figure(found: Found) -> str:
 
 
 def slider_figure() -> str:
-    """Return one bar chart of the peak per context length; a slider chooses which one
-    shows.
-    """
+    """Return bar charts of the peak by context length, with a slider to select one."""
     peaks = {
         context: peak(Pass("2.7B", context, "step", "fp32")) for context in CONTEXTS
     }
@@ -77,7 +73,7 @@ def slider_figure() -> str:
 
 
 def peak_chart(context: int, parts: dict[str, int], longest: int) -> str:
-    """Return the bars of one context length, to the scale of the longest of all."""
+    """Return the bar chart of one context length; `longest` sets the scale in bytes."""
     drawing, left, right = Drawing(WIDTH), 118, 62
     total = sum(parts.values())
     drawing.text(0, 15, f"{context:,} tokens: {gib(total)} GiB", SMALL, bold=True)

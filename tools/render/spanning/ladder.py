@@ -1,8 +1,8 @@
-"""The ladder of `flash_ablation`: what each step of a kernel gains, how far it is from
-the lower bound, and what the compiler made of it.
+"""Render the "ladder": the speedup of each optimization step of the attention kernel,
+its distance from a lower bound, and its registers and shared memory.
 
-`flash_peers` has the time relative to cuDNN at the same shape. What was compiled and
-not timed stands in a file of its own (`tools/compile_steps.py`).
+Times come from `flash_ablation`, the comparison with cuDNN from `flash_peers`, and the
+kernels' resources from the file of `tools/compile_steps.py`.
 """
 
 from collections.abc import Mapping
@@ -47,11 +47,11 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
-    """Return the steps of a pass in their order, each with its speedup over the step
-    above. The first kernel's forward pass stands beside the ladder.
+    """Return the steps of a pass in order, each with its speedup over the step above.
+    The first kernel's forward pass is listed, but is no step of the ladder.
     """
     rows = frame(record).arrange(step=named)
-    # Elsewhere than on Hopper, its steps repeat the one before.
+    # On other GPUs, the Hopper kernel's steps would repeat the step above.
     found = rows.where(
         lambda x: x["step"] not in PATH_OF_HOPPER or x.get("ran") == "hopper"
     ).derive(
@@ -67,13 +67,15 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
-    """Return the least time of the matmuls of a pass: five for each score backward."""
+    """Return the lower bound of a pass in ms, by default that of its matmuls (five per
+    tile in the backward pass).
+    """
     kernel = {"forward": "forward", "backward": "one_pass"}[of]
     return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
 
 
 def speed_over_cudnn(found: Found, record: Record | None, of: str) -> float:
-    """Return the speed of the Hopper kernel over cuDNN's, interleaved at this shape."""
+    """Return the Hopper kernel's speed relative to cuDNN's at the ladder's shape."""
     peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
     return 1 / every_shape(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
 
@@ -96,7 +98,9 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def needs_table(record: Record | None) -> str:
-    """Print what the steps need of an SM, compiled with the Triton measured."""
+    """Print the resources of each step's kernels, compiled with the Triton version of
+    the record.
+    """
     version = record.software.get("triton", "") if record else ""
     there = read_steps().get(version)
     if record is None or record.device.capability != "9.0" or not there:
@@ -104,7 +108,7 @@ def needs_table(record: Record | None) -> str:
         return f"Not compiled{with_triton}: run `{COMMAND}`.\n"
 
     def each(step: str, text: str) -> str:
-        """A cell has a value for each kernel of the step."""
+        """Format a value of each kernel of the step."""
         kernels = there["steps"][step]
         kib = ({"shared_kib": k["shared_bytes"] / KIB} | k for k in kernels)
         return " / ".join(text.format(**k) for k in kib)
@@ -132,8 +136,8 @@ def needs_table(record: Record | None) -> str:
 
 
 def bars_figure(record: Record) -> str:
-    """The time of each step, and what it saves or adds relative to the step above; a
-    tick marks the expected time.
+    """Draw the time of each step and its difference from the step above, with a tick at
+    the predicted time.
     """
     rungs = Frame(x for x in steps(record, FORWARD) if x["step"] != "first_forward")
     bound = bound_ms(record, "forward")

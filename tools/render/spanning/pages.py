@@ -1,6 +1,4 @@
-"""The answers of pages, which the write-up shows again, with their numbers filled in:
-what a page says under its heading "Answer" is written once.
-"""
+"""Copy the section "Answer" of each page into the write-up, with facts filled in."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from tools.render.markdown import snippet_sections
 DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |^\?\?\? prov|\Z)", re.DOTALL | re.M)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
-# As the macros plugin fills in facts: mkdocs.yml says why these marks.
+# The same delimiters as those of the macros plugin in mkdocs.yml.
 MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
 TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 
@@ -23,8 +21,8 @@ TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 def fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return `answers.md`, with a section for each page: empty where its records are
-    not there. RecordError where a page has no answer, or an answer names no fact.
+    """Return `answers.md`, with a section for each page, empty if its records are
+    missing. Raise RecordError for a page without an answer or an unknown fact.
     """
     answers = {
         page: page_answer(page, facts) if known else ""
@@ -36,7 +34,7 @@ def fragments(
 def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
-    """Return the answer of a page, with its links as seen from other pages."""
+    """Return the answer of a page, with links that work from other pages."""
     found = ANSWER.search((docs / f"{page}.md").read_text(encoding="utf-8"))
     if found is None:
         raise RecordError(f'docs/{page}.md has no section "## Answer" to copy')

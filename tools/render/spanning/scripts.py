@@ -1,5 +1,5 @@
-"""Render what the scripts of docs/scripts print on the primary GPU, from its records,
-and what each adds to the script that it grew from.
+"""Render the output that the scripts of docs/scripts would print on the primary GPU,
+from its records, and the difference of each script from the previous one.
 """
 
 import re
@@ -24,12 +24,14 @@ STEPS = (
 STEP = {"batch": 4, "attention": "eager", "mode": "step"}
 ATTENTION_HEAD = "  d tokens   forward kept, GiB  backward   (ms)"
 FLASH_HEAD = "tokens name     forward  backward      both   (ms)"
-# What the last script calls its functions, by their names in the record.
+# Names in the last script's output, by implementation in the record.
 FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `scripts.md`: `prints-NAME` and `adds-NAME` for scripts by name."""
+    """Return `scripts.md` with sections `prints-NAME` (output) and `adds-NAME`
+    (diff).
+    """
     parts = {
         f"prints-{command.split('.')[0]}": console_block(command, lines)
         for command, lines in script_outputs(found).items()
@@ -47,7 +49,7 @@ def console_block(command: str, lines: list[str]) -> str:
 
 
 def script_outputs(found: Found) -> dict[str, list[str]]:
-    """Return the lines that each command prints."""
+    """Return the lines that each command would print, computed from records."""
     step, memory, plain, flash = (
         primary_record(found, stem)
         for stem in ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
@@ -126,6 +128,6 @@ def script_diff(old: str, new: str) -> str:
         MARK.sub("", (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")).splitlines()
         for name in (old, new)
     )
-    # The first two lines name the files.
+    # Skip the header of two lines.
     lines = list(unified_diff(before, after, n=1, lineterm=""))[2:]
     return "\n".join(["```diff", *lines, "```"])

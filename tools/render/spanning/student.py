@@ -1,4 +1,6 @@
-"""Tables of docs/hand_in.md."""
+"""Render the tables of docs/hand_in.md: what the assignment's problems cost on a
+GPU.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,11 +17,11 @@ from tools.render.markdown import items_table, table
 from tools.render.rows import NOT_MEASURED, data_sheet
 from tools.render.spanning.writeup import load_problems
 
-# For these the table predicts times; for the others it counts rows out of memory.
+# GPUs for which the table predicts times, and for which it counts out-of-memory rows.
 TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
-# Problems that cost little, or no points: shown on request.
+# Problems of little cost, or without points: hidden at first.
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
-# Left out of the table of rates.
+# A GPU that is left out of the table of rates.
 OLDER = "rtx3090"
 HEADS = ("H200, measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
 
@@ -35,8 +37,8 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def problems_table(found: Found) -> str:
-    """Return one row per graded problem: stems, minutes on each GPU, rows that run out
-    of memory.
+    """Return a table by graded problem: its experiments, minutes on each GPU, and the
+    number of rows that run out of memory.
     """
     # Of the primary GPU alone: without a GPU measuring takes seconds.
     measured = {stem: gpu_record(found, stem, primary_gpu()) for stem in found}
@@ -59,7 +61,9 @@ def problems_table(found: Found) -> str:
 
 
 def cost_cells(records: list[Record]) -> list[str]:
-    """Return minutes, measured and predicted, and the numbers of rows out of memory."""
+    """Return minutes (measured, then predicted for TIMES) and counts of out-of-memory
+    rows (for MEMORY).
+    """
     if not records:
         return [NOT_MEASURED] * len(HEADS)
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
@@ -69,17 +73,15 @@ def cost_cells(records: list[Record]) -> list[str]:
 
 
 def slowdown(gpu: Gpu) -> float:
-    """Return the largest ratio of any data-sheet rate of the primary GPU to this one's.
-    Missing where none is listed.
-    """
+    """Return the largest ratio of the primary GPU's data-sheet rates to this GPU's."""
     primary = data_sheet(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
 
 
 def rows_too_large(records: list[Record], free_bytes: int) -> str:
-    """Count the rows that were out of memory or peaked above `free_bytes`; a dash if
-    no row says how much memory it needs.
+    """Count the rows that ran out of memory or peaked above `free_bytes`. Return a dash
+    if no row has a peak.
     """
     rows = [row for record in records for row in record.rows]
     peaks = [row.metrics.get("peak_allocated_bytes") for row in rows]
@@ -90,8 +92,8 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
 
 
 def check_output(found: Found) -> str:
-    """Return what `python -m systems.check_setup` prints on the primary GPU before its
-    first pass, from what its record of `flash_benchmarking` names.
+    """Return the first lines that `python -m systems.check_setup` prints on the primary
+    GPU, from its record of `flash_benchmarking`.
     """
     if (record := primary_record(found, "flash_benchmarking")) is None:
         return "\n"
@@ -106,7 +108,7 @@ def check_output(found: Found) -> str:
 
 
 def measured_output(found: Found) -> str:
-    """Return what measuring `warmup` prints at its end on the primary GPU."""
+    """Return the summary that measuring `warmup` prints on the primary GPU."""
     if (record := primary_record(found, "warmup")) is None:
         return "\n"
     statuses = Counter(row.status for row in record.rows)
@@ -121,9 +123,7 @@ def measured_output(found: Found) -> str:
 def outcome_table(
     outcomes: Iterable[tuple[str, str, Mapping[str, int], float]],
 ) -> Table:
-    """Return the summary of a run: for each stem what happened, its rows by their
-    status and the seconds that it took.
-    """
+    """Return a table of outcomes (experiment, message, rows by status, seconds)."""
     table = Table(Column("experiment", no_wrap=True), "outcome", "rows", "took")
     for stem, message, statuses, seconds in outcomes:
         rows = ", ".join(

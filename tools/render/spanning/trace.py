@@ -1,5 +1,5 @@
-"""Draw one layer of a training step as Nsight Systems recorded it, with the ranges and
-launches of the CPU, from a stripped export that the site offers for download.
+"""Draw the ranges, launches and kernels of one layer in a training step, from a trace
+of Nsight Systems that the site offers for download.
 """
 
 import lzma
@@ -27,12 +27,12 @@ from tools.render.plots import (
     make_figure,
 )
 
-# A training step of `small` at context 512 in fp32, the third of a profile.
+# The third profiled training step of `small` at context 512 in fp32.
 EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
-# The second layer, because the CPU may not be ahead of the GPU in the first.
+# The index of the drawn layer: in the first, launches may not yet be ahead of kernels.
 SHOWN = 1
-# Work on the GPU that is not a kernel, by its name in exports.
+# Names in the trace of GPU work that is not a kernel.
 NO_KERNELS = ("memcpy", "memset")
 LANES = ("CPU: ranges", "CPU: launches", "GPU: kernels")
 LOOKS = {SOFTMAX: ACCENT, "rest of attention": TINT, "rest of the layer": GREY}
@@ -40,7 +40,7 @@ LOOKS = {SOFTMAX: ACCENT, "rest of attention": TINT, "rest of the layer": GREY}
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's range, its kernels and the calls that launch them, in ns."""
+    """A layer: its range, its kernels and the (start, end) of their launches, in ns."""
 
     span: Span
     calls: Sequence[tuple[int, int]]
@@ -56,7 +56,7 @@ class Layer:
 
     @property
     def work(self) -> str:
-        """Return the layer's work in words: "57 kernels and 1 memset"."""
+        """The number of kernels and memory operations: "57 kernels and 1 memset"."""
         kinds = Counter(
             name if name in NO_KERNELS else "kernel"
             for name in (kernel.name.split()[0].lower() for kernel in self.kernels)
@@ -73,7 +73,9 @@ class Layer:
 
 
 def load_step() -> tuple[list[Kernel], list[tuple[int, int]]]:
-    """Return the kernels of the step, and the calls that launched them."""
+    """Return the step's kernels and the (start, end) of the calls that launched
+    them.
+    """
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
         calls = database.execute(

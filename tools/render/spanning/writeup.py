@@ -1,6 +1,5 @@
-"""The write-up: each graded problem of problems.toml and its claims.
-
-The answers are written on their pages. `pages.py` copies those whose records are there.
+"""Render the write-up: the graded problems of problems.toml and the claims about them.
+The module `pages` copies the answers.
 """
 
 import tomllib
@@ -22,7 +21,7 @@ NOT_MEASURED_YET = "not measured yet"
 
 @dataclass(frozen=True)
 class Answer:
-    """The part of a problem that one page answers."""
+    """A part of a problem, and the page that answers it from the records of `stems`."""
 
     page: str
     stems: tuple[str, ...]
@@ -37,18 +36,20 @@ class Problem:
     section: str
     points: int
     answers: tuple[Answer, ...]
-    # Section and points in CS336, by year; none where a year did not ask it.
+    # Section and points in CS336, by year.
     stanford: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sections_asked(self) -> str:
-        """NYU's section, or the edition that asks where NYU doesn't."""
+        """The section of NYU's assignment, or the latest CS336 edition with the
+        problem.
+        """
         return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
 
 
 def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
-    """Return the problems in the assignment's order. Raise TypeError for a missing or
-    an unknown field.
+    """Read the problems, in the assignment's order. Raise TypeError for a missing or an
+    unknown field.
     """
     listed = tomllib.loads(path.read_text(encoding="utf-8"))["problem"]
     problems = []
@@ -70,8 +71,8 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 
 def answered_pages(found: Found) -> dict[str, bool]:
-    """Return for each page whether its answer rests on measurements of the primary GPU,
-    or of the meta device where no GPU is needed.
+    """Return whether each page's answer has its records, of the primary GPU or of the
+    meta device.
     """
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
@@ -82,8 +83,8 @@ def answered_pages(found: Found) -> dict[str, bool]:
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `writeup.md`: a section for the overview, for the question of each answer,
-    and for the claims of each problem.
+    """Return `writeup.md` with sections for the overview, each question, and the claims
+    of each problem.
     """
     problems = load_problems()
     known = answered_pages(found)
@@ -96,7 +97,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def overview_table(problems: list[Problem]) -> str:
-    """Return a table of each problem's section and points."""
+    """Return a table of all problems with section and points in each edition."""
 
     def nyu(problem: Problem) -> str:
         return f"{problem.section} · {problem.points}" if problem.section else ""
@@ -114,7 +115,7 @@ def overview_table(problems: list[Problem]) -> str:
 
 
 def question_text(answer: Answer, known: bool) -> str:
-    """Return the question, a link to its page, and a notice if nothing was measured."""
+    """Return the question, a link to the page, and a notice if records are missing."""
     parts = f" {answer.parts}" if answer.parts else ""
     text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
     return text if known else f"{text}\n\n{NOT_MEASURED_YET}\n{{ .status }}"
@@ -126,9 +127,8 @@ def all_claims() -> list[Claim]:
 
 
 def claim_tabs(problem: Problem, found: Found) -> str:
-    """Return a folded box with a tab for each GPU: the outcomes of the problem's claims
-    in its records. Claims on the stems of the problem's answers come first. Records of
-    the meta device count for every GPU.
+    """Return a collapsed box with a tab per GPU that lists the outcomes of the
+    problem's claims. Records of the meta device count for every GPU.
     """
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]
@@ -158,5 +158,5 @@ def claim_tabs(problem: Problem, found: Found) -> str:
 
 
 def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:
-    """Return a list of the outcomes of all claims."""
+    """Return a Markdown list with the outcome of each claim."""
     return "\n".join(f"- {verdict(claim, records.get(claim.stem))}" for claim in claims)
