@@ -288,7 +288,6 @@ def render_own(results: Path, generated: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return the exit code."""
     try:
         run_as_command(command, __doc__, arguments)
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""Render the records into docs/generated, or compare them with the files there."""
+"""Render records into docs/generated, or check that its files are up to date."""
 
 import re
 import sys
@@ -8,12 +8,12 @@ from typing import NoReturn
 from systems import ROOT, printable
 from systems.records.files import write_whole
 
-# A file that every folder of rendered files has.
+# A file that marks a folder as rendered.
 MARK = "facts.yml"
 
 
 def stop(message: str, code: int = 2) -> NoReturn:
-    """Print one line that says what is wrong, and exit."""
+    """Print an error message in one line, and exit."""
     print(f"error: {printable(message)}", file=sys.stderr)
     raise SystemExit(code)
 
@@ -28,7 +28,7 @@ def texts_in(generated: Path) -> dict[str, str]:
 
 
 def render_texts(results: Path) -> dict[str, str]:
-    """Return the text of each file to render, by name, and show a spinner meanwhile."""
+    """Return the rendered texts by file name; show a spinner meanwhile."""
     from rich.console import Console
 
     with Console(stderr=True).status("rendering tables and figures"):
@@ -38,8 +38,8 @@ def render_texts(results: Path) -> dict[str, str]:
 
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:
-    """Replace the content of docs/generated, or of another folder, by what the records
-    give. Exit if that folder holds other files. Return the exit code.
+    """Render into docs/generated or another folder, and delete files that are no longer
+    rendered. Exit if the other folder holds foreign files. Return the exit code.
     """
     from tools.render import load
 
@@ -47,33 +47,33 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     present = texts_in(folder)
     if generated and present and MARK not in present:
         stop(f"--generated {generated}: holds files that were not rendered")
-    # Fail here if the folder can't be made, before rendering takes seconds.
+    # Fail before rendering, which takes seconds, if the folder can't be made.
     folder.mkdir(parents=True, exist_ok=True)
     wanted = render_texts(results)
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
-    # Files of these prefixes are an older version's, or work of a run that was killed.
+    # Files with these prefixes were rendered by an older version.
     own = {name.partition("-")[0] for name in ("", *wanted)}
     for name in sorted(extra) if generated else ():
         if re.sub(r"-.*|^\..*\.tmp$", "", name) not in own:
             stop(f"--generated {generated}: holds {name}, which was not rendered")
-    # Write MARK first, so that a folder left by an interrupted run is accepted again.
+    # Write MARK first, so that an interrupted run can be repeated.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:
             write_whole(folder / name, wanted[name])
         except OSError as error:
-            # The error of a full disk names no file.
+            # Name the file, which the error of a full disk does not.
             raise OSError(error.errno, error.strerror, str(folder / name)) from None
     for name in extra:
-        # The work of a run that was killed has been replaced above.
+        # A temporary file of a killed run may be gone already.
         (folder / name).unlink(missing_ok=True)
     print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
     return 0
 
 
 def check_tree(results: Path, generated: Path | None = None) -> int:
-    """Print every difference between the tree and its records, and a warning for each
-    stale record. Return the exit code: 1 if something differs.
+    """Print a line for each file that differs from its rendering, for each other
+    finding, and for each stale record. Return the exit code: 1 with findings.
     """
     from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages

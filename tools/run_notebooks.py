@@ -1,5 +1,5 @@
-"""Execute the notebooks of the guide and write their outputs into them, because the
-site build runs no code. A test executes them again and compares.
+"""Execute the guide's notebooks and store their outputs in them, because the site build
+runs no code.
 
     python tools/run_notebooks.py
 """
@@ -26,19 +26,19 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 
 
 def execute_notebook(path: Path) -> str:
-    """Return the text of a notebook after a fresh kernel has run it. Raise the error of
-    a failing cell.
+    """Run a notebook in a new kernel, and return its text with outputs. Raise the error
+    of a failing cell.
     """
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
-        # Sockets as files, because another process could take or listen to a port.
+        # Use file sockets, because other processes could take or read a port.
         sockets = Config(
             ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel")
         )
-        # Join a cell's output, which arrives in pieces that depend on timing.
+        # Join the pieces of a cell's output, whose number depends on timing.
         options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
         NotebookClient(notebook, config=sockets, **options).execute()
-    # Leave out the kernel's version, which differs between machines.
+    # Drop the Python version, which differs between machines.
     notebook.metadata["language_info"] = {"name": "python"}
     return nbformat.writes(notebook) + "\n"
 

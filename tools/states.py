@@ -10,8 +10,8 @@ from systems.experiments import STEMS
 
 
 def state_of(path: Path) -> tuple[str, Any]:
-    """Return the state of a record, and the record or None. Raise RecordError if it
-    can't be read or was edited by hand.
+    """Return (state, record), or (state, None) for a missing record. Raise RecordError
+    if it can't be read or was edited by hand.
     """
     from systems.records import store
     from systems.running.resuming import partial_path
@@ -25,13 +25,13 @@ def state_of(path: Path) -> tuple[str, Any]:
     except store.UnreadableError:
         raise
     except (FileNotFoundError, NotADirectoryError, store.RecordError):
-        # `measure` starts unreadable work in progress over, and says so.
+        # Measuring starts over if the work in progress is unreadable.
         return "missing", None
 
 
 def print_states(results: Path) -> int:
-    """Print a line for each stem and each device that is here or has a record of it.
-    Return the exit code, which is 2 if a record can't be read.
+    """Print a line for each experiment and device, for this machine's device and those
+    with records. Return the exit code, which is 2 if a record can't be read.
     """
     from systems.records.store import RecordError
     from systems.running.machine import device_for

@@ -1,11 +1,10 @@
-"""Write the files to hand in: code.zip with all committed files, and writeup.pdf, which
-is docs/writeup.md printed.
+"""Write the files to hand in: code.zip with all committed files, and docs/writeup.md as
+writeup.pdf.
 
     python tools/submission.py --gpu nvidia-h200
 
-or `make submission GPU=nvidia-h200`. The command builds the site, and Chromium prints
-the page with every tab, or with the tabs of one GPU. An older file is replaced only
-when the new one is complete.
+or `make submission GPU=nvidia-h200` builds the site and prints the page with Chromium,
+with the tabs of one GPU or all tabs. Existing files are replaced only by complete ones.
 """
 
 import os
@@ -21,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-# The line above lets these imports work in a plain source tree.
+# The line above makes imports work without installation.
 from systems import ROOT, need, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
@@ -41,9 +40,9 @@ FOOTER = (
     'color: #57606a">{subject} · <span class="pageNumber"></span> / '
     '<span class="totalPages"></span></div>'
 )
-# Insert the GPU and the dates below the title. Keep only this GPU's tab in each set of
-# tabs that has one. Turn links to other pages, which would print as paths of this
-# machine, into text.
+# JavaScript that inserts GPU and dates below the title, keeps only this GPU's tab in
+# each set of tabs, and turns links to other pages, which would print as local paths,
+# into text.
 PREPARE_PAGE = """([gpu, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
@@ -77,7 +76,7 @@ PAGE: dict[str, Any] = {
 
 
 def records_of(slug: str | None, results: Path = RESULTS) -> list[Record]:
-    """Return the records of this GPU, or by default of the primary GPU."""
+    """Return the records of a GPU, by default of the primary GPU."""
     records = [r for rs in load(results).values() for r in rs]
     slugs = {r.device.slug for r in records}
     if slug is not None and slug not in slugs:
@@ -86,7 +85,7 @@ def records_of(slug: str | None, results: Path = RESULTS) -> list[Record]:
 
 
 def describe_records(records: list[Record]) -> str:
-    """Return the GPU and the first and last day of measuring, as one line."""
+    """Return one line with the GPU and the first and last day of measuring."""
     days = sorted({r.started_utc.split()[0] for r in records if r.started_utc})
     names = {r.device.name: "" for r in records}
     return " · ".join([*names, " to ".join(dict.fromkeys(days[:1] + days[-1:]))])
@@ -105,15 +104,17 @@ def find_chromium() -> str:
 
 @contextmanager
 def replace_when_complete(target: Path) -> Iterator[Path]:
-    """Yield a path beside the target; at the end, move the file there to the target."""
+    """Yield a temporary path, and move the file written there to `target` at the
+    end.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".writing-") as folder:
         yield (path := Path(folder) / target.name)
         os.replace(path, target)
 
 
 def run_command(failure: str, *command: str) -> str:
-    """Return the output of a command. If it fails, exit with `failure` and its last
-    warning or line.
+    """Return the output of a command. If it fails, exit with the message `failure` and
+    the command's last warning or line.
     """
     try:
         return subprocess.check_output(
@@ -123,13 +124,15 @@ def run_command(failure: str, *command: str) -> str:
         stop(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["no message"]
-        # mkdocs goes on after what stops it in the end.
+        # mkdocs prints further lines after the warning that made it fail.
         found = [line for line in lines if line.startswith(("WARNING", "ERROR"))]
         stop(f"{failure}: {(found or lines)[-1]}")
 
 
 def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None:
-    """Print the write-up of a built site, with the tabs of this label or all tabs."""
+    """Print the write-up of a built site as PDF, with the tabs named `label` or all
+    tabs.
+    """
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright
@@ -154,7 +157,7 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
             stop(f"{chromium} does not print: {first}")
         pdf = PdfWriter(clone_from=path)
         for entry in flatten(pdf.outline):
-            # Chromium doubles the title of a heading that it moved to the next page.
+            # Chromium repeats the title of a heading that it moved to the next page.
             half = entry.title[: len(entry.title) // 2]
             if entry.title == 2 * half:
                 entry.node[NameObject("/Title")] = TextStringObject(half)
@@ -169,7 +172,6 @@ def flatten(outline: list[Any]) -> Iterator[Any]:
 
 
 def write_zip(target: Path) -> None:
-    """Write an archive of the last commit."""
     with replace_when_complete(target) as path:
         archive = ["archive", "--format=zip", "--prefix=code/", f"--output={path}"]
         git(*archive, "HEAD")

@@ -1,16 +1,16 @@
-"""Time launch configurations of the Triton flash-attention kernels on this GPU, and
+"""Time launch configurations of the Triton FlashAttention kernels on this GPU, and
 write the fastest into a file that the kernels read.
 
     python tools/tune_flash.py
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
 
-takes less than 20 minutes; after an interruption the same command goes on. For each
-arithmetic, head dimension, kernel and mask it tries this project's configuration, those
-of all other GPUs, and variants that differ from the first in one number. Many processes
-compile at once and compare a small case with plain attention in float64. Then correct
-candidates are timed one after another: a forward configuration by its kernel, a
-backward one by the whole backward pass. The kernels read the file in
-systems/attention/triton/tuned until they or Triton change; records keep its digest.
+takes less than 20 minutes; after an interruption, run it again to go on. For each
+arithmetic, head dimension, kernel and mask, the candidates are the current
+configuration, the configurations for other GPUs, and variants of the current one in one
+parameter. Several processes compile the candidates and check each against float64. Then
+the correct ones are timed: forward by its kernel, backward by the whole backward pass.
+The kernels read the file in systems/attention/triton/tuned until their code or Triton's
+version changes; records contain its digest.
 """
 
 import json
@@ -57,15 +57,14 @@ from systems.running.reports import end_with_parent
 from tools.compile_ahead import DTYPES, require_compiler
 from tools.rendering import stop
 
-# Heads and rows of the timed case, and rows of the checked case, which has one head.
+# Heads and length of the timed case, and length of the checked case with one head.
 HEADS, N, CHECKED_N = 16, 4096, 512
-# A candidate replaces our configuration only below this share of its time.
+# A candidate must take less than this share of the current configuration's time.
 TIE = 0.99
-# The largest relative error of a correct result: far above rounding errors, far below
-# the effect of a bug.
+# The largest relative error of a correct result, well above rounding errors.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
-# Accumulators per thread. A thread has 255 registers, so more would spill; fewer leave
-# the tensor cores idle.
+# Bounds of accumulators per thread: more would spill a thread's 255 registers, fewer
+# would leave the tensor cores idle.
 MAX_ACCUMULATORS, MIN_ACCUMULATORS = 200, 6
 
 
@@ -80,8 +79,8 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return candidates: our configuration for this GPU first, then those of all other
-    GPUs, then variants of ours with enough registers for their accumulators.
+    """Return candidates: the current configuration for this GPU, those for other GPUs,
+    and variants of the current one whose accumulators fit in registers.
     """
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
@@ -99,7 +98,9 @@ def list_candidates(key: Key, gpu: str) -> list[Candidate]:
 
 
 def vary_config(c: Config) -> Iterator[Config]:
-    """Yield variants: half or twice the rows, 4 or 8 warps, one stage more or less."""
+    """Yield variants of a configuration: half or twice the rows of a tile, 4 instead of
+    8 warps or the reverse, one stage more or less.
+    """
     for side in ("q", "k"):
         for rows in (2 * getattr(c, side), getattr(c, side) // 2):
             if 16 <= rows <= 256:
@@ -109,8 +110,8 @@ def vary_config(c: Config) -> Iterator[Config]:
 
 
 def count_accumulators(kernel: str, d: int, c: Config) -> float:
-    """Return the accumulators per thread: the tile's o, dq, or dk and dv, and the
-    results of its matmuls.
+    """Return the accumulators per thread, for outputs (o, dq, or dk and dv) and for the
+    results of matmuls.
     """
     outputs = 2 * c.k * d if kernel == "dkdv" else c.q * d
     return (outputs + (1 if kernel == "forward" else 2) * c.q * c.k) / (32 * c.warps)
@@ -123,8 +124,8 @@ def make_inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
 
 
 def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
-    """Return a function that runs the forward or backward pass with the candidate's
-    kernel. Loops are not split: the many heads of the timing fill the GPU.
+    """Return a function that runs the forward or backward pass with a candidate. Loops
+    are not split, because the timed heads fill the GPU.
     """
     high = candidate.arithmetic == "high"
     torch.set_float32_matmul_precision("high" if high else "highest")
@@ -140,8 +141,8 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
 
 
 def find_fault(candidate: Candidate) -> str:
-    """Return what is wrong with a candidate, or "". Runs in a worker process, so that
-    the compiled kernel is then in Triton's cache.
+    """Return the fault of a candidate (error or wrong result), or "". A worker process
+    runs this, and leaves the compiled kernel in Triton's cache.
     """
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
@@ -155,7 +156,7 @@ def find_fault(candidate: Candidate) -> str:
             relative_error(*pair) for pair in zip(results, exact, strict=True)
         )
     except Exception as error:
-        # A tile that does not fit is a fault of the candidate, not of this program.
+        # Any error is a fault of the candidate, such as too much shared memory.
         return f"{type(error).__name__}: {error}".splitlines()[0][:100]
     is_close = largest <= TOLERANCE[candidate.arithmetic]
     return "" if is_close else f"wrong: relative error {largest:.1e}"
@@ -168,7 +169,7 @@ def time_call_ms(call: Callable[[], object]) -> float:
 
 
 def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
-    """Return the entry of the fastest candidate, or of our configuration in a tie."""
+    """Return the file's entry for the fastest candidate; `ours` wins a tie."""
     best = min(times, key=times.__getitem__)
     if ours in times and times[best] > TIE * times[ours]:
         best = ours
@@ -177,8 +178,8 @@ def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]
 
 
 def read_or_create(path: Path, device: Device, force: bool) -> dict[str, Any]:
-    """Return the content of an earlier search with the same kernels and Triton, so that
-    it goes on; otherwise, or with `force`, a content without entries.
+    """Return the file's content if it is of the same kernels and Triton version, to go
+    on with the search; otherwise, or with `force`, content without entries.
     """
     new = {
         "gpu": device.name,
@@ -197,7 +198,7 @@ def read_or_create(path: Path, device: Device, force: bool) -> dict[str, Any]:
 
 
 def write_content(content: dict[str, Any], path: Path) -> None:
-    """Replace the file, with one entry per line."""
+    """Write the file, with one entry per line."""
     entries = ",\n".join(f"  {json.dumps(x)}" for x in content["entries"])
     head = json.dumps({k: v for k, v in content.items() if k != "entries"}, indent=1)
     write_whole(path, f'{head[:-2]},\n "entries": [\n{entries}\n ]\n}}\n')
@@ -210,7 +211,9 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time the correct candidates of each key, and write its entry at once."""
+    """Time the correct candidates of each key, and write each entry when it is
+    known.
+    """
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:
@@ -224,7 +227,7 @@ def time_candidates(
 
 
 def start_worker(parent: int) -> None:
-    """Ignore Ctrl-C, which the parent handles, and exit when the parent exits."""
+    """Set up a worker process: leave Ctrl-C to the parent, and exit with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
 
@@ -266,7 +269,7 @@ def main(
     except ValueError as error:
         stop(str(error))
     finished = {tuned.key_of(x) for x in content["entries"]}
-    # Each process holds a context on the GPU.
+    # Limit processes, because each has a CUDA context on the GPU.
     count, context = min(MOST_PROCESSES, cores()), get_context("spawn")
     with ProcessPoolExecutor(count, context, start_worker, (os.getpid(),)) as pool:
         try:

@@ -52,7 +52,6 @@ def pass_shape(size: str, context: int) -> dict[str, int]:
 
 
 def matmul_flops(size: str, context: int) -> int:
-    """Return the matmul FLOPs of a forward pass."""
     return sum(
         forward_flops(vocab_size=VOCAB_SIZE, **pass_shape(size, context)).values()
     )

@@ -21,12 +21,12 @@ fragments = Fragments()
 
 
 def sums(record: Record | None) -> Frame:
-    """Return a row for each sum: its error, the parts of the error from rounding the
-    term and from adding, and the value at which the accumulator's format stalls.
+    """Return a row for each sum: its error, split into rounding of the term and
+    rounding of the additions, and the value at which adding no longer changes the sum.
     """
     found = frame(record).derive(name=name_fact, sum=label_sum)
     for x in filter(None, found):
-        # Exact values: of the decimal term, and of the term rounded to its format.
+        # The exact decimal term, and the term rounded to its format.
         meant, stored = Fraction(str(x["term"])), Fraction(x["stored"])
         steps, form = x["steps"], FORMATS[x["accumulator"]]
         total = Fraction(x.get("device_result", x.get("result")))
@@ -60,7 +60,7 @@ def label_sum(x: Line) -> str:
 
 
 def format_signed(value: Fraction) -> str:
-    """Return six decimals; for smaller values, the power of ten."""
+    """Return six decimals with a sign, or scientific notation for small values."""
     shown = "{:+.6f}" if abs(value) >= Fraction(1, 10**5) else "{:+.1e}"
     return shown.format(float(value)) if value else "0"
 
@@ -158,7 +158,7 @@ def sums_figure(record: Record) -> str:
                 if x["stalled"]:
                     end = x["last_change"], x["total"]
                     axes.plot(*end, "x", color=INK, markersize=8, markeredgewidth=2)
-                    # Beside the curves that still rise.
+                    # Keep the note off the curves that still rise.
                     place = {"ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
                         place = {"ha": "left", "offset": (44, 6)}

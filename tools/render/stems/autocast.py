@@ -62,7 +62,9 @@ def transformer_table(record: Record) -> str:
 
 
 def parts_table(record: Record, part: str) -> str:
-    """Print a line for each part of a model, a column for each dtype of autocast."""
+    """Return a table with a line per part of a model and a column per autocast
+    dtype.
+    """
     found = frame(record, part=part, dtype=("fp16", "bf16"))
     has = {name for x in found if x and x.row for name in x.row.metrics}
     return items_table(
@@ -83,7 +85,6 @@ def parts_table(record: Record, part: str) -> str:
     reported=True,
 )
 def operations_table(record: Record) -> str:
-    """Print the operations by the dtypes of their results."""
     found = frame(record).one(part="operations", dtype="bf16")
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, dtypes in found.metrics.items():
@@ -97,7 +98,7 @@ def operations_table(record: Record) -> str:
 
 
 def passes(record: Record | None) -> Frame:
-    """Return a forward pass of the Transformer without autocast, then with it."""
+    """Return the Transformer's forward pass without autocast, in fp16 and in bf16."""
     found = frame(record).arrange(part=("transformer",), dtype=("fp32", "fp16", "bf16"))
     return found.derive(others=lambda x: x["forward_operations"] - x["forward_casts"])
 

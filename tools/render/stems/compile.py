@@ -1,5 +1,5 @@
-"""Tables, figure and facts of `compile`: training steps eager and compiled, and how
-many steps pay for compiling.
+"""Tables, figure, facts and claims of `compile`: speedup of compiled training steps,
+and the number of steps after which compiling pays.
 """
 
 import math
@@ -18,10 +18,10 @@ from tools.render.plots import ACCENT, DARK, GREY, PALE
 from tools.render.rows import describe_range, known, least, most, say, span
 
 PRECISIONS = ("fp32", "bf16")
-# The sizes that sentences and the open rows of tables show.
+# The sizes in sentences and in the rows that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
-# By (execution, whether AdamW is compiled or is eager beside a compiled one): the text
-# of the column "compiled", and the phases that are compiled.
+# By (execution, option `optimizer`): the text of the column "compiled", and the
+# compiled phases. ("eager", True) alternates with ("compiled", True) as its baseline.
 WAYS = {
     ("eager", False): ("nothing", ()),
     ("graph", False): ("nothing; CUDA graphs", ()),
@@ -38,7 +38,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return training steps, joined with the eager step that each alternated with."""
+    """Return training steps, each joined with the interleaved eager step."""
     found = frame(record).join("eager", execution="eager")
     return found.derive(
         compiled=lambda x: compiled_parts(x)[0],
@@ -57,8 +57,8 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def speedup(x: Line, *phases: str) -> float:
-    """Return the speedup over eager: the median over rounds of the ratio of medians,
-    because the host is in the same state during a round.
+    """Return the speedup over eager: the median over rounds of the ratio of medians.
+    Within a round the state of the host changes least.
     """
     both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
@@ -72,8 +72,8 @@ def split_rounds(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
 
 
 def compile_seconds(x: Line, start: str, *phases: str) -> float:
-    """Return the compile time in seconds: how much longer the compiled phases of the
-    first steps took than those of as many later steps.
+    """Return the compile time in seconds: the extra time of the compiled phases in the
+    first steps over later steps.
     """
     if not x.get(f"{start}_forward_ms"):
         return x.missing
@@ -99,7 +99,6 @@ def steps_to_pay(x: Line) -> Any:
     reported=True,
 )
 def times_table(record: Record) -> str:
-    """Print the time of each phase; a reported record has one number for each."""
     if record.kind == "reported":
         shown = [
             (f"{p.replace('_', ' ')}, ms", lambda x, p=p: x[f"{p}_mean_ms"], "{:.2f}")

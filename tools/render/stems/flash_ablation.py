@@ -1,4 +1,6 @@
-"""The steps of `flash_ablation`, and the gain from each choice of the launchers."""
+"""Optimization steps of `flash_ablation`, and the gain from each choice of the
+launchers. The module `spanning.ladder` renders the steps.
+"""
 
 from typing import NamedTuple
 
@@ -8,7 +10,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.rows import say
 
-# The code that launches the steps' kernels, without the code that times them.
+# The code whose changes make the file of `compile_steps.py` stale: launchers only.
 ABLATION = "systems.experiments.flash_ablation"
 LAUNCHERS = (
     *((ABLATION, name) for name in ("FORWARD", "switched_forward", "atomic_backward")),
@@ -20,9 +22,9 @@ LAUNCHERS = (
 
 
 class Step(NamedTuple):
-    """A step's name, and the predicted speedup over the step above with its reason.
-    Predictions were written before the experiment ran, and never changed; those of the
-    Hopper kernels after earlier trials.
+    """A step's name, and its predicted speedup over the step above with the reason.
+    Predictions were written before the experiment ran, and never changed; only the
+    Hopper kernels had been tried before.
     """
 
     name: str
@@ -57,8 +59,8 @@ BACKWARD = {
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
 STEPS = FORWARD | BACKWARD
-# (step without the choice, step with it, case, predictions for both passes). The first
-# two predictions followed trials of one tile size, the last the choice of its tiles.
+# (step without the choice, step with it, description, predicted gains forward and
+# backward). They were predicted after a few trials.
 CHOICES = [
     (
         "unshared",
@@ -85,9 +87,6 @@ fragments = Fragments()
 
 @fragments.add("told.md", "**Each choice pays at the shape that it is for.**")
 def choices_table(record: Record) -> str:
-    """Print the time of both passes without and with each choice of the launchers. The
-    steps are shown by `tools/render/spanning/ladder.py`, beside cuDNN.
-    """
     found = Frame(
         Line(what=case, of=of, predicted=predicted, pair=(f"{a}_{of}", f"{b}_{of}"))
         for a, b, case, predictions in CHOICES
@@ -106,8 +105,8 @@ def choices_table(record: Record) -> str:
 
 
 def step_ms(record: Record | None, step: str) -> float:
-    """Return the median GPU time. Older records have only `do_bench` times, without
-    alternation: of those the second fastest, because each step began at a high clock.
+    """Return the median GPU time of a step in ms. In older records return the second
+    fastest `do_bench` time, because the clock of the GPU was highest at a step's start.
     """
     x = frame(record).one(step=step)
     samples = sorted(x.samples("time"))

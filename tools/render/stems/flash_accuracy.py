@@ -1,5 +1,5 @@
 """Tables, figure, facts and claims of `flash_accuracy`: errors against float64,
-relative to those of plain attention in the same dtype.
+relative to the errors of plain attention in the same dtype.
 """
 
 from functools import partial
@@ -33,18 +33,18 @@ NAMES = {
     "sdpa_math": "SDPA, math",
 }
 OURS = ("triton", "hopper")
-# The largest error that the claims allow, relative to plain attention's, and why.
+# The largest error relative to plain attention's that the claims allow, and the reason.
 LIMIT = 2
 TWICE = (
     "what FlashAttention's own tests allow: a sum in tiles is rounded in more places."
 )
-# Bits of a significand, with the leading one.
+# Bits of a significand, including the leading bit.
 BITS = {"fp16": 11, "bf16": 8}
-# The configuration of the table and of predictions.
+# The configuration in the table and in predictions.
 TELLING = {"d": 64, "n": 4096, "causal": True}
-# The number of heads in older rows, which don't name it.
+# The number of heads of rows that don't name it.
 HEADS = 4
-# Two measures of an error: the norm of all errors, and the largest single one.
+# Metrics of an error: its norm, and the largest error of a single element.
 NORM, LARGEST = "relative_error", "largest_error"
 fragments = Fragments()
 
@@ -53,12 +53,12 @@ fragments = Fragments()
 
 
 def errors(record: Record | None) -> Frame:
-    """Return the rows, joined with plain attention on the same inputs."""
+    """Return all rows, joined with plain attention on the same inputs."""
     return frame(record).join("plain", implementation="plain")
 
 
 def error_over_plain(x: Line, of: str, by: str = NORM) -> float:
-    """Return the error of a result divided by that of plain attention."""
+    """Return the error of a result divided by plain attention's error."""
     return x.get(f"{of}_{by}") / (x["plain"].get(f"{of}_{by}") or MISSING)
 
 
@@ -78,7 +78,7 @@ def error_ratios(
 
 
 def ratio_rows(record: Record) -> Frame:
-    """Return a row for each implementation and dtype with its ratios."""
+    """Return a row with the error ratios of each implementation and dtype."""
     found = errors(record)
     dtypes = found.values("dtype")
     ratios = partial(error_ratios, found)
@@ -136,7 +136,6 @@ def ratio_table(record: Record) -> str:
 
 @fragments.add("figure.md")
 def ratios_figure(record: Record) -> str:
-    """Draw the range of ratios of each implementation, by dtype."""
     found = ratio_rows(record)
     names = found.values("name")
 
@@ -173,9 +172,9 @@ def ratios_figure(record: Record) -> str:
 
 
 def rounding_error(bits: int) -> float:
-    """Return the relative error of normally distributed numbers, by norms, if each is
-    rounded once to this many significant bits. In each power of two the error is the
-    spacing divided by the square root of 12.
+    """Return the expected relative error (ratio of norms) if normally distributed
+    numbers are rounded to this many significant bits: the root mean square of the
+    spacing of numbers, divided by the square root of 12.
     """
 
     def within(x: float) -> float:
@@ -190,8 +189,8 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the largest ratios by dtype, measured errors, and the errors that rounding
-    a result once or twice predicts.
+    """Return the largest error ratios by dtype, measured errors, and the errors
+    predicted if a result is rounded once or twice.
     """
     found = errors(record)
     worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
@@ -224,7 +223,7 @@ def reproducibility_rows(record: Record | None) -> Frame:
 
 
 def judge_errors(record: Record, *results: str) -> Judgement:
-    """Judge Triton's and Hopper's kernels, by norms and by the largest single error."""
+    """Judge whether both error metrics of this guide's kernels are within LIMIT."""
     found, worst, told = errors(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norms"), (LARGEST, "the largest single errors")):

@@ -35,14 +35,14 @@ NAMES = {
 OTHERS = ("plain", "compiled", "sdpa")
 DTYPES = ("bf16", "fp32")
 BYTES = {"bf16": 2, "fp32": 4}
-# The head dimension and the longest sequence that figures and sentences show.
+# The head dimension and the longest sequence in figures and sentences.
 D, LONGEST = 64, 65536
 TELLING = (128, 1024, 16384, LONGEST)
 MIB = 2**20
-# Exact fp32 on tensor cores: matmuls of bf16 limbs for each matmul.
+# Number of bf16 matmuls that replace an fp32 matmul on tensor cores.
 LIMB_PRODUCTS = 6
-# How many bf16 numbers each operation of plain attention reads and writes at least for
-# each score; a boolean counts as half a number.
+# bf16 numbers that each operation of plain attention reads and writes per score, at
+# least; a boolean counts as half a number.
 PLAIN_MOVES = {
     "forward": {
         "matmul with Kᵀ": 1,
@@ -61,7 +61,7 @@ PLAIN_MOVES = {
         "dQ and dK": 2,
     },
 }
-# Its memory at the peak, by the same count: four score matrices in bf16 and the mask.
+# Numbers per score at the memory peak: four score matrices in bf16 and the mask.
 PLAIN_HOLDS = 4.5
 fragments = Fragments()
 
@@ -70,8 +70,8 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row for each shape. Under the name of each implementation stands its
-    row; `both / plain` is the time of plain attention over FlashAttention's.
+    """Return a row for each shape, which contains the row of each implementation by
+    name. Column `both / plain` is plain attention's time over FlashAttention's.
     """
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
@@ -91,8 +91,8 @@ def shapes(record: Record | None) -> Frame:
 
 def memory_mib(x: Line) -> float:
     """Return the peak of forward and backward above the memory allocated before, in
-    MiB. It is missing on a CPU, and if it is less than o and three gradients: then
-    gradients of an earlier pass were still allocated.
+    MiB. It is missing on a CPU, and if it is too small for o and three gradients
+    because an earlier pass's gradients were still allocated.
     """
     needs = x.get("peak_allocated_bytes") - x.get("held_bytes")
     if not needs:
@@ -102,7 +102,7 @@ def memory_mib(x: Line) -> float:
 
 
 def kernel_family(x: Line) -> str:
-    """Return which of this guide's kernels ran: "triton" or "hopper"."""
+    """Return the backend that ran: "triton" or "hopper"."""
     return x["ran"].removesuffix("_attention") if x else ""
 
 
@@ -143,7 +143,6 @@ def format_small_share(share: float) -> str:
     "over rounds with its range.",
 )
 def latency_table(record: Record) -> str:
-    """Print the table that the assignment asks for."""
     found, names = shapes(record), ("ours", "plain")
     shown: list[tuple[Any, ...]] = [
         (f"{name}, {SAID[of]}, ms", f"{name}.{of}_ms", format_ms)
@@ -168,7 +167,9 @@ def latency_table(record: Record) -> str:
 
 
 def format_ratio_and_range(x: Line) -> Any:
-    """Return "19.50 (19.10 to 19.80)": the median over rounds, and their range."""
+    """Return plain attention's time over FlashAttention's as median and range over
+    rounds: "19.50 (19.10 to 19.80)".
+    """
     ratio, rounds = x["both / plain"], round_ratios(x["plain"], x["ours"], "both")
     return f"{ratio:.2f} ({span(rounds)})" if rounds else ratio
 
@@ -242,7 +243,7 @@ def memory_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        # Dashed, because SDPA can need the same memory: both lines stay visible.
+        # A dashed line, so that SDPA's equal line stays visible below it.
         draw_curves(axes, found, lambda x: x["mib"], ours="--")
         plots.plain_log_scale(axes.yaxis, subs=(1,))
         axes.set_title("memory above the inputs, MiB")
@@ -290,9 +291,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def prediction_facts(longest: Line) -> dict[str, str]:
-    """Predict the time of forward and backward of the longest head in bf16, from the
-    bytes that plain attention moves, the FLOPs of FlashAttention's matmuls and the
-    data sheet.
+    """Predict forward + backward time of the longest head in bf16: plain attention by
+    bytes moved, FlashAttention by matmul FLOPs, at the data sheet's rates.
     """
     peak = data_sheet(primary_gpu())
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2

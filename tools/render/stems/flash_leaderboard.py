@@ -1,5 +1,5 @@
-"""Tables and facts of `flash_leaderboard`: the course's test, and lower bounds of its
-kernels.
+"""Tables and facts of `flash_leaderboard`: time of the course's leaderboard test, and
+lower bounds for its kernels.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ NAMES = {
     "sdpa_flash": "SDPA, FlashAttention-2",
     "plain": "plain PyTorch",
 }
-# The roles of kernels, in the order in which they run.
+# Names of the kernels' roles, in the order in which they run.
 ROLES = {
     "forward": "forward",
     "delta": "δ",
@@ -31,7 +31,7 @@ ROLES = {
     "round": "dQ rounded",
     "rest": "the rest: sum, copy of dO, gradients gathered",
 }
-# The lower bound of a kernel: its matmuls on tensor cores at their highest clock.
+# The resource that bounds a kernel from below: matmuls on tensor cores.
 FLOOR = "products"
 LIMITS = {
     FLOOR: "matmuls",
@@ -39,7 +39,7 @@ LIMITS = {
     "bytes": "HBM",
     "additions": "additions of dQ",
 }
-# The test's shape, and the bytes of a bf16 and of an fp32 number.
+# The test's shape, and the bytes of a bf16 and an fp32 number.
 SHAPE = {"heads": 16, "n": 16384, "d": 64}
 HALF, SINGLE = 2, 4
 fragments = Fragments()
@@ -49,8 +49,8 @@ fragments = Fragments()
 
 
 def kernel_role(kernel: str) -> str:
-    """Return the role of one of this guide's kernels by its name; "rest" for PyTorch's,
-    whose C++ names have "::" or a return type.
+    """Return the role of a kernel by its name; "rest" for kernels of PyTorch, whose C++
+    names contain "::" or a return type.
     """
     if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
         return "rest"
@@ -58,8 +58,8 @@ def kernel_role(kernel: str) -> str:
 
 
 def device_rates(record: Record) -> dict[str, float]:
-    """Return this GPU's rates per second: FLOPs and exponentials at its highest clock,
-    bytes by the data sheet, and bytes added to memory as measured.
+    """Return the rates per second of each resource in LIMITS: FLOPs and exponentials at
+    the GPU's highest clock, bytes by the data sheet, additions as measured.
     """
     peak, chip = find_peak(record.device.slug), chip_of(record.device.slug)
     if not (peak and chip):
@@ -71,13 +71,13 @@ def device_rates(record: Record) -> dict[str, float]:
         "products": clocks * chip.bf16_flops_per_clock,
         "exponentials": clocks * chip.exponentials_per_clock,
         "bytes": peak.bandwidth,
-        # Measured with all copy engines; on Hopper only.
+        # Atomic additions to memory (TMA reductions), measured on Hopper only.
         "additions": top.get("added_bytes") / (top.get("addition_ms") / 1e3),
     }
 
 
 def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, float]:
-    """Return the least time of each job of a kernel: matmuls, exponentials, bytes."""
+    """Return a kernel's lower bound in ms by each resource in LIMITS that it uses."""
     work, d = KERNELS[role], shape["d"]
     rows = shape["heads"] * shape["n"]
     entries = count_scores(batch=1, heads=shape["heads"], n=shape["n"], causal=True)
@@ -93,7 +93,9 @@ def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return the kernels of one call with their median times and lower bounds."""
+    """Return the kernels of a call by role, with median times and lower bounds in
+    ms.
+    """
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:
@@ -158,7 +160,7 @@ def reported_file(records: list[Record]) -> str:
 
 
 def entries_table(record: Record) -> str:
-    """Print the entries of a leaderboard, of attention or of a training step."""
+    """Return a table of a leaderboard's entries, for attention or a training step."""
     found = frame(record)
     if any("step_ms" in x.metrics for x in found):
         return found.table("place", ("training step, ms", "step_ms", "{:,.0f}"))

@@ -1,5 +1,5 @@
-"""Columns of attention passes that several experiments share: time ratios, throughput,
-and whether a pass is launch-bound.
+"""Columns for experiments that time attention: time ratios, throughput, and whether a
+call is launch-bound.
 """
 
 from statistics import median
@@ -12,21 +12,23 @@ from tools.render.rows import data_sheet
 PASSES = ("forward", "backward", "both")
 # The names of the passes in tables.
 SAID = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
-# The passes are launch-bound if both in a row take longer than this many times the sum
-# of each alone, by `do_bench`.
+# A call is launch-bound if forward + backward by `do_bench` exceed this many times the
+# sum of the passes timed alone.
 WAITS = 1.1
 
 
 def is_launch_bound(x: Line) -> bool:
-    """Return whether both passes together exceed WAITS times the sum of each alone."""
+    """Return whether both passes together take over WAITS times the sum of each
+    alone.
+    """
     if "both_ms" not in x.metrics:
         return False
     return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])
 
 
 def round_ratios(x: Line, other: Line, of: str) -> list[float]:
-    """Return the time of a pass over another row's, for each round in which both
-    alternated; nothing if they have no rounds, or different numbers of rounds.
+    """Return the ratio of a pass's time to another row's, for each round in which both
+    alternated. Empty without rounds, or if the numbers of rounds differ.
     """
     rounds = [one.samples(f"{of}_rounds") for one in (x, other)]
     alike = len({*map(len, rounds)}) == 1
@@ -34,8 +36,8 @@ def round_ratios(x: Line, other: Line, of: str) -> list[float]:
 
 
 def time_ratio(x: Line, other: Line, of: str) -> float:
-    """Return the median of `round_ratios`, because clocks agree within a round, or the
-    ratio of the medians without rounds.
+    """Return the median of `round_ratios`, or the ratio of medians without rounds.
+    Within a round, the GPU's clock changes least.
     """
     if ratios := round_ratios(x, other, of):
         return median(ratios)
@@ -43,8 +45,8 @@ def time_ratio(x: Line, other: Line, of: str) -> float:
 
 
 def tflops(x: Line, of: str) -> float:
-    """Return the throughput of a pass in TFLOP/s, by the FLOPs that attention needs.
-    Rows without batch, heads or mask have one causal head.
+    """Return the throughput of a pass in TFLOP/s. Rows that don't name batch, heads or
+    mask have one causal head.
     """
     return count_flops(x, of) / x.kernel_ms(of) / 1e9 if x else x.missing
 
@@ -56,5 +58,5 @@ def count_flops(x: Line, of: str) -> float:
 
 
 def peak_tflops(record: Record | None, dtype: str) -> float:
-    """Return the peak of the data sheet."""
+    """Return the data sheet's peak rate for a dtype, in TFLOP/s."""
     return getattr(data_sheet(record.device.slug if record else ""), dtype) / 1e12

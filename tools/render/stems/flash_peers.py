@@ -1,5 +1,5 @@
-"""Tables, figure, facts and claims of `flash_peers`: attention of each library at each
-shape, timed interleaved, and whose results are deterministic.
+"""Tables, figure, facts and claims of `flash_peers`: interleaved times of several
+attention libraries, and whether their results are deterministic.
 """
 
 from functools import partial
@@ -48,10 +48,10 @@ NAMES = {
     "flex": "FlexAttention",
 }
 RESULTS: tuple[str, ...] = read_constant("flash_peers", "RESULTS")
-# A larger relative error is no rounding error: the result is wrong.
+# A result with a larger relative error than this is wrong, not just rounded.
 WRONG = 0.1
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
-# The length whose calls are launch-bound.
+# A length at which calls are launch-bound.
 SHORT = 128
 # The shape of the leaderboard's test.
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
@@ -73,14 +73,14 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return a row for each shape, without the short one and NVIDIA's layout."""
+    """Return a row for each shape of a dtype, without SHORT and NVIDIA's layout."""
     found = every_shape(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
 
 
 def every_shape(record: Record | None) -> Frame:
-    """Return a row for each shape. Under the name of each implementation stands its
-    row; "both / fa4" is the relative time of the Hopper kernel.
+    """Return a row for each shape, which contains the row of each implementation by
+    name. Column "both / fa4" is the Hopper kernel's time over FlashAttention-4's.
     """
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
@@ -99,8 +99,8 @@ def every_shape(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return the time of a pass over another implementation's. It is missing where the
-    other result is wrong or either implementation is launch-bound.
+    """Return the ratio of a pass's time to another implementation's. It is missing if
+    the other result is wrong or either implementation is launch-bound.
     """
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
@@ -115,8 +115,8 @@ def largest_error(x: Line, *results: str) -> float:
 
 
 def error_ratio(x: Line) -> float:
-    """Return the largest ratio, over results, of the Hopper kernel's error to its
-    rival's.
+    """Return the Hopper kernel's error over RIVAL's, for the result where it is
+    largest.
     """
     rival = x[RIVAL[x["dtype"]]]
     return most(
@@ -126,8 +126,8 @@ def error_ratio(x: Line) -> float:
 
 
 def shape_text(x: Line) -> str:
-    """Return "8k · d 128 · full · 2 × 64/8 heads": tokens, head dimension, mask, batch,
-    query heads and, if there are fewer, key heads.
+    """Return tokens, head dimension, mask, and batch × query heads / KV heads, such as
+    "8k · d 128 · full · 2 × 64/8 heads".
     """
     batch, heads, n, d = (x[key] for key in ("batch", "heads", "n", "d"))
     tokens = f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}"
@@ -210,7 +210,7 @@ def published_file(records: list[Record]) -> str:
 
 
 def published_table(record: Record, reported: Record | None) -> str:
-    """Print TFLOP/s by GPU time beside those that NVIDIA reports for this GPU."""
+    """Return a table of TFLOP/s, measured here and reported by NVIDIA for this GPU."""
     if reported is None:
         return ""
     names = ("ours", "fa4", "fa4_ordered", "sdpa_cudnn")
@@ -230,7 +230,7 @@ def published_table(record: Record, reported: Record | None) -> str:
 
 
 def kernel_rate(x: Line, of: str) -> float:
-    """Return TFLOP/s by GPU time, which older records have for this shape alone."""
+    """Return the throughput of a pass in TFLOP/s by GPU time."""
     before = f"{of}_kernels_ms"
     return (
         count_flops(x, of) / x[before] / 1e9 if before in x.metrics else tflops(x, of)
@@ -251,7 +251,7 @@ def throughput_figure(record: Record) -> str:
                 plots.line(axes, part.column("n"), rates, **look)
             plots.power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
             axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
-        # After the last line, because a limit stops matplotlib from fitting the axis.
+        # Set the limit last, because it stops matplotlib from scaling the axis.
         every[0].set_ylim(bottom=0)
 
     fa4, cudnn = (span(found.column(f"both / {n}")) for n in ("fa4", "sdpa_cudnn"))

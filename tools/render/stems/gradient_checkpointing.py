@@ -1,5 +1,5 @@
-"""Tables, figure and facts of `gradient_checkpointing`: peak memory and time by what
-the backward pass recomputes, measured beside predicted.
+"""Tables, figure, facts and claims of `gradient_checkpointing`: measured and predicted
+peak memory, and time, by what the backward pass recomputes.
 """
 
 from functools import cache
@@ -31,10 +31,10 @@ from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, known, most, say
 
 GIB = 2**30
-# The builder does not import torch, so it reads this from the text of the experiment.
+# Lengths of runs of blocks that are recomputed together.
 RUNS: tuple[int, ...] = read_constant("gradient_checkpointing", "RUNS")
 TICKS = (1, 2, 4, 8, 16, 32)
-# The peak if gradients are allocated during the pass, and if they exist before it.
+# Metrics of the peak if gradients are allocated during the pass, or exist before it.
 PEAKS = {"peak": "peak_allocated_bytes", "kept": "kept_peak_allocated_bytes"}
 WORDS = {
     "none": "nothing",
@@ -52,7 +52,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return forward and backward passes with both peaks and their predictions."""
+    """Return forward + backward passes with both peaks and their predictions."""
     return predict(frame(record)).derive(
         **{name: lambda x, of=of: x.get(of) for name, of in PEAKS.items()},
         peak_over=lambda x: x["peak"] / x["predicted_peak"],
@@ -61,7 +61,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def predicted_runs() -> Frame:
-    """Return runs of blocks with their predictions, without a record."""
+    """Return the predicted peaks for each length of runs, which need no record."""
     more = {"strategy": "runs", "attention": "flash", "blocks_compiled": False}
     return predict(Frame(Line(SHAPE | more, run=run) for run in RUNS))
 
@@ -81,8 +81,8 @@ def describe_recomputation(x: Line) -> str:
 
 
 def predict_peaks(x: Line) -> tuple[float, float]:
-    """Return both peaks. They are missing if blocks are compiled, because the compiler
-    then decides what is kept.
+    """Return the predictions for PEAKS in bytes. They are missing if blocks are
+    compiled, because then the compiler decides what is kept.
     """
     if x["blocks_compiled"]:
         return MISSING, MISSING
@@ -100,7 +100,7 @@ def make_pass(attention: str = "flash") -> Pass:
 
 
 def select_runs(found: Frame) -> Frame:
-    """Select runs of blocks, from one block to all."""
+    """Select the rows that recompute runs of blocks, sorted by length of the runs."""
     return found.arrange(run=RUNS).where(
         strategy="runs", attention="flash", blocks_compiled=False
     )
@@ -123,8 +123,8 @@ def name_run(x: Line) -> str:
     "most, and how much is computed. For halves, N is a power of two.",
 )
 def orders_table(_: list[Record]) -> str:
-    """Print the maximum of inputs and blocks in memory, and how many blocks are
-    computed, for 32 blocks.
+    """Return a table of recomputation strategies: the most block inputs and blocks in
+    memory, and the number of computed blocks, by formula and for 2.7B.
     """
     p = make_pass()
     n = p.shape.num_layers
@@ -225,7 +225,7 @@ def runs_figure(record: Record) -> str:
 
 def draw_peaks(axes: Axes, found: Frame) -> None:
     predicted = predicted_runs()
-    # The note of the upper line stands above it, that of the lower one below.
+    # Place notes above the upper line and below the lower line.
     below, above = {"va": "top", "offset": (0, -6)}, {"va": "bottom", "offset": (0, 5)}
     for name, label, color, side in (
         ("peak", "made", ACCENT, below),

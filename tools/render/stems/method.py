@@ -1,5 +1,5 @@
-"""Tables of `method`: our clock beside bare CUDA events, and two instruments for GPU
-time.
+"""Tables and facts of `method`, which compares clocks: wall-clock time with CUDA
+events, and kernel sums by CUPTI with CUDA-graph replays.
 """
 
 from systems.records.record import Record
@@ -12,11 +12,11 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return passes timed by each clock. Older records have no `cupti`."""
+    """Return passes timed by each clock; `cupti` is missing in older records."""
     return frame(record).derive(
         mode=lambda x: x.get("mode", "forward"),
-        # The relative time that our clock adds to CUDA events, and that waiting after
-        # each pass adds to events of passes without waits.
+        # Relative time that this guide's clock adds to CUDA events, and that
+        # synchronizing after each pass adds to passes in a queue.
         clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
         waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
         cupti=lambda x: x.get("step_gpu_ms"),
@@ -70,7 +70,7 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the most that our clock differs from events, and that waiting adds."""
+    """Return the largest difference between clocks, and the most that waiting adds."""
     forward = passes(record).where(mode="forward")
     return {
         "clock_adds_at_most": say(

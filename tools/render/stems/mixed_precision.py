@@ -1,5 +1,5 @@
-"""Figure, tables and facts of `mixed_precision`: loss curves, and weights that a step
-leaves unchanged. The speed of bf16 is measured by `end_to_end`.
+"""Figure, tables and facts of `mixed_precision`: loss curves, and the share of weights
+that a step leaves unchanged.
 """
 
 from statistics import fmean, median
@@ -26,7 +26,9 @@ fragments = Fragments()
 
 
 def all_runs(record: Record | None) -> Frame:
-    """Return training runs, joined with the fp32 run of the same seed and rate."""
+    """Return training runs, joined with the fp32 run of the same seed and learning
+    rate.
+    """
     found = frame(record).derive(
         final=lambda x: fmean(x["loss"][-LAST:]) if x else x.missing
     )
@@ -35,16 +37,16 @@ def all_runs(record: Record | None) -> Frame:
 
 
 def runs(record: Record | None) -> Frame:
-    """Return the runs at autocast's learning rate, by seed."""
+    """Return the runs at the learning rate of the bf16 autocast runs, sorted by
+    seed.
+    """
     found = all_runs(record)
     rate = found.one(precision="bf16").get("learning_rate")
     return Frame(sorted(found.where(learning_rate=rate), key=lambda x: x["seed"]))
 
 
 def differences(record: Record | None, precision: str) -> list[float]:
-    """Return the final losses minus those of the fp32 runs with the same seed, which
-    begin with the same weights and see the same data.
-    """
+    """Return final losses minus fp32's with the same seed (same weights and data)."""
     return known(runs(record).where(precision=precision).column("against"))
 
 
@@ -56,7 +58,7 @@ def format_final_loss(found: Frame) -> str:
 
 
 def precision_rows(record: Record | None) -> Frame:
-    """Return a row for each precision, which summarizes its runs."""
+    """Return a row for each precision that summarizes its runs."""
     found = Frame()
     for precision, name in PRECISIONS.items():
         tried = runs(record).where(precision=precision)
@@ -70,14 +72,14 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize(ran: Frame) -> Line:
-    """Return medians and means over seeds. Times and unchanged weights are those of the
-    second half of training.
+    """Return medians and means over seeds; of step times and unchanged weights only the
+    second half of training counts.
     """
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
         step_ms=median(t for x in ran for t in second_half(x.samples("step"))),
-        # Missing on a CPU.
+        # A CPU has no peak.
         peak=max((x.get("peak_allocated_bytes") for x in ran), default=MISSING),
         **{name: unchanged_percent(ran, name) for name in WATCHED},
     )
@@ -94,8 +96,8 @@ def second_half(values: list[float]) -> list[float]:
 
 
 def format_difference(differences: list[float]) -> str:
-    """Return "within 0.0003 nats of" or "0.0179 to 0.0184 nats below", as words before
-    "fp32".
+    """Describe differences from fp32, as words before "fp32": "within 0.0003 nats of",
+    "0.0179 to 0.0184 nats below".
     """
     if not differences:
         return NOT_MEASURED

@@ -1,5 +1,5 @@
-"""Tables, figures and facts of `model_attention`: a training step with each attention
-in the model's slot.
+"""Table, figure and facts of `model_attention`: training steps of the model with eager
+attention, SDPA and this guide's FlashAttention.
 """
 
 from matplotlib.figure import Figure
@@ -14,13 +14,13 @@ from tools.render.rows import say, span
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
-# (size, context) of the steps that sentences quote.
+# (size, context) of the steps in sentences.
 NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
 fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return a row for each size and context, with the step of each attention."""
+    """Return a row for each size and context, containing the step of each attention."""
     return (
         frame(record)
         .derive(peak=lambda x: x.get(PEAK), gpu_ms=gpu_ms)
@@ -34,7 +34,7 @@ def steps(record: Record | None) -> Frame:
 
 
 def gpu_ms(x: Line) -> float:
-    """Return GPU time, or in older records the time of CUDA graph replays."""
+    """Return the GPU time of a step in ms; in older records, of CUDA-graph replays."""
     graphs = [f"graph_{p}" for p in PHASES if f"graph_{p}_ms" in x.metrics]
     return x.get("step_gpu_ms") or (x.ms(*graphs) if graphs else x.missing)
 
@@ -65,14 +65,14 @@ def contexts_figure(record: Record) -> str:
 
     def draw(figure: Figure) -> None:
         times, sizes = plots.panels(figure, 2)
-        # FlashAttention is drawn last, over the other lines.
+        # Draw FlashAttention last, over the other lines.
         for name, color in (("eager", DARK), ("sdpa", GREY), ("flash", ACCENT)):
             full = tried.where(lambda x: x.why == "out of memory", attention=name)
             label = NAMES[name] + (", then out of memory" if full else "")
             look = {"color": color, "label": label}
             contexts = ran[name].column("context")
             plots.line(times, contexts, ran[name].column("step_ms"), **look)
-            # Dashed, since SDPA needs the same memory: both lines stay visible.
+            # A dashed line, so that SDPA's equal line stays visible below it.
             look |= {"ls": "--"} if name == "flash" else {}
             plots.line(sizes, contexts, ran[name].column("gib"), **look)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):

@@ -1,4 +1,6 @@
-"""Table and facts of `model_sizes`: how large each model is, and what a pass costs."""
+"""Table and facts of `model_sizes`: parameters, weight memory and FLOPs by model
+size.
+"""
 
 from systems.formulas.costs import FP32_BYTES
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
@@ -46,9 +48,7 @@ def sizes_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """How large the largest model is, and how much of it the feed-forward matrices
-    hold.
-    """
+    """Return facts on 2.7B and 10B: parameters, feed-forward share, memory."""
     large, larger = (models(record).one(size=size) for size in ("2.7B", "10B"))
     share = 100 * large["feed_forward_parameters"] / large["parameters"]
     return {
@@ -61,8 +61,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def ungated_parameters(s: ModelSize) -> int:
-    """Return the parameters of a size if its feed-forward networks had no gate. The
-    name 2.7B is this number.
+    """Return the number of parameters if feed-forward networks had no gate, which is
+    where the name 2.7B comes from.
     """
     block = 4 * s.d_model**2 + 2 * s.d_model * s.d_ff
     return s.num_layers * block + 2 * VOCAB_SIZE * s.d_model

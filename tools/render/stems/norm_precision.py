@@ -1,4 +1,4 @@
-"""Heat maps and facts of `norm_precision`: where a layer norm loses digits."""
+"""Heat maps, facts and claims of `norm_precision`: rounding errors in a layer norm."""
 
 import math
 from functools import partial
@@ -29,11 +29,11 @@ COMPUTE = {
     "upcast": "in fp32, output rounded",
     "fused": "PyTorch's own kernel",
 }
-# WIDTH is that of the figure of stages, WIDEST the largest in the figure of widths.
+# The width in the figure of stages, and the largest in the figure of widths.
 WIDTH, WIDEST = 4096, 16384
-# Exponents of ten of the errors with the darkest and the lightest cell.
+# The errors of the darkest and the lightest cell, as powers of ten.
 WORST, BEST = 0, -8
-# Marks of results that are not finite or wrongly zero.
+# Marks of results that are not finite, or zero although the exact result is not.
 LOST = ("∞", "=0")
 fragments = Fragments()
 
@@ -46,14 +46,14 @@ def find_norm(
 
 
 def error_marks(x: Line, stage: str) -> list[str]:
-    """Return a mark for each magnitude: "∞" if a value is not finite, "=0" if most are
-    wrongly zero, else the power of ten of the error. Marks of a failed row are empty.
+    """Return a mark for each magnitude: "∞" if a value is not finite, "=0" if most
+    values are wrongly zero, else the error's power of ten; "" if the row failed.
     """
     if not x:
         return [""] * len(MAGNITUDES)
 
     def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
-        # If the inputs overflow, the float64 reference isn't finite either.
+        # If inputs overflow, the float64 reference is not finite either, so check them.
         if inputs > 0 or nonfinite > 0 or zero > 0.5:
             return "∞" if inputs > 0 or nonfinite > 0 else "=0"
         return str(round(math.log10(error))) if error else "exact"
@@ -63,14 +63,14 @@ def error_marks(x: Line, stage: str) -> list[str]:
 
 
 def first_magnitude(x: Line, stage: str, text: str) -> str:
-    """Return the smallest magnitude at which the stage has this mark."""
+    """Return the smallest magnitude at which a stage has this mark, or "none"."""
     found = zip(MAGNITUDES, error_marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
     return say(first if x else x.missing)
 
 
 def output_error(x: Line, magnitude: int = ONE) -> float | None:
-    """Return the error of the output, None if the output is not finite."""
+    """Return the relative error of the output, or None if it is not finite."""
     return x["output_error"][magnitude]
 
 
@@ -146,7 +146,6 @@ def widths_figure(record: Record) -> str:
 def draw_maps(
     lines: dict[str, dict[str, list[str]]], heads: list[str], label: str, figure: Figure
 ) -> None:
-    """Draw a panel for each dtype."""
     for axes, (dtype, of) in zip(
         plots.panels(figure, len(lines), beside=1), lines.items(), strict=True
     ):
@@ -165,16 +164,14 @@ def as_power_of_ten(mark: str) -> str:
 
 
 def cell_shade(text: str) -> float:
-    """Return the shade of a cell with this mark, from 0 (exact) to 1."""
+    """Return the shade of a cell with this mark, from 0 (exact) to 1 (lost)."""
     if text in (*LOST, "", "exact"):
         return float(text in LOST)
     return 0.75 * min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return where a layer norm overflows, and the error of the widest by each way to
-    compute it.
-    """
+    """Return magnitudes at which a layer norm overflows, and errors at width WIDEST."""
     fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
     widest = {
         way: output_error(find_norm(record, "bf16", way, WIDEST)) for way in COMPUTE

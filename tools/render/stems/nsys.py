@@ -1,5 +1,5 @@
-"""The table and facts of `nsys`: the same step under Nsight Systems and torch.profiler.
-Steps that keep the GPU busiest come first.
+"""Table, facts and claim of `nsys`: kernels of the same step under Nsight Systems and
+torch.profiler.
 """
 
 from systems.records.record import PHASES, Record
@@ -14,7 +14,9 @@ INSTRUMENTS = ("nsys", "torch")
 
 
 def steps(record: Record | None) -> Frame:
-    """Steps under both profilers, beside the time without one."""
+    """Return steps with kernel time under both profilers and wall-clock time without a
+    profiler, sorted by GPU utilization.
+    """
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,
@@ -42,8 +44,6 @@ def count_kernels(x: Line, instrument: str) -> float:
     "relative to torch.profiler, and the wall-clock time without a profiler.",
 )
 def kernels_table(record: Record) -> str:
-    """Both numbers of kernels where they differ."""
-
     def counts(x: Line) -> object:
         nsys, torch = x["nsys_kernels"], x["torch_kernels"]
         return nsys if not x or nsys == torch else f"{nsys}, torch.profiler {torch}"

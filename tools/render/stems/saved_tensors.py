@@ -1,5 +1,5 @@
-"""Tables, figure and facts of `saved_tensors`: the bytes that a block saves for its
-backward pass, counted and predicted by operation; and the example of CS336's handout.
+"""Tables, figure, facts and claim of `saved_tensors`: bytes that a block saves for its
+backward pass, counted and predicted by operation, and the example in CS336's handout.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from tools.render.rows import known, measured, say
 
 MIB = 2**20
 CONTEXTS = (128, 512, 2048)
-# For each operation: the code that saves its tensors, and the formula's names of them.
+# For each operation: the code that saves its tensors, and their names in the formulas.
 OPERATIONS = {
     "softmax": (
         "softmax",
@@ -80,7 +80,6 @@ def count_bytes(x: Line) -> Bytes:
 
 
 def predict_bytes(context: int) -> Bytes:
-    """Return the bytes by operation by formula."""
     p = Pass("2.7B", context, "step", "fp32")
     halves = [*attention_saved(p).items(), *feed_forward_saved(p).items()]
     return {
@@ -90,7 +89,7 @@ def predict_bytes(context: int) -> Bytes:
 
 
 def shares(record: Record | None) -> Frame:
-    """Return a row for each of the five largest operations at each context."""
+    """Return the five operations that save the most bytes, at each context."""
     return Frame(
         Line(
             context=x["context"],
@@ -136,7 +135,7 @@ def example_file(records: list[Record]) -> str:
 
 
 def example_table(record: Record, reported: Record | None) -> str:
-    """Print the counts that the handout prints, beside those measured here."""
+    """Return a table of saved tensors and bytes, counted here and in the handout."""
     found = rows(record).where(heads=16)
     found.join("handout", frame(reported), ("part", "compiled"))
 

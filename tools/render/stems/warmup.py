@@ -1,4 +1,4 @@
-"""Table and figure of `warmup`: the first steps of a process beside the later ones."""
+"""Table, figure, facts and claim of `warmup`: how slow a process's first steps are."""
 
 from statistics import median
 
@@ -20,7 +20,7 @@ fragments = Fragments()
 
 
 def processes(record: Record | None) -> Frame:
-    """Return a row for each process."""
+    """Return a row for each process with the times of its steps."""
     return frame(record).derive(
         first=lambda x: step_ms(x, 0),
         second=lambda x: step_ms(x, 1),
@@ -34,7 +34,7 @@ def processes(record: Record | None) -> Frame:
 
 
 def settings(record: Record | None) -> Frame:
-    """Return a row for each number of warm-up steps: medians over processes."""
+    """Return a row with medians over processes for each number of warm-up steps."""
     found = processes(record)
     rows = []
     for warmup in found.values("warmup"):
@@ -51,20 +51,18 @@ def settings(record: Record | None) -> Frame:
 
 
 def step_ms(x: Line, n: int) -> float:
-    """Return the time of one measured step."""
+    """Return the time of the n-th measured step, counted from 0."""
     return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
 
 
 def settled_ms(x: Line) -> float:
-    """Return the median of the measured steps after the first of a process."""
+    """Return the median time of the measured steps after the first."""
     steps = x.samples(*PASSES)[1:]
     return median(steps) if steps else x.missing
 
 
 def half_ratio(x: Line) -> float:
-    """Return the median of the first half of the steps, divided by that of the second
-    half.
-    """
+    """Return the median time of the first half of the steps over that of the second."""
     times = x.samples(*PASSES)
     middle = len(times) // 2
     return median(times[:middle]) / median(times[middle:]) if middle else x.missing

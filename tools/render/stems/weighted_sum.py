@@ -1,5 +1,5 @@
-"""Table and facts of `weighted_sum`: the rate at which a first kernel moves bytes,
-beside PyTorch's own and a copy; and what was predicted.
+"""Table and facts of `weighted_sum`: measured and predicted time and bandwidth of a
+first Triton kernel, PyTorch's operations and a copy.
 """
 
 from systems.records.record import Record
@@ -16,22 +16,24 @@ NAMES = {
     "product_and_sum": "`(x * w).sum(-1)`",
     "copy": "a copy of x",
 }
-# Shape and bytes per element that predictions assume without a record.
+# Shape and bytes per element that predictions assume.
 N, D, BYTES = 65536, 2048, {"fp32": 4, "bf16": 2}
-# Least number of reads and writes per element of x. Forward: read x. Backward: read x
-# and write dx. Copy: read x and write the copy.
+# Least number of reads and writes per element of x: read x; read x and write dx; read x
+# and write the copy.
 MOVED = {"forward": 1, "backward": 2, "copy": 2}
 SUMS = ("y", "dx", "dw")
 fragments = Fragments()
 
 
 def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
-    """Return the least bytes that a pass moves; those of w and y are negligible."""
+    """Return the least number of bytes that a pass moves, neglecting w and y."""
     return MOVED[of] * BYTES[dtype] * n * d
 
 
 def kernels(record: Record | None) -> Frame:
-    """Return a row per implementation and dtype. A copy's time counts as forward."""
+    """Return a row for each implementation and dtype. A copy's time counts as
+    forward.
+    """
 
     def ms(x: Line, of: str) -> float:
         name = "copy" if (x["implementation"], of) == ("copy", "forward") else of
@@ -85,7 +87,9 @@ def rates_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """What the data sheet predicts, and how near this kernel comes."""
+    """Return times predicted from the data sheet, and measured times relative to
+    them.
+    """
     peak = data_sheet(primary_gpu())
     least = {
         (of, dtype): 1e3 * moved_bytes(of, dtype) / peak.bandwidth

@@ -1,5 +1,5 @@
 """Tables, figures, facts and claims of `attention`: time and memory of plain attention
-over d and N. `compiled` compares eager with compiled, for another page.
+by head dimension d and length N. The module `compiled` covers compiled attention.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,7 @@ from tools.render.stems.attention.compiled import (  # noqa: F401
 
 # From this N on, tensors that grow with N² take nearly all memory.
 LONG = 4096
-# The open rows of a table: an N at which a pass is launch-bound, and the longest.
+# The N of rows that are visible at first: one launch-bound, and the longest.
 TELLING = (256, LONGEST)
 
 
@@ -96,8 +96,8 @@ def variants_table(record: Record) -> str:
     "Tensors alive at the peak of the first pass that does not fit, by formula.",
 )
 def accounting_table(record: Record) -> str:
-    """List the tensors at the peak of the shortest N that runs out of memory, and what
-    happened at that N.
+    """Return a table of the tensors at the peak of the shortest N that runs out of
+    memory, with the outcome of running that N.
     """
     n = accounted_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
@@ -128,17 +128,15 @@ def accounted_length(record: Record) -> int:
 
 
 def shortest_out(memory_bytes: float) -> int:
-    """Return the first N whose predicted peak exceeds this memory. The CUDA context
-    and cuBLAS's workspace are not counted.
+    """Return the smallest N whose predicted peak exceeds this memory, without counting
+    the CUDA context and cuBLAS's workspace.
     """
     every = range(1, 2**24)
     return every[bisect_left(every, True, key=lambda n: peak_bytes(n) > memory_bytes)]
 
 
 def describe_outcome(record: Record | None, n: int, execution: str) -> str:
-    """Return what happened at this N, as words after the name of the execution: "ran
-    out of memory".
-    """
+    """Return the outcome of running this N as a predicate: "ran out of memory"."""
     x = find_pass(frame(record), n, e=execution)
     if x:
         peak = x.get("peak_allocated_bytes", 0)
@@ -188,8 +186,8 @@ def times_figure(record: Record) -> str:
 
 
 def growth_factor(found: Frame, of: str) -> float:
-    """Return eager time at the longest N over that at half of it. It is 4 if the time
-    grows with N².
+    """Return eager time at the longest N over eager time at half that N, which is 4 for
+    time that grows with N².
     """
     return find_pass(found).ms(of) / find_pass(found, LONGEST // 2).ms(of)
 

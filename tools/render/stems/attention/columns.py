@@ -15,7 +15,7 @@ from tools.render.markdown import gib
 PASSES = ("forward", "backward")
 EXECUTIONS = ("eager", "compiled")
 BATCH = 8
-# The head dimension, and the longest N, that tables, figures and sentences show.
+# The head dimension of figures and sentences, and the longest N that is shown.
 WIDTH, LONGEST = 64, 16384
 # The dtype and mask of the assignment.
 PLAIN = {"dtype": "fp32", "causal": False}
@@ -27,7 +27,9 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return the rows up to LONGEST, by d and N, with their speedups over eager."""
+    """Return the rows up to LONGEST, sorted by d and N, with their speedups over
+    eager.
+    """
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: speedup(x, *PASSES),
@@ -42,7 +44,7 @@ def speedup(x: Line, *names: str) -> float:
 
 
 def find_pass(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
-    """Return the row of an execution in fp32 without a mask."""
+    """Return the row of eager (or compiled) attention in fp32 without a mask."""
     return found.one(n=n, d=d, execution=e, **PLAIN)
 
 
@@ -66,8 +68,8 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_bytes(x: Line) -> float:
-    """Return how many bytes are kept for the backward pass: for eager execution by
-    formula, for compiled execution from the output and the list of saved tensors.
+    """Return the predicted bytes kept for the backward pass: by formula if eager, else
+    the output plus the saved tensors in the record.
     """
     if not x:
         return x.missing

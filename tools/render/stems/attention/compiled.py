@@ -22,7 +22,7 @@ from tools.render.stems.attention.columns import (
     passes,
 )
 
-# The N at which kernels are listed: long enough for every kernel to have work.
+# The N at which kernels are listed.
 KERNELS_AT = 4096
 
 
@@ -31,7 +31,7 @@ def compiled_passes(record: Record | None) -> Frame:
 
 
 def compile_seconds(x: Line) -> float:
-    """Return how much longer the warm-up passes took than as many later ones."""
+    """Return the extra time of the warm-up passes over later ones, in seconds."""
     return sum(x.warmup_seconds(f"warmup_{of}", of) for of in PASSES)
 
 
@@ -72,7 +72,6 @@ def compiled_table(record: Record) -> str:
 
 @fragments.add("kernels.md", "The kernels of each pass, before compiling and after.")
 def kernels_table(record: Record) -> str:
-    """Print how many kernels each pass runs, and what the fused ones compute."""
     found = passes(record).where(n=KERNELS_AT, d=WIDTH, execution="compiled")
     found = found.arrange(dtype=frame(record).values("dtype"), causal=(False, True))
     return Frame(

@@ -31,7 +31,7 @@ from tools.render.stems.end_to_end.rows import (
 
 PEAK = "peak_allocated_bytes"
 MODES = ("forward", "forward_backward", "step")
-# The sizes that sentences and the open rows of tables show.
+# The sizes in sentences and in the rows that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
 fragments = Fragments()
 fragments.add("shares.md")(shares_figure)
@@ -60,7 +60,6 @@ def bf16_table(record: Record) -> str:
 
 
 def reported_table(record: Record) -> str:
-    """Print the columns that the source of this record reports."""
     rows = frame(record, precision="fp32", batch=BATCH)
     heads = {"forward": "forward", "backward": "backward"}
     heads |= {"total": "forward + backward"}
@@ -80,7 +79,9 @@ def reported_mean_std(x: Line, part: str) -> str:
 
 
 def passes_table(record: Record, precision: str) -> str:
-    """Print a row for each size and context, with a column for each pass."""
+    """Return a table with a row for each size and context, and a column for each
+    pass.
+    """
     cells = passes(record).where(batch=BATCH, precision=precision)
     return cells.pivot("mode", *MODES).table(
         "size",
@@ -161,7 +162,6 @@ def tf32_table(record: Record) -> str:
     "10B.md", "`10B` at context 512: time, measured peak, and the peak by formula."
 )
 def ten_billion_table(record: Record) -> str:
-    """Print each pass of 10B with its predicted peak, even if it ran out of memory."""
     found = frame(record, size="10B", context=512).derive(
         predicted=lambda x: predicted_bytes(x["mode"], x["precision"])
     )
@@ -229,7 +229,7 @@ def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
 
 
 def select_repeatable(found: Frame) -> Frame:
-    """Select the passes whose variation the assignment asks for."""
+    """Select the passes whose standard deviation the assignment asks for."""
     return found.where(mode=("forward", "forward_backward"))
 
 
@@ -247,7 +247,7 @@ def gpu_memory(record: Record | None) -> float:
     return (record.device.memory_bytes if record else None) or MISSING
 
 
-# What a GPU can run of 10B, by how many of MODES fit.
+# Predicates about a GPU, indexed by the number of MODES of 10B that fit in its memory.
 CAN_RUN = (
     "can run none of its passes",
     "can run a forward pass, but no backward pass",
@@ -257,7 +257,7 @@ CAN_RUN = (
 
 
 def passes_of_10b(record: Record | None) -> str:
-    """Say which fp32 passes of 10B fit on this GPU by formula."""
+    """Describe which fp32 passes of 10B fit in this GPU's memory, by formula."""
     room = gpu_memory(record) - CONTEXT_BYTES
     needs = [predicted_bytes(mode, "fp32") for mode in MODES]
     return CAN_RUN[sum(need <= room for need in needs)] if room else say(room)

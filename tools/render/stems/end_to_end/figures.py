@@ -31,7 +31,7 @@ def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
 
 
 def shares_figure(record: Record) -> str:
-    """Draw nothing for a GPU whose data sheet is not listed: its peak is unknown."""
+    """Draw shares of the peak rate; nothing if the GPU's data sheet is not listed."""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
     if not known(found.column("share")):
         return ""

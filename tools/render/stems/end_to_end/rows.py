@@ -11,9 +11,9 @@ from tools.render.rows import MISSING, data_sheet
 # The batch size of the assignment.
 BATCH = 4
 PRECISIONS = ("fp32", "tf32", "bf16")
-# The phases of forward and backward together.
+# The phases from forward to backward.
 PASSES = ("forward", "loss", "backward")
-# Speedups are of these, in wall-clock and in GPU time.
+# The phases whose speedups are compared, by column prefix; () is all phases.
 COMPARED = {
     "forward": ("forward",),
     "backward": ("backward",),
@@ -37,8 +37,8 @@ def passes(record: Record | None) -> Frame:
 
 
 def steps(record: Record | None) -> Frame:
-    """Return training steps of the assignment's batch size, joined with those in fp32
-    and TF32. Columns that begin with `pass_` leave AdamW out.
+    """Return training steps of the assignment's batch size, joined with the same steps
+    in fp32 and TF32. Columns `pass_*` exclude AdamW.
     """
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
@@ -70,13 +70,13 @@ def steps(record: Record | None) -> Frame:
 
 
 def has_gpu_time(record: Record) -> bool:
-    """Return whether the record has GPU times; one of a CPU has none."""
+    """Return whether the record has GPU times, which records of a CPU lack."""
     return any(x.get("forward_gpu_ms", 0) for x in frame(record))
 
 
 def gpu_or_wall_ms(x: Line, *phases: str) -> float:
-    """Return the GPU time of phases, in ms; their time if a CPU ran them. Without a
-    name: of all phases.
+    """Return the GPU time of phases (default: all) in ms, or wall-clock time if there
+    is none.
     """
     if not x:
         return x.missing
@@ -94,7 +94,7 @@ def timed_flops(x: Line) -> float:
 
 
 def share_of_peak(slug: str, x: Line, ms: float) -> float:
-    """Return FLOPs over a time, as a share of the data sheet's rate."""
+    """Return the FLOP rate of a row over `ms` as a share of the data sheet's peak."""
     return (
         timed_flops(x) / (ms / 1e3) / getattr(data_sheet(slug), x["precision"], MISSING)
     )
@@ -108,6 +108,6 @@ def find_row(
     precision: str,
     batch: int = BATCH,
 ) -> Line:
-    """Return one row, for pages that read several records."""
+    """Return the row with these settings, or a row without numbers."""
     wanted = {"size": size, "context": context, "mode": mode}
     return frame(record).one(**wanted, precision=precision, batch=batch)

@@ -24,9 +24,9 @@ from tools.render.stems.kernel_profile.figures import causes_figure, roofline_fi
 
 CELL = ("size", "context", "precision")
 PRECISIONS = ("fp32", "bf16")
-# The pass whose kernels are listed one by one.
+# The pass whose kernels are listed.
 LISTED = {"size": "small", "context": 512, "precision": "fp32"}
-# The sizes that sentences and the open rows of tables show.
+# The sizes in sentences and in the rows that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
 # Kernels with a smaller share of the kernel time are not listed.
 LISTED_SHARE = 0.01
@@ -95,7 +95,6 @@ def format_name(kernel: rows.Kernel) -> str:
     "Kernels besides matmuls: a forward pass of `small`, context 512, fp32.",
 )
 def others_table(record: Record) -> str:
-    """(c) Print the kernels of one forward pass that are no matmuls."""
     x = frame(record).one(**LISTED, mode="forward")
     whole = rows.total_ms(x)
     found = [
@@ -136,7 +135,6 @@ def matmul_table(record: Record) -> str:
     "idles, the share of copies and casts in kernel time, and the gain over fp32.",
 )
 def gains_table(record: Record) -> str:
-    """Print the gain from bf16, and why it is less than the peak rates allow."""
     shown = (
         rows.steps(record)
         .where(precision="bf16")
@@ -185,9 +183,9 @@ def facts(record: Record | None) -> dict[str, str]:
     idle = bf16.one(size="small", context=128)["idle_share"]
     early, late = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
     in_bf16 = forward.one(size="2.7B", context=512, precision="bf16")
-    # Copies whose time grows with the context, on a straight line through both.
+    # Copy time at context 128 that is proportional to the context (linear fit).
     grown = (late["copies"] - early["copies"]) * 128 / (1024 - 128)
-    # A thousand marks take as many ms as one mark takes µs.
+    # The time of 1,000 marks in ms is the time of one mark in µs.
     mark_us = most(found.where(bool).column("thousand_marks_ms"))
     return {
         **{
@@ -220,7 +218,6 @@ def format_ms(ms: float) -> str:
 
 
 def top_facts(x: Line) -> dict[str, str]:
-    """Return the top kernel of the forward pass, and of both passes."""
     texts: dict[str, str] = {}
     for name in ("forward", "both"):
         top = x[f"top_{name}"]

@@ -1,6 +1,4 @@
-"""Figures of `kernel_profile`: forward and backward by cause, and attention's parts on
-a roofline.
-"""
+"""Figures of `kernel_profile`: time by kernel category, and attention on a roofline."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -63,7 +61,7 @@ def draw_bars(axes: Axes, found: Frame) -> None:
     for place, x in enumerate(found):
         bottom = 0.0
         for cause, color in LOOKS.items():
-            # Idle time is 0 if the kernels took longer than the timed pass.
+            # Idle time can't be negative, although kernels were timed in another run.
             height = max(0.0, 100 * x[cause] / x["wall_ms"])
             axes.bar(place, height, 0.9, bottom, color=color)
             bottom += height
@@ -123,7 +121,7 @@ def roofline_figure(record: Record) -> str:
 
 
 def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
-    """Draw the bandwidth limit, which rises with FLOPs per byte, and the peak rate."""
+    """Draw the roofline: the bandwidth limit up to the ridge, then the peak rate."""
     ridge = peak.fp32 / peak.bandwidth
     left, right = 0.6 * min(intensities), 3 * max(ridge, *intensities)
     ends = [left, ridge, right]

@@ -1,5 +1,5 @@
-"""Columns of `kernel_profile`: wall-clock time, GPU span and GPU time of a pass, its
-kernels by name and category, and the parts of attention. Times are ms per pass.
+"""Columns of `kernel_profile`: wall-clock time, GPU span and GPU time of a pass,
+kernels by name and category, and parts of attention. Times are in ms per pass.
 """
 
 import re
@@ -28,7 +28,7 @@ from tools.render.stems.end_to_end.rows import PASSES
 SOFTMAX_PART = "attention softmax"
 MATMULS = ("attention scores", "attention output")
 PARTS = (MATMULS[0], "attention mask", SOFTMAX_PART, MATMULS[1])
-# Groups of kernel categories among which the tables divide GPU time.
+# Kernel categories, grouped as in tables and figures.
 CAUSES = {
     "matmuls": (MATMUL,),
     "copies": (COPY,),
@@ -37,7 +37,7 @@ CAUSES = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every profiled pass, joined with the training step of its cell."""
+    """Return every profiled pass, joined with the training step of the same cell."""
     return (
         frame(record)
         .join("step", mode="step")
@@ -58,15 +58,15 @@ def passes(record: Record | None) -> Frame:
 
 
 def wall_ms(x: Line, *phases: str) -> float:
-    """Return the wall-clock time of these phases, or of all, in `end_to_end`, which
-    times the same pass without a profiler.
+    """Return the wall-clock time of phases (default: all) of the same pass in
+    `end_to_end`, which ran without a profiler.
     """
     clock = x.row.clock if x and x.row else None
     return Line.of(clock).ms(*phases) if clock else x.missing
 
 
 def link_clock(record: Record, shown: str) -> str:
-    """Add a link to the wall-clock record below a table or figure, if it has one."""
+    """Add a link to the record of wall-clock times below a table or figure."""
     if not shown or record.clock is None:
         return shown
     link = record_link(record.clock)
@@ -74,8 +74,8 @@ def link_clock(record: Record, shown: str) -> str:
 
 
 def all_phases(x: Line, metric: str) -> float:
-    """Return the median over passes of a metric like "profiled_{}", summed over the
-    phases of each pass.
+    """Return the median time of a pass in ms, summed over its phases. `metric` is a
+    pattern such as "profiled_{}".
     """
     names = [metric.format(phase) for phase in PHASES]
     measured = [name for name in names if f"{name}_ms" in x.metrics]
@@ -83,16 +83,16 @@ def all_phases(x: Line, metric: str) -> float:
 
 
 def idle_share(x: Line) -> float:
-    """Return the share of wall-clock time in which no kernel runs. It is at least 0:
-    kernels were timed in another run, and may take a little longer than the timed pass.
+    """Return the share of wall-clock time in which no kernel runs, at least 0: kernels
+    were timed in another run, where they may take slightly longer.
     """
     idle = 1 - x["busy_ms"] / x["wall_ms"]
     return 0.0 if idle < 0 else idle
 
 
 def steps(record: Record | None) -> Frame:
-    """Return forward, loss and backward of each training step by cause, joined with
-    the same in fp32.
+    """Return the time of forward, loss and backward of each step by kernel category,
+    joined with the same step in fp32.
     """
     peak = data_sheet(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
@@ -129,7 +129,7 @@ Phases = str | tuple[str, ...]
 
 
 def kernels_in(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
-    """Return the kernels that were launched in these phases or in their parts."""
+    """Return the kernels launched in these phases, optionally of one category."""
     return [
         kernel
         for kernel in (x["kernels"] if x else ())
@@ -154,9 +154,7 @@ def category_share(x: Line, category: str, phases: Phases = PHASES) -> float:
 
 
 class Kernel(NamedTuple):
-    """All launches of a kernel in one pass. A kernel that was compiled for other
-    arguments has another name.
-    """
+    """The launches of a kernel in one pass: their number and total time in ms."""
 
     name: str
     category: str
@@ -165,8 +163,8 @@ class Kernel(NamedTuple):
 
     @property
     def short(self) -> str:
-        """Return a name for tables. PyTorch compiles element-wise operations vectorized
-        (contiguous tensors), unrolled (with casts), and for any other input.
+        """A name for tables. It says whether an element-wise kernel is vectorized (for
+        contiguous tensors) or unrolled (with casts).
         """
         if SCALAR_MUL.search(self.name):
             return "mul by a number"
@@ -175,12 +173,12 @@ class Kernel(NamedTuple):
 
 
 VARIANT = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
-# One of the two factors is a scalar argument.
+# Matches multiplications of a tensor by a scalar.
 SCALAR_MUL = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
 
 
 def kernels_by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
-    """Return the kernels of these phases, the longest kernel time first."""
+    """Return the kernels of these phases, summed by name, largest time first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for item in kernels_in(x, phases):
         sums = found[item["name"], item["category"]]
@@ -191,7 +189,7 @@ def kernels_by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
 
 
 def top_kernel(x: Line, phases: Phases) -> Line | Missing:
-    """Return the kernel that takes longest, with its share of the kernel time."""
+    """Return the kernel with the largest total time, with its share of kernel time."""
     found = kernels_by_name(x, phases)
     if not found:
         return x.missing
@@ -206,8 +204,8 @@ def unmarked_share(x: Line) -> float:
 
 
 def name_disagreement(x: Line) -> float:
-    """Return the relative difference between the time of kernels whose names say matmul
-    and the time of kernels that matmuls launched. nsys does not record operations.
+    """Return the relative difference between matmul time by kernel name and matmul time
+    by PyTorch operation. It is missing for nsys, which does not record operations.
     """
     return total_ms(x, category=MATMUL) / x.get("matmul_ops_ms") - 1
 

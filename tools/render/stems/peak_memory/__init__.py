@@ -1,6 +1,4 @@
-"""Tables, facts and claims of `peak_memory`: the memory of a pass at its peak, measured
-beside predicted.
-"""
+"""Tables, facts and claims of `peak_memory`: measured and predicted peak memory."""
 
 from dataclasses import replace
 from functools import partial
@@ -42,7 +40,7 @@ from tools.render.stems.peak_memory.rows import (
 )
 
 MIB = 2**20
-# The rows that sentences name.
+# The settings of the rows in sentences.
 AT = {"size": SIZE, "context": LONGEST, **PLAIN}
 fragments = Fragments()
 for mode in DRAWN:
@@ -59,7 +57,6 @@ in_gib2 = partial(gib, digits=2)
     "peaks.md", "Peak of each pass of `2.7B` in GiB, by precision and context."
 )
 def peaks_table(record: Record) -> str:
-    """(b), (c) Print the allocator's peak of each pass of 2.7B."""
     found = passes(record).where(size=SIZE, **PLAIN)
     places = list(product(PRECISIONS, (*CONTEXTS, LONG)))
 
@@ -78,9 +75,6 @@ def peaks_table(record: Record) -> str:
 
 @fragments.add("predicted.md", "Peaks beside their predictions, in GiB.")
 def predicted_table(record: Record) -> str:
-    """Print each pass with its allocated and reserved peak, and its requested peak,
-    which the formula predicts.
-    """
     return passes(record).table(
         "size",
         ("pass", "name"),
@@ -107,7 +101,6 @@ def predicted_table(record: Record) -> str:
     "largest.md", "The largest allocations of a forward pass of `2.7B` at context 512."
 )
 def largest_table(record: Record) -> str:
-    """(e) Print groups of equal allocations, the largest first, and their owners."""
     x = passes(record).one(**AT, mode="forward", precision="fp32")
     if not x:
         return ""
@@ -182,12 +175,12 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def format_agreement(error: float) -> str:
-    """Return "to the byte" or "within 0.40 %"."""
+    """Describe a relative error: "to the byte" or "within 0.40 %"."""
     return "to the byte" if error == 0 else say(100 * error, "within {:.2f} %")
 
 
 def formula_facts() -> dict[str, str]:
-    """Return sizes that formulas give without a record."""
+    """Return facts that formulas predict without a record."""
     long, short = (Pass(SIZE, c, "step", "fp32") for c in (LONGEST, 128))
     peaks = category_peaks(long)
     lasting = ("weights", "gradients", "optimizer state")

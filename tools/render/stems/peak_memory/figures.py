@@ -1,4 +1,4 @@
-"""The figure of `peak_memory`: memory over one pass, stacked by category."""
+"""Figure of `peak_memory`: memory over a pass, stacked by category."""
 
 from bisect import bisect
 from collections.abc import Sequence
@@ -35,14 +35,14 @@ FORWARD = (
     "In fp32 memory falls back to the weights after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
-# The number of points of a timeline.
+# The most points drawn of a timeline.
 DRAWN_EVENTS = 200
 
 
 def timeline_figure(
     record: Record, mode: str, finding: str = "", more: str = ""
 ) -> str:
-    """Draw the timelines of one mode, fp32 before bf16."""
+    """Draw the memory timeline of a pass in fp32 and in bf16."""
     tried = passes(record).where(size=SIZE, context=LONGEST, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
         lambda x: x.metrics.get("timeline")
@@ -94,14 +94,14 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     )
     top = [sum(at) for at in zip(*sizes, strict=True)]
     peak = max(range(len(shown)), key=top.__getitem__)
-    # Beside the peak, because a phase's line can stand at the peak itself.
+    # Write beside the peak, because the line of a phase may be at the peak.
     side = "right" if events[peak] > 0.6 * events[-1] else "left"
     look = {"offset": (-4 if side == "right" else 4, 3), "ha": side}
     plots.note(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
     for phase in x["phases"]:
         begin = phase["first_event"]
         first = min(bisect(events, begin), len(events) - 1)
-        # The line starts above the areas, so it does not cross them.
+        # Start the line above the areas.
         ends = [begin] * 2, [top[first], height]
         axes.plot(*ends, color=MUTED, linewidth=0.8, label="_")
         name = SHORT.get(str(phase["phase"]), str(phase["phase"]))
@@ -118,7 +118,9 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
 def select_events(
     timeline: dict[str, list[int]], categories: Sequence[str]
 ) -> list[int]:
-    """Return the event with the most memory of each stretch of events, and the last."""
+    """Thin out a timeline: return, for each of DRAWN_EVENTS stretches, the index of the
+    event with the most memory, and the last index.
+    """
     count = len(timeline["event"])
     totals = [sum(timeline[name][i] for name in categories) for i in range(count)]
     stretch = -(-count // DRAWN_EVENTS)

@@ -1,5 +1,5 @@
-"""Columns of `peak_memory`: the peak of each pass beside its prediction, in which phase
-it is, and the memory of each category.
+"""Columns of `peak_memory`: peak and predicted peak of each pass, the phase of the
+peak, and memory by category.
 """
 
 from dataclasses import fields
@@ -27,15 +27,15 @@ REMEDIES = {
     ("flash", False): "`flash` attention",
     ("flash", True): "both",
 }
-# The categories that follow from shapes alone.
+# The categories whose size follows from shapes.
 PREDICTED = ("weights", "gradients", "optimizer state", "weight copies")
 PREDICTED += ("saved activations",)
 PLAIN = {"attention": "eager", "checkpoint": False}
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass. The peak of a pass that ran out of memory is missing, with its
-    predicted peak as the reason.
+    """Return every pass with measured and predicted peak. If it ran out of memory, the
+    reason of the missing peak includes the predicted peak.
     """
     return frame(record).derive(
         name=lambda x: MODES[x["mode"]],
@@ -57,14 +57,14 @@ def pass_of(x: Line) -> Pass:
 
 
 def missing_peak(x: Line) -> Missing:
-    """Return the reason "out of memory, needs 65.3 GiB"."""
+    """Return the Missing value "out of memory, needs 65.3 GiB"."""
     if x.row is None or x.row.status != "out_of_memory":
         return x.missing
     return Missing(f"{x.why}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
 
 
 def peak_place(x: Line) -> str | Missing:
-    """Return the place of a pass's peak: "in the forward pass"."""
+    """Describe when a pass reaches its peak: "in the forward pass"."""
     if not x:
         return x.missing
     phase = x["peak_phase"].replace("_", " ")
@@ -79,14 +79,16 @@ def peak_place(x: Line) -> str | Missing:
 
 
 def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
-    """Return the bytes of a category at the peak, or its own maximum."""
+    """Return the bytes of a category at the pass's peak, or with `which="most_bytes"`
+    its own maximum.
+    """
     if not x:
         return x.missing
     return {c["category"]: c[which] for c in x["categories"]}[name]
 
 
 def largest_error(record: Record | None) -> float:
-    """Return the largest relative error over the categories that shapes predict."""
+    """Return the largest relative error of the prediction over PREDICTED categories."""
     return most(
         abs(category_bytes(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
@@ -96,13 +98,15 @@ def largest_error(record: Record | None) -> float:
 
 
 def used_categories(found: list[Line]) -> list[str]:
-    """Return the categories that any of these rows uses, in the timeline's order."""
+    """Return the categories with memory in any of these rows, in the order of
+    drawing.
+    """
     return [
         n for n in CATEGORIES if any(category_bytes(x, n, "most_bytes") for x in found)
     ]
 
 
 def largest_groups(x: Line) -> list[dict[str, Any]]:
-    """Return the groups whose allocations are the largest of a pass."""
+    """Return the groups of a pass's largest allocations."""
     groups = x["tenth"] if x else []
     return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
