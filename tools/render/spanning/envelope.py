@@ -118,7 +118,9 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return the facts on predictions for each stem, and those of the data sheet."""
+    """Return facts that compare predictions with records, by stem, and the data sheet's
+    rates.
+    """
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {

@@ -40,11 +40,11 @@ def problems_table(found: Found) -> str:
     """Return a table by graded problem: its experiments, minutes on each GPU, and the
     number of rows that run out of memory.
     """
-    # Of the primary GPU alone: without a GPU measuring takes seconds.
+    # Skip records of the meta device, which take seconds.
     measured = {stem: gpu_record(found, stem, primary_gpu()) for stem in found}
     rows, seen, shown = [], set[str](), []
     for problem in load_problems():
-        # A record that several problems use is measured once.
+        # Count an experiment at the first problem that uses it.
         stems = dict.fromkeys(stem for a in problem.answers for stem in a.stems)
         if not (new := [stem for stem in stems if stem not in seen]):
             continue
@@ -134,7 +134,7 @@ def outcome_table(
 
 
 def gpus_table() -> str:
-    """Return memory, dense rates and ridge points of the GPUs that people have."""
+    """Return a table of common GPUs: memory, dense peak rates, ridge points."""
     shown = items_table(
         [gpu for name, gpu in GPUS.items() if name != OLDER],
         ("GPU", lambda gpu: gpu.name),

@@ -42,7 +42,6 @@ fragments.add("roofline.md")(roofline_figure)
     "times.md", "Wall-clock time, sum of kernels and idle time of each forward pass."
 )
 def times_table(record: Record) -> str:
-    """(a) Print wall-clock time with and without the profiler, GPU span, GPU time."""
     found = rows.passes(record).where(mode="forward")
     shown = found.table(
         *CELL,
@@ -61,7 +60,6 @@ def times_table(record: Record) -> str:
 
 @fragments.add("top.md", "The kernel with the most GPU time, at context 512 in fp32.")
 def top_table(record: Record) -> str:
-    """(b) Print the top kernel of the forward pass, and of both passes together."""
     found = rows.passes(record).where(mode="forward", context=512, precision="fp32")
     tops = Frame(
         Line(x[top], size=x["size"], which=name)
@@ -83,8 +81,8 @@ TOPS = {"forward": "top_forward", "forward and backward": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
-    """Return the kernel's short name, which opens to the whole name of a matmul. Names
-    of element-wise kernels have hundreds of letters; the record has them.
+    """Return a kernel's short name, for matmuls with the full name on a click. Names of
+    element-wise kernels are too long to print.
     """
     whole = kernel.name if kernel.category == MATMUL else kernel.short
     return fold_name(whole, kernel.short)
@@ -116,7 +114,6 @@ def others_table(record: Record) -> str:
 
 @fragments.add("matmul.md", "The share of matmuls in kernel time at context 512.")
 def matmul_table(record: Record) -> str:
-    """(d) Print the share of matmuls in inference, in both passes and in a step."""
     found = rows.passes(record).where(mode="forward", context=512)
     return found.arrange(size=TABLE_1, precision=PRECISIONS).table(
         "size",
@@ -156,7 +153,6 @@ def gains_table(record: Record) -> str:
     "Each part of attention at context 512, all layers of one forward pass in fp32.",
 )
 def attention_table(record: Record) -> str:
-    """(e) Print each part's kernels, time, FLOPs and bytes, and the rates reached."""
     return rows.attention_parts(record, context=512).table(
         "size",
         "part",
