@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import unescape
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -22,6 +23,7 @@ from zlib import crc32
 
 import matplotlib
 import numpy as np
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -51,45 +53,7 @@ COLORS = {
     GREY: "--grey",
     PALE: "--pale",
 }
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "systems",
-    # Write text as text. DejaVu Sans, which comes with matplotlib, is wider than the
-    # page's fonts, so labels that fit in it fit on the page.
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": SMALL,
-    "figure.dpi": 72,
-    "figure.constrained_layout.h_pad": 4 / 72,
-    "figure.constrained_layout.w_pad": 4 / 72,
-    # Keep a panel's title nearer to it than to the panel above.
-    "figure.constrained_layout.hspace": 0.12,
-    "text.color": INK,
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": MUTED,
-    "axes.labelsize": SMALL,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": SMALL,
-    "axes.titlecolor": MUTED,
-    "axes.titlepad": 8,
-    "grid.color": FAINT,
-    "grid.linewidth": 1,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "xtick.minor.size": 0,
-    "legend.frameon": False,
-    "lines.linewidth": 2,
-    "lines.markersize": 5,
-}
+STYLE = rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), False, False)
 Draw = Callable[[Figure], None]
 # CSS class of texts over lines; they get an outline in the background colour.
 OVER_LINES = "over"

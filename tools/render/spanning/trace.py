@@ -17,15 +17,8 @@ from systems.profiling import nsys
 from systems.profiling.marks import LAYER, PARTS, SOFTMAX, STEP
 from systems.profiling.trace import Kernel, Span
 from systems.records.record import PHASES
-from tools.render.plots import (
-    ACCENT,
-    DARK,
-    GREY,
-    TINT,
-    draw_legend,
-    is_narrow,
-    make_figure,
-)
+from tools.render import plots
+from tools.render.plots import ACCENT, DARK, GREY, TINT
 
 # The third profiled training step of `small` at context 512 in fp32.
 EXPORT = "assets/step-small-512.sqlite.xz"
@@ -95,7 +88,7 @@ def fragments() -> dict[str, str]:
     kernels, calls = load_step()
     shown = select_layer(kernels, calls)
     return {
-        "nsys-layer.md": make_figure(
+        "nsys-layer.md": plots.make_figure(
             "nsys-layer",
             lambda figure: draw_layer(figure, shown),
             f"The CPU takes {shown.launching_ms:.1f} ms to launch {shown.work} of one "
@@ -125,13 +118,15 @@ def draw_layer(figure: Figure, shown: Layer) -> None:
     for span in sorted(inner, key=lambda span: span.start):
         color = ACCENT if span.name == SOFTMAX else TINT
         draw_span(axes, 0, shown.ms(span.start), shown.ms(span.end), color)
-    narrow = is_narrow(figure)
+    narrow = plots.is_narrow(figure)
     names = [lane.split(": ")[1] if narrow else lane for lane in LANES]
     axes.set_yticks(range(3), names)
     axes.set_ylim(2.5, -0.5)
     axes.grid(False)
     axes.set_xlabel("ms since the layer's range began")
-    draw_legend(figure, {**LOOKS, "range of the layer": DARK}, ncols=2 if narrow else 4)
+    plots.draw_legend(
+        figure, {**LOOKS, "range of the layer": DARK}, ncols=2 if narrow else 4
+    )
 
 
 def layer_part(kernel: Kernel) -> str:

@@ -14,16 +14,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.markdown import per_device, percent
 from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
-from tools.render.rows import (
-    MISSING,
-    Missing,
-    count_true,
-    known,
-    measured,
-    most,
-    say,
-    span,
-)
+from tools.render.rows import Missing, count_true, known, measured, most, say, span
 from tools.render.stems.flash_passes import (
     PASSES,
     count_flops,
@@ -120,7 +111,7 @@ def error_ratio(x: Line) -> float:
     """
     rival = x[RIVAL[x["dtype"]]]
     return most(
-        largest_error(x["ours"], of) / (largest_error(rival, of) or MISSING)
+        largest_error(x["ours"], of) / (largest_error(rival, of) or Missing())
         for of in RESULTS
     )
 
@@ -296,13 +287,13 @@ def facts(record: Record | None) -> dict[str, str]:
         "over_flash": span(found.column("both / sdpa_flash")),
         "fp32_both": span(shapes(record, "fp32").column("both / sdpa_efficient")),
         "order_costs_fa4": span_of("fa4_ordered", "fa4"),
-        "shapes": say(len(found) or MISSING),
+        "shapes": say(len(found) or Missing()),
         "error_over_rival_most": say(most(map(error_ratio, found)), "{:.2f}"),
         "test_forward_over_any": say(1 / test["forward / ours_triton"], "{:.2f}"),
         "test_backward_over_any": say(1 / test["backward / ours_triton"], "{:.2f}"),
         "short_over_cudnn": say(short["call_over_cudnn"], "{:.2f}"),
         "fa4_error_80": say(
-            largest_error(wide, *RESULTS) if wide else MISSING, "{:.2g}"
+            largest_error(wide, *RESULTS) if wide else Missing(), "{:.2g}"
         ),
     }
 

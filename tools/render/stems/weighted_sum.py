@@ -2,6 +2,8 @@
 first Triton kernel, PyTorch's operations and a copy.
 """
 
+from typing import Any
+
 from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
@@ -62,23 +64,20 @@ def kernels(record: Record | None) -> Frame:
 )
 def rates_table(record: Record) -> str:
     bandwidth = data_sheet(record.device.slug).bandwidth
-    passes = [
-        column
-        for of in ("forward", "backward")
-        for column in (
+
+    def pass_columns(of: str) -> list[tuple[Any, ...]]:
+        rate = f"{of}_rate"
+        return [
             (f"{of}, ms", of, format_ms),
-            ("TB/s", lambda x, of=of: x[f"{of}_rate"] / 1e12, "{:.2f}"),
-            (
-                "of the data sheet's",
-                lambda x, of=of: x[f"{of}_rate"] / bandwidth,
-                percent,
-            ),
-        )
-    ]
+            ("TB/s", lambda x: x[rate] / 1e12, "{:.2f}"),
+            ("of the data sheet's", lambda x: x[rate] / bandwidth, percent),
+        ]
+
     return kernels(record).table(
         "dtype",
         ("what", "what"),
-        *passes,
+        *pass_columns("forward"),
+        *pass_columns("backward"),
         ("error", "error", "{:.0e}"),
         ("same bits in two calls", lambda x: x.get("repeats")),
         left=2,

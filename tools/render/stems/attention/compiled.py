@@ -2,6 +2,7 @@
 
 import re
 from math import log
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -43,22 +44,15 @@ def compile_seconds(x: Line) -> float:
 def compiled_table(record: Record) -> str:
     reported = record.kind == "reported"
 
-    def ms(x: Line, of: str) -> float:
-        return x[f"{of}_mean_ms"] if reported else x.ms(of)
+    def time_columns(of: str) -> list[tuple[Any, ...]]:
+        own = f"{of}_mean_ms" if reported else f"{of}_ms"
+        return [
+            (f"{of} eager, ms", f"eager.{own}", "{:.3f}"),
+            (f"{of} compiled, ms", own, "{:.3f}"),
+            (f"{of} speed-up", lambda x: x[f"eager.{own}"] / x[own], "{:.2f}"),
+        ]
 
-    times = [
-        column
-        for of in PASSES
-        for column in (
-            (f"{of} eager, ms", lambda x, of=of: ms(x["eager"], of), "{:.3f}"),
-            (f"{of} compiled, ms", lambda x, of=of: ms(x, of), "{:.3f}"),
-            (
-                f"{of} speed-up",
-                lambda x, of=of: ms(x["eager"], of) / ms(x, of),
-                "{:.2f}",
-            ),
-        )
-    ]
+    times = [column for of in PASSES for column in time_columns(of)]
     last = (
         ("remark", lambda x: x.row.reason or "")
         if reported

@@ -9,16 +9,7 @@ from typing import Any, NamedTuple
 
 from systems.formulas.costs import FP32_BYTES, attention_part_costs
 from systems.model.sizes import SIZES
-from systems.profiling.kernel_names import (
-    ATTENTION,
-    COPY,
-    ELEMENTWISE,
-    MATMUL,
-    OTHER,
-    REDUCTION,
-    SOFTMAX,
-    short_name,
-)
+from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL, short_name
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import record_link
@@ -32,7 +23,7 @@ PARTS = (MATMULS[0], "attention mask", SOFTMAX_PART, MATMULS[1])
 CAUSES = {
     "matmuls": (MATMUL,),
     "copies": (COPY,),
-    "rest": (ELEMENTWISE, SOFTMAX, REDUCTION, ATTENTION, OTHER),
+    "rest": tuple(c for c in CATEGORIES if c not in (MATMUL, COPY)),
 }
 
 
