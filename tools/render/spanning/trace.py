@@ -124,9 +124,8 @@ def draw_layer(figure: Figure, shown: Layer) -> None:
     axes.set_ylim(2.5, -0.5)
     axes.grid(False)
     axes.set_xlabel("ms since the layer's range began")
-    plots.draw_legend(
-        figure, {**LOOKS, "range of the layer": DARK}, ncols=2 if narrow else 4
-    )
+    colors = {**LOOKS, "range of the layer": DARK}
+    plots.draw_legend(figure, colors, ncols=2 if narrow else 4)
 
 
 def layer_part(kernel: Kernel) -> str:

@@ -26,18 +26,15 @@ def passes(record: Record | None) -> Frame:
 
 @fragments.add("table.md", "A forward pass of `small` by our clock and by CUDA events.")
 def clocks_table(record: Record) -> str:
-    return (
-        passes(record)
-        .where(mode="forward")
-        .table(
-            "context",
-            "precision",
-            ("our clock, ms", "clock_ms", "{:.3f}"),
-            ("events, ms", "events_ms", "{:.3f}"),
-            ("clock adds", lambda x: 100 * x["clock_adds"], "{:+z.2f} %"),
-            ("events, no waits, ms", "queued_events_ms", "{:.3f}"),
-            ("waiting adds", lambda x: 100 * x["waiting_adds"], "{:+z.2f} %"),
-        )
+    found = passes(record).where(mode="forward")
+    return found.table(
+        "context",
+        "precision",
+        ("our clock, ms", "clock_ms", "{:.3f}"),
+        ("events, ms", "events_ms", "{:.3f}"),
+        ("clock adds", lambda x: 100 * x["clock_adds"], "{:+z.2f} %"),
+        ("events, no waits, ms", "queued_events_ms", "{:.3f}"),
+        ("waiting adds", lambda x: 100 * x["waiting_adds"], "{:+z.2f} %"),
     )
 
 
@@ -52,20 +49,17 @@ def instruments_file(records: list[Record]) -> str:
 
 
 def instruments_table(record: Record) -> str:
-    return (
-        passes(record)
-        .where(lambda x: x["cupti"])
-        .table(
-            "size",
-            "context",
-            "precision",
-            ("pass", "mode"),
-            ("wall, ms", "clock_ms", "{:.3f}"),
-            ("CUPTI, ms", "cupti", "{:.3f}"),
-            ("graph, ms", lambda x: x.get("graph_ms"), "{:.3f}"),
-            ("graph / CUPTI", "ratio", "{:.3f}"),
-            left=4,
-        )
+    found = passes(record).where(lambda x: x["cupti"])
+    return found.table(
+        "size",
+        "context",
+        "precision",
+        ("pass", "mode"),
+        ("wall, ms", "clock_ms", "{:.3f}"),
+        ("CUPTI, ms", "cupti", "{:.3f}"),
+        ("graph, ms", lambda x: x.get("graph_ms"), "{:.3f}"),
+        ("graph / CUPTI", "ratio", "{:.3f}"),
+        left=4,
     )
 
 
