@@ -1,6 +1,5 @@
 """How fast and memory-hungry transformers are on a GPU."""
 
-import errno
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -97,6 +96,11 @@ def run_as_command(
     """
     import typer
 
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # The shell closed it (`>&-`), and another file would get its number.
+            os.set_inheritable(nowhere := os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, os.fdopen(nowhere, "w"))
     main.__doc__ = (help or "").replace("\n\n    python", "\n\n\b\n    python")
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
@@ -107,14 +111,13 @@ def run_as_command(
         sys.stdout.flush()
     except OSError as error:
         # Our own output's error names no file.
-        expected = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
-        if error.filename or not expected:
+        if error.filename:
             raise
         # Otherwise Python reports the error again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A closed pipe, as after `head`, is no error.
-        if code := 2 * (error.errno != errno.EPIPE):
-            print(f"error: can't write: {error.strerror}", file=sys.stderr)
+        if code := 2 * (not isinstance(error, BrokenPipeError)):
+            print(f"error: {error.strerror or error}", file=sys.stderr)
     except Exception as error:
         # A usage error of Click, which typer carries in some versions.
         if (message := getattr(error, "format_message", None)) is None:

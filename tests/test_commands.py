@@ -60,12 +60,20 @@ def test_help_without_docstrings_is_its_options():
     assert (done.returncode, done.stderr) == (0, "") and "--help" in done.stdout
 
 
+SINKS = {
+    ">/dev/full": (2, "error: No space left on device\n"),
+    ">&-": (0, ""),
+    "<&- >&- 2>&-": (0, ""),
+    "| true": (0, ""),
+}
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-def test_output_that_fills_the_disk_is_one_line():
-    with open("/dev/full", "w") as full:
-        done = python("-m", "systems.experiments.model_sizes", stdout=full)
-    assert done.returncode == 2
-    assert done.stderr == "error: can't write: No space left on device\n"
+@pytest.mark.parametrize("sink", SINKS)
+def test_output_that_nobody_can_take_is_one_line_or_none(sink):
+    command = f'"{sys.executable}" -m systems.formulas.fit {sink}'
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
+    assert (done.returncode, done.stderr.decode()) == SINKS[sink]
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from errno import EPIPE
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -155,12 +154,10 @@ def one_line_errors(measures: bool) -> Iterator[None]:
     except RecordError as error:
         stop(str(error))
     except OSError as error:
-        if error.errno == EPIPE:
-            # The reader of a pipe closed it, as `| head` does; typer exits with 1.
+        if (path := error.filename2 or error.filename) is None:
+            # Standard output is full, or closed by its reader: the caller's to say.
             raise
-        path = error.filename2 or error.filename
-        problem = f"can't use {path}" if path else "can't write"
-        stop(f"{problem}: {error.strerror}")
+        stop(f"can't use {path}: {error.strerror}")
     except KeyboardInterrupt:
         hint = "; every finished configuration is kept, run the same command to go on"
         stop("stopped" + (hint if measures else ""))
