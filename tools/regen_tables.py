@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes imports work without installation. Slow modules are imported
 # inside functions, so that --help answers at once.
-from systems import ROOT, need, plain_console, run_as_command  # noqa: E402
+from systems import ROOT, need, plain_console, printable, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
     need("typer", "rich", "msgspec", "matplotlib")
@@ -269,7 +269,8 @@ def summarize_and_render(
     if quick and any(outcome.code != 2 for outcome in outcomes):
         quick_results = shlex.quote(str(results / "quick"))
         flags = f"--render --results {quick_results} --generated FOLDER"
-        print(f"reduced grid: its records stay apart; `{flags}` writes their tables")
+        hint = f"reduced grid: its records stay apart; `{flags}` writes their tables"
+        print(printable(hint))
     elif code != 2 and not (quick or no_render):
         render_own(results, generated)
     return code
@@ -281,7 +282,7 @@ def render_own(results: Path, generated: Path | None) -> None:
         write_rendered(results, generated)
     else:
         hint = "--render --generated FOLDER writes their tables"
-        print(f"the records are in {results}; {hint}")
+        print(printable(f"the records are in {results}; {hint}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

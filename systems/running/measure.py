@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from systems import lacks
+from systems import lacks, run_as_command
 from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import Device, no_gpu
@@ -173,4 +173,4 @@ def stop(message: str) -> NoReturn:
 if __name__ == "__main__":
     exit_when_terminated()
     keep_output_for_reports()
-    typer.run(main)
+    run_as_command(main, __doc__)

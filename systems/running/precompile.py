@@ -62,7 +62,7 @@ def folder_for_compiled(record: Path) -> Iterator[None]:
     Its name depends on the record, so that the next run removes a killed run's.
     """
     owner = f"{os.getuid()} {record.resolve()}"
-    digest = hashlib.sha256(owner.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]
     folder = Path(gettempdir(), f"transformer-systems-compiled-{digest}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
