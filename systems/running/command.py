@@ -54,8 +54,6 @@ def no_flag(name: str) -> str:
 
 def main(config_class: type, run: Run) -> NoReturn:
     """Parse the options, measure one configuration, print a table or the row."""
-    module = sys.modules["__main__"]
-    assert module.__doc__
 
     def command(**values: Any) -> None:
         as_json = values.pop("json")
@@ -87,7 +85,7 @@ def main(config_class: type, run: Run) -> NoReturn:
     command.__annotations__ = {
         name: parameter.annotation for name, parameter in signature.parameters.items()
     }
-    run_as_command(command, module.__doc__)
+    run_as_command(command, sys.modules["__main__"].__doc__)
     raise AssertionError("typer ends the process")
 
 
