@@ -70,9 +70,11 @@
   function fillLists() {
     for (const name of LISTS) {
       const list = form.elements[name]
-      const values = [...new Set(matching(name).map((line) => line[at(name)]))].filter((v) => v !== null && v !== "")
+      const offered = new Set(matching(name).map((line) => line[at(name)]))
+      // Every GPU can be chosen: one without such lines clears the other filters.
+      const values = [...(name === "GPU" ? new Set(lines.map((line) => line[at(name)])) : offered)].filter((v) => v !== null && v !== "")
       values.sort(compare)
-      const label = (value) => (name === "size" && labels[value]) || String(value)
+      const label = (value) => ((name === "size" && labels[value]) || String(value)) + (offered.has(value) ? "" : ": other results")
       list.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(label(value), value)))
       list.value = state.chosen[name] ?? ""
     }
@@ -266,6 +268,7 @@
   form.addEventListener("submit", (event) => event.preventDefault())
   form.addEventListener("input", ({ target }) => {
     state.chosen[target.name] = target.value
+    if (target.name === "GPU" && !matching().length) state.chosen = { GPU: target.value }
     changed()
   })
   form.addEventListener("reset", (event) => {

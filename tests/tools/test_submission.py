@@ -159,7 +159,7 @@ def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(
     ]
     printed = [" ".join(page.split()) for page in pages]
     text = " ".join(printed)
-    assert len(pages) <= 28
+    assert len(pages) <= 20
     # Of which GPU, and when: at the top, on each page, in the properties.
     told = f"NVIDIA H200 · {pdf.metadata.subject.removeprefix('NVIDIA H200 · ')}"
     assert re.fullmatch(rf"NVIDIA H200 · {DAY}( to {DAY})?", told)

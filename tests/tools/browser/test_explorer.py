@@ -57,6 +57,11 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
     page.locator("#explorer input[name=words]").fill("no such words")
     expect(rows).to_have_count(0)
+    # A GPU can be chosen whatever else was.
+    page.locator("#explorer select[name=GPU]").select_option(
+        "NVIDIA A100-SXM4-40GB, reported"
+    )
+    expect(rows).not_to_have_count(0)
 
 
 @pytest.mark.parametrize("width", [1280, 390])

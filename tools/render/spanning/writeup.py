@@ -33,6 +33,8 @@ class Answer:
 class Problem:
     name: str
     title: str
+    # The answer in one line, for any GPU.
+    short: str
     section: str
     points: int
     answers: tuple[Answer, ...]
@@ -97,7 +99,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def overview_table(problems: list[Problem]) -> str:
-    """Return a table of all problems with section and points in each edition."""
+    """Return a table of each problem's answer in one line, section and points."""
 
     def nyu(problem: Problem) -> str:
         return f"{problem.section} · {problem.points}" if problem.section else ""
@@ -106,11 +108,13 @@ def overview_table(problems: list[Problem]) -> str:
     listed = items_table(
         problems,
         ("problem", lambda p: f"[{numbers[p.name]}. {p.title}](#{p.name})"),
+        ("answer", lambda p: p.short),
         ("NYU 2026", nyu),
         ("CS336 2025", lambda p: p.stanford.get("2025", "")),
         ("CS336 2026", lambda p: p.stanford.get("2026", "")),
+        left=2,
     )
-    caption = "Every graded problem: section and points in each edition."
+    caption = "Every graded problem: the answer in one line, and section and points."
     return add_caption(caption, listed)
 
 

@@ -175,18 +175,6 @@ def determinism_table(record: Record) -> str:
     ).table("implementation", ("deterministic at shapes", "same"), ("varies", "varies"))
 
 
-@fragments.add(
-    "calls.md",
-    f"**Launch overhead:** wall-clock time of a forward call at {SHORT} tokens.",
-)
-def calls_table(record: Record) -> str:
-    found = frame(record, n=SHORT, dtype="bf16").where(lambda x: x.get("call_ms"))
-    return found.table(
-        ("implementation", lambda x: NAMES[x["implementation"]]),
-        ("wall-clock time of a call, µs", lambda x: 1e3 * x["call_ms"], "{:.0f}"),
-    )
-
-
 @fragments.add_file(
     "published.md",
     "**TFLOP/s at NVIDIA's shape, measured here and by NVIDIA:** 64 query heads, 8 key "

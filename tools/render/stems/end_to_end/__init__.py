@@ -158,23 +158,6 @@ def tf32_table(record: Record) -> str:
     )
 
 
-@fragments.add(
-    "10B.md", "`10B` at context 512: time, measured peak, and the peak by formula."
-)
-def ten_billion_table(record: Record) -> str:
-    found = frame(record, size="10B", context=512).derive(
-        predicted=lambda x: predicted_bytes(x["mode"], x["precision"])
-    )
-    return found.arrange(precision=("fp32", "bf16"), mode=MODES).table(
-        "precision",
-        ("pass", lambda x: x["mode"].replace("_", " and ")),
-        ("time, ms", "step ±"),
-        ("peak, GiB", PEAK, gib),
-        ("predicted, GiB", "predicted", gib),
-        left=2,
-    )
-
-
 def predicted_bytes(mode: str, precision: str) -> int:
     return sum(peak(Pass("10B", 512, mode, precision)).values())
 
