@@ -17,8 +17,8 @@ log-sum-exp: flash_forward online_softmax; out of memory: peak_memory calculator
 tf32: end_to_end mixed_precision; why bf16 faster: mixed_precision; warmup: warmup;
 causal mask: flash_forward; roofline: kernel_profile; bank conflict: flash_hopper;
 gradient checkpointing: peak_memory; pinned: gpu; speedup: compile mixed_precision;
-gqa: flash_hopper; determinism: flash_peers; mfu: gpu; kv cache: model_attention;
-a100: hand_in; rtx 4090: calculator; llama: calculator; layernorm: norm_precision;
+gqa: flash_hopper; determinism: flash_peers; mfu: gpu; cuda graph: flash_peers;
+a100: hand_in; rtx 4090: calculator; llama: calculator; occupancy: flash_ablation;
 triton autotune: flash_any_shape; flop count: model_sizes; synchronize: end_to_end;
 tokens per second: end_to_end; memory snapshot: peak_memory; gradient scaler: autocast
 """
