@@ -38,7 +38,6 @@ from systems.attention.hopper.forward import (
     wait_full,
 )
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
-from systems.attention.triton.primitives import LOG2E
 
 # Keys per program, and how many tiles of 64 queries have as many rows.
 KEYS = gl.constexpr(128)
@@ -135,7 +134,7 @@ def process_tile(
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
         s = apply_mask(s, hidden, limit, RAGGED)
-    lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
+    lse = statistics.lse.index(i % STAGES).load(COLUMNS)
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if not AT_ONCE:
         dp_token = start_matmul(v, do, zeros, False)
