@@ -21,7 +21,7 @@ import torch
 from systems.benchmarking.timing import Clock, default_device
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
-from systems.records.device import find_gpu, no_gpu
+from systems.records.device import find_gpu, why_no_gpu
 from systems.running.machine import why_unusable
 from systems.running.software import versions
 
@@ -60,7 +60,7 @@ def run_once(device: str) -> dict[str, list[float]]:
     # --8<-- [end:check]
 
 
-def attention_kernels(device: str) -> dict[str, str]:
+def attention_status(device: str) -> dict[str, str]:
     """Return, by name, whether our attention kernels run here or what they lack."""
     if said := lacks("triton"):
         return {"hopper, triton": f"need Triton: {said}"}
@@ -76,7 +76,7 @@ def main() -> None:
         **versions(),
         "GPU by the driver": gpu.name_and_driver if gpu else "none",
         "torch runs on": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        **{f"attention: {k}": text for k, text in attention_kernels(device).items()},
+        **{f"attention: {k}": text for k, text in attention_status(device).items()},
     }
     trouble = ""
     try:
@@ -92,7 +92,7 @@ def main() -> None:
         if gpu and device == "cpu":
             said = why_unusable(gpu)
         elif device == "cuda" and not gpu:
-            said = f"torch finds a GPU, and measuring {no_gpu()}"
+            said = f"torch finds a GPU, and measuring {why_no_gpu()}"
     without = ", without a GPU: everything but the GPU measurements runs"
     print(said or f"ready{'' if gpu else without}")
     if said:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from systems import ROOT
-from systems.records.device import find_gpu, no_gpu, uuid_of, visible_gpus
+from systems.records.device import find_gpu, gpu_uuid, visible_gpus, why_no_gpu
 from systems.records.store import RecordError, read
 from tools.render.load import files_in
 
@@ -24,7 +24,7 @@ def first_gpus(count: int) -> list[str]:
     """
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
-        raise CannotShare(f"{flag} {no_gpu()}: leave it out")
+        raise CannotShare(f"{flag} {why_no_gpu()}: leave it out")
     if len(gpus) < count:
         fewer = f"give --at-once {len(gpus)}" if len(gpus) > 1 else "leave it out"
         raise CannotShare(
@@ -39,7 +39,7 @@ def first_gpus(count: int) -> list[str]:
             f"{flag}: the GPUs are of several kinds, {' and '.join(sorted(names))}: "
             "name some of one kind in CUDA_VISIBLE_DEVICES"
         )
-    if len({uuid_of(gpu) for gpu in gpus[:count]}) < count:
+    if len({gpu_uuid(gpu) for gpu in gpus[:count]}) < count:
         raise CannotShare(f"{flag}: CUDA_VISIBLE_DEVICES names a GPU twice")
     return gpus[:count]
 

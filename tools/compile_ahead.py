@@ -30,7 +30,7 @@ from systems.attention.triton.launches import (
 )
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.chips import KIB
-from systems.running.caches import compiled_folder, unwritable
+from systems.running.caches import compiled_folder, why_unwritable
 from tools.binary import (
     count_resources,
     hottest_loop,
@@ -161,7 +161,7 @@ def require_compiler() -> None:
     """Exit if Triton would interpret kernels, or can't store compiled kernels."""
     if knobs.runtime.interpret:
         stop("the interpreter compiles nothing: unset TRITON_INTERPRET")
-    if fault := unwritable(compiled_folder()):
+    if fault := why_unwritable(compiled_folder()):
         stop(fault)
 
 

@@ -35,7 +35,7 @@ from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.walks import Shift
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
-from systems.records.files import write_whole
+from systems.records.files import write_atomically
 from systems.records.source_hash import hash_of
 from systems.records.store import RecordError
 from tools.compile_ahead import TARGETS, compile_launch, require_compiler
@@ -142,7 +142,7 @@ def main() -> None:
         "steps": {step: compiled[SAME_KERNEL.get(step, step)] for step in steps},
     }
     in_order = {version: versions[version] for version in sorted(versions, key=Version)}
-    write_whole(PATH, json.dumps(in_order, indent=1) + "\n")
+    write_atomically(PATH, json.dumps(in_order, indent=1) + "\n")
     print(f"{PATH}: Triton {triton.__version__}")
 
 

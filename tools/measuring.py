@@ -82,22 +82,22 @@ def plan_task(
     """Return the task of measuring an experiment, or its outcome if nothing can or need
     be measured.
     """
-    from systems.records.device import no_gpu
+    from systems.records.device import why_no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import device_for
-    from systems.running.resuming import record_path, written_at
+    from systems.running.resuming import modified_ns, record_path
 
     grid, entry = "quick" if quick else "full", STEMS[stem]
     device = device_for(entry.quick if quick else entry.full)
     if device is None:
         cpu_can = "cpu" in entry.quick and not quick
         remedy = "; --quick runs it on a CPU" if cpu_can else ""
-        return Outcome(stem, f"skipped: {no_gpu()}{remedy}", skipped=True)
+        return Outcome(stem, f"skipped: {why_no_gpu()}{remedy}", skipped=True)
     if missing := lacks(*entry.needs):
         return Outcome(stem, f"skipped: can't be measured: {missing}", skipped=True)
     try:
         path = record_path(results, device, stem, grid)
-        seen = written_at(path)
+        seen = modified_ns(path)
         state = "" if force else state_of(path)[0]
     except RecordError as error:
         # Report an unreadable record, and go on with the other experiments.

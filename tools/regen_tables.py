@@ -216,9 +216,9 @@ def measure(
     """
     need("torch", "fcntl")
     from systems.records.device import find_gpu
-    from systems.running.caches import compiled_folder, unwritable
+    from systems.running.caches import compiled_folder, why_unwritable
 
-    if find_gpu() is not None and (fault := unwritable(compiled_folder())):
+    if find_gpu() is not None and (fault := why_unwritable(compiled_folder())):
         stop(fault)
     if at_once == 1:
         return measure_all(stems, results, quick, force, deadline)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from systems import ROOT, printable
-from systems.records.files import write_whole
+from systems.records.files import write_atomically
 
 # A file that marks a folder as rendered.
 MARK = "facts.yml"
@@ -60,7 +60,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     # Write MARK first, so that an interrupted run can be repeated.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:
-            write_whole(folder / name, wanted[name])
+            write_atomically(folder / name, wanted[name])
         except OSError as error:
             # Name the file, which the error of a full disk does not.
             raise OSError(error.errno, error.strerror, str(folder / name)) from None

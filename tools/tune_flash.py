@@ -51,8 +51,8 @@ from systems.benchmarking.timing import default_device
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import relative_error
 from systems.records.device import Device, find_gpu
-from systems.records.files import write_whole
-from systems.running.precompile import MOST_PROCESSES, cores
+from systems.records.files import write_atomically
+from systems.running.precompile import MOST_PROCESSES, available_cores
 from systems.running.reports import end_with_parent
 from tools.compile_ahead import DTYPES, require_compiler
 from tools.rendering import stop
@@ -201,7 +201,7 @@ def write_content(content: dict[str, Any], path: Path) -> None:
     """Write the file, with one entry per line."""
     entries = ",\n".join(f"  {json.dumps(x)}" for x in content["entries"])
     head = json.dumps({k: v for k, v in content.items() if k != "entries"}, indent=1)
-    write_whole(path, f'{head[:-2]},\n "entries": [\n{entries}\n ]\n}}\n')
+    write_atomically(path, f'{head[:-2]},\n "entries": [\n{entries}\n ]\n}}\n')
 
 
 def time_candidates(
@@ -270,7 +270,7 @@ def main(
         stop(str(error))
     finished = {tuned.key_of(x) for x in content["entries"]}
     # Limit processes, because each has a CUDA context on the GPU.
-    count, context = min(MOST_PROCESSES, cores()), get_context("spawn")
+    count, context = min(MOST_PROCESSES, available_cores()), get_context("spawn")
     with ProcessPoolExecutor(count, context, start_worker, (os.getpid(),)) as pool:
         try:
             for kind, size in product(arithmetic, d):

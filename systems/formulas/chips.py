@@ -31,6 +31,6 @@ CHIPS = {
 }
 
 
-def chip_of(slug: str) -> Chip | None:
+def find_chip(slug: str) -> Chip | None:
     """Return the chip of the device with this slug, or None if none is listed."""
     return CHIPS.get(longest_prefix(slug, CHIPS))

@@ -68,12 +68,12 @@ class Pass:
         return self.precision == "bf16"
 
     @property
-    def low(self) -> int:
+    def low_bytes(self) -> int:
         """Return the bytes per element of matmul inputs and outputs."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
-    def wide(self) -> int:
+    def wide_bytes(self) -> int:
         """Return the bytes per element of weights, gradients, residuals and softmax."""
         return BF16_BYTES if self.precision == "pure_bf16" else FP32_BYTES
 
@@ -82,7 +82,7 @@ class Pass:
 def attention_saved(p: Pass) -> Bytes:
     """Return the bytes that a block's norm and attention save, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
-    low, wide, fp32, kv = p.low, p.wide, FP32_BYTES, p.kv_width
+    low, wide, fp32, kv = p.low_bytes, p.wide_bytes, FP32_BYTES, p.kv_width
     # Under autocast q, k and v each save their own cast of the norm's fp32 output.
     inputs = (
         {"inputs of q, k, v, cast three times": 3 * n * d * low}
@@ -112,15 +112,15 @@ def scores_saved(p: Pass) -> Bytes:
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     if p.attention == "flash":
         return {
-            "output of the kernel": n * d * p.low,
+            "output of the kernel": n * d * p.low_bytes,
             "log-sum-exp, fp32": n * h * FP32_BYTES,
         }
     return {
         "mask": s * s * BOOL_BYTES,
         "positions of the maxima, int64": n * h * INT64_BYTES,
-        "exponentials": n * h * s * p.wide,
-        "row sums": n * h * p.wide,
-        "probabilities": n * h * s * p.low,
+        "exponentials": n * h * s * p.wide_bytes,
+        "row sums": n * h * p.wide_bytes,
+        "probabilities": n * h * s * p.low_bytes,
     }
 
 
@@ -131,15 +131,15 @@ def attention_in_backward(p: Pass) -> Bytes:
     n, d, kv = p.tokens, p.shape.d_model, p.kv_width
     recomputed = attention_saved(replace(p, recompute_attention=False))
     # Under autocast the matmuls keep casts of q and k besides the originals.
-    rotated = n * (d + kv) * p.wide if p.autocast else 0
+    rotated = n * (d + kv) * p.wide_bytes if p.autocast else 0
     return recomputed | {
-        "arguments of what is computed again": n * kv * p.low + rotated
+        "arguments of what is computed again": n * kv * p.low_bytes + rotated
     }
 
 
 def feed_forward_saved(p: Pass) -> Bytes:
     """Return the bytes that the feed-forward half of a block saves, by tensor."""
-    n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.low
+    n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.low_bytes
     inputs = (
         {"inputs of w1, w3, cast twice": 2 * n * d * low}
         if p.autocast
@@ -170,7 +170,7 @@ def outside_blocks_saved(p: Pass) -> Bytes:
         "embedded tokens, fp32": n * d * FP32_BYTES,
         "final norm before its weight, fp32": n * d * FP32_BYTES,
         "inverse rms, fp32": n * FP32_BYTES,
-        "input of the head": n * d * p.low,
+        "input of the head": n * d * p.low_bytes,
     }
 
 
@@ -180,21 +180,21 @@ def loss_saved(p: Pass) -> Bytes:
     """
     entries = p.tokens * p.vocab
     return {
-        "log-softmax": entries * p.low,
+        "log-softmax": entries * p.low_bytes,
         "log-softmax, cast for the loss, fp32": entries * FP32_BYTES
         if p.autocast
         else 0,
-        "loss and its total weight": 2 * p.wide,
+        "loss and its total weight": 2 * p.wide_bytes,
     }
 
 
 def logits_bytes(p: Pass) -> int:
-    return p.tokens * p.vocab * p.low
+    return p.tokens * p.vocab * p.low_bytes
 
 
 def residual_bytes(p: Pass) -> int:
     """Return the bytes of one residual stream (b, s, d), which autocast keeps fp32."""
-    return p.tokens * p.shape.d_model * p.wide
+    return p.tokens * p.shape.d_model * p.wide_bytes
     # --8<-- [end:saved]
 
 
@@ -203,12 +203,12 @@ def weight_bytes(p: Pass) -> int:
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d
-    return (matrices + norms) * p.wide
+    return (matrices + norms) * p.wide_bytes
 
 
-def table_bytes(p: Pass) -> int:
+def rotary_table_bytes(p: Pass) -> int:
     """Return the bytes of the rotary table, a buffer as permanent as parameters."""
-    return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide
+    return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide_bytes
 
 
 def block_matrix_entries(p: Pass) -> int:

@@ -18,7 +18,7 @@ from systems.formulas.memory_costs import (
     loss_saved,
     outside_blocks_saved,
     residual_bytes,
-    table_bytes,
+    rotary_table_bytes,
     weight_bytes,
     weight_copy_bytes,
 )
@@ -32,7 +32,7 @@ def category_peaks(p: Pass) -> Bytes:
     graphs = {"forward": 0, "forward_two_graphs": 2}.get(p.mode, 1)
     trains = p.mode in ("forward_backward", "step")
     return {
-        "weights": weight_bytes(p) + table_bytes(p),
+        "weights": weight_bytes(p) + rotary_table_bytes(p),
         "optimizer state": p.optimizer_states * weight_bytes(p)
         if p.mode == "step"
         else 0,
@@ -81,7 +81,13 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
     A score takes 12 bytes in fp32 (three matrices) and under autocast (two bf16 and two
     fp32 matrices), and 6 bytes in pure bf16.
     """
-    n, d, f, low, fp32 = p.tokens, p.shape.d_model, p.shape.d_ff, p.low, FP32_BYTES
+    n, d, f, low, fp32 = (
+        p.tokens,
+        p.shape.d_model,
+        p.shape.d_ff,
+        p.low_bytes,
+        FP32_BYTES,
+    )
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
     copies = weight_copy_bytes(p)
     head = p.vocab * d * BF16_BYTES if p.autocast else 0
@@ -89,11 +95,12 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
     return {
         "in the last attention": {
             "weight copies": copies - head - last,
-            "temporaries": n * d * (4 * p.wide + 3 * low) + 3 * p.wide * scores,
+            "temporaries": n * d * (4 * p.wide_bytes + 3 * low)
+            + 3 * p.wide_bytes * scores,
         },
         "in the last feed-forward half": {
             "weight copies": copies - head,
-            "temporaries": n * d * 3 * p.wide + n * f * 3 * low,
+            "temporaries": n * d * 3 * p.wide_bytes + n * f * 3 * low,
         },
         "at the head": {
             "weight copies": copies,
@@ -155,11 +162,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             "saved activations": graph - logits_bytes(p) + loss,
             # The gradients of the log-softmax and of the logits. Under autocast the
             # fp32 copy of the logits is freed in between.
-            "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low),
+            "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low_bytes),
         },
         # Five fp32 tensors are live at once.
         "backward, the last norm": {
-            "gradients": head * p.wide,
+            "gradients": head * p.wide_bytes,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
             "saved activations": graph
             - logits_bytes(p)
@@ -176,13 +183,13 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         # matrix, beside its gradient, to which it is added.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
-            "temporaries": residual_bytes(p) + (2 - p.embeddings) * head * p.wide,
+            "temporaries": residual_bytes(p) + (2 - p.embeddings) * head * p.wide_bytes,
         },
     }
     if p.mode == "step":
         # AdamW takes the square root of the second moment, one parameter at a time.
         # Optimizers with one state or none need no root.
-        root = p.wide * (p.optimizer_states // 2)
+        root = p.wide_bytes * (p.optimizer_states // 2)
         for name, largest in {"a feed-forward matrix": d * f, "the head": head}.items():
             found[f"optimizer, {name}"] = {
                 "gradients": weight_bytes(p),
@@ -228,7 +235,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     exponentials (see `costs.attention_peak_bytes`).
     """
     n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
-    low, wide = p.low, p.wide
+    low, wide = p.low_bytes, p.wide_bytes
     entries = block_matrix_entries(p) + 2 * d
     saved_block = block_saved(p)
     # This block, earlier blocks and the embedding have no gradients yet.

@@ -71,7 +71,7 @@ def best_run_lengths(p: Pass) -> tuple[float, float]:
 
 
 # --8<-- [start:peaks]
-def peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
+def strategy_peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
     """Return two peaks of a forward and backward pass in bytes: with gradients
     allocated when computed, and with all gradients allocated from the start.
     """

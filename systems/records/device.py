@@ -76,7 +76,7 @@ def find_gpu(visible: str | None = None) -> Device | None:
     )
 
 
-def uuid_of(visible: str) -> str | None:
+def gpu_uuid(visible: str) -> str | None:
     """Return the UUID of a GPU that is named as in CUDA_VISIBLE_DEVICES."""
     return query_nvml("nvmlDeviceGetUUID", first_gpu_handle(visible))
 
@@ -96,7 +96,7 @@ def sm_clock_mhz() -> int | None:
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
-def no_gpu() -> str:
+def why_no_gpu() -> str:
     """Return that no GPU was found and, if there is a driver, why NVML doesn't start.
     In some containers CUDA finds the GPU all the same.
     """

@@ -20,7 +20,7 @@ def slug_of(name: str) -> str:
     return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
 
 
-def open_plain(path: Path, flags: int) -> IO[bytes]:
+def open_regular(path: Path, flags: int) -> IO[bytes]:
     """Open a regular file, without following a link to write. OSError for others."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     flags |= ALWAYS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
@@ -31,7 +31,7 @@ def open_plain(path: Path, flags: int) -> IO[bytes]:
     return os.fdopen(handle, "r+b" if flags & os.O_RDWR else "wb" if writes else "rb")
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Put text at `path` in one step: a reader sees the old file or the new one, also
     if the disk is full or this is interrupted.
     """
@@ -39,7 +39,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        with open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -52,12 +52,12 @@ def measure_row(config: Any, run: Run) -> Row:
     """Return the row of one configuration. Out of memory, `Unsupported` and a missing
     C++ compiler are results; other errors raise. ValueError for an invalid metric.
     """
-    *_, row = turns_of(config, run)
+    *_, row = measure_in_turns(config, run)
     assert row is not None
     return row
 
 
-def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
+def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
     """Yield None after each turn of a configuration, then the row of `measure_row`."""
     metrics, status, reason = {}, "ok", None
     try:
@@ -86,10 +86,10 @@ def turns_of(config: Any, run: Run) -> Iterator[Row | None]:
         msgspec.json.decode(json.dumps(metrics, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise ValueError(f"a metric is not JSON: {error}") from None
-    yield Row(asdict(config), status, metrics, as_reason(reason))
+    yield Row(asdict(config), status, metrics, one_line(reason))
 
 
-def as_reason(text: str | None) -> str | None:
+def one_line(text: str | None) -> str | None:
     """Return a text on one line, cut to LONGEST, without control characters."""
     return text and printable(" ".join(text[:LONGEST].split()))
 
@@ -97,7 +97,7 @@ def as_reason(text: str | None) -> str | None:
 def out_of_memory_reason(error: BaseException | None) -> str | None:
     """Return the out-of-memory message of an error or of its causes, or None."""
     torch = sys.modules.get("torch")
-    for cause in causes(error):
+    for cause in error_chain(error):
         text = str(cause)
         if torch is not None and isinstance(cause, torch.OutOfMemoryError):
             # Two sentences: "CUDA out of memory. Tried to allocate 2.50 GiB".
@@ -115,7 +115,7 @@ def compiler_reason(error: BaseException) -> str | None:
     inductor = sys.modules.get("torch._inductor.exc")
     if inductor is None:
         return None
-    for cause in causes(error):
+    for cause in error_chain(error):
         if isinstance(cause, inductor.InvalidCxxCompiler):
             return "torch.compile needs a C++ compiler, and found none: install g++"
         if isinstance(cause, inductor.CppCompileError):
@@ -129,7 +129,7 @@ def paths_with_a_space() -> list[str]:
     return [path for path in (sys.prefix, gettempdir()) if " " in path]
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and the errors that it wraps, as the compiler's do."""
     while error is not None:
         yield error

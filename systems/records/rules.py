@@ -19,7 +19,7 @@ LIVE = re.compile(
 LONGEST_MS, MOST_BYTES = 1e9, 2**60
 
 
-def faults_of(record: Record) -> Iterator[str]:
+def record_faults(record: Record) -> Iterator[str]:
     """Yield each fault of a record, named by its field."""
     reported, first = record.kind == "reported", {}
     if reported != (record.source is not None):

@@ -90,17 +90,20 @@ class Reach:
             place = pending.pop()
             if place not in self.places:
                 self.places.add(place)
-                for statement in [*self.at(place), *self.run_by_importing(place[0])]:
+                for statement in [
+                    *self.statements_at(place),
+                    *self.run_by_importing(place[0]),
+                ]:
                     self.statements[statement] = None
                     pending += statement.references
 
-    def at(self, place: Place) -> list[Statement]:
+    def statements_at(self, place: Place) -> list[Statement]:
         """Return the statements that define a place."""
         module = None if place in self.without else self.module(place[0])
         if module is None or place[1] is None:
             return module.statements if module else []
         if place[1] in module.imports:
-            return self.at(resolve(module.imports[place[1]], self.root))
+            return self.statements_at(resolve(module.imports[place[1]], self.root))
         # Any statement may define a name at run time.
         return module.defines.get(place[1], module.statements)
 
@@ -123,7 +126,7 @@ class Reach:
     def entries(self) -> Iterator[str]:
         """Yield a digest for each statement, of its code and of its references."""
         for statement in self.statements:
-            targets = (self.at(place) for place in statement.references)
+            targets = (self.statements_at(place) for place in statement.references)
             named = (" ".join(target.digest for target in each) for each in targets)
             yield digest_of("\n".join([statement.digest, *named]))
 
@@ -152,17 +155,17 @@ def file_of(name: str, root: Path) -> Path:
 @lru_cache(maxsize=256)
 def parse_module(name: str, source: str, root: Path) -> Module:
     tree = ast.parse(source)
-    module = Module(dict(imports(tree.body)))
-    defined = bindings(node for node in tree.body if not is_import(node))
+    module = Module(dict(imported_names(tree.body)))
+    defined = bound_names(node for node in tree.body if not is_import(node))
     known = {each: (name, each) for each in defined} | module.imports
     for node in tree.body:
         if is_import(node) or is_docstring(node) or is_for_others(node):
             continue
-        canonical = Canonical(known | dict(imports(ast.walk(node))), root)
+        canonical = Canonical(known | dict(imported_names(ast.walk(node))), root)
         code = canonical.text(node)
         statement = Statement(code, canonical.references, runs_on_import(node, known))
         module.statements.append(statement)
-        for each in set(bindings([node])):
+        for each in set(bound_names([node])):
             module.defines.setdefault(each, []).append(statement)
     return module
 
@@ -173,7 +176,7 @@ def resolve(place: Place, root: Path) -> Place:
     return (inner, None) if file_of(inner, root).is_file() else place
 
 
-def imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:
+def imported_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:
     """Yield (local name, place) of the imports among these nodes, not inside them."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
@@ -234,7 +237,7 @@ def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
     return not is_import(node)
 
 
-def bindings(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that these nodes bind in their own scope."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -247,7 +250,7 @@ def bindings(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield node.id
             elif isinstance(node, ast.ExceptHandler) and node.name:
                 yield node.name
-            yield from bindings(ast.iter_child_nodes(node))
+            yield from bound_names(ast.iter_child_nodes(node))
 
 
 OUTSIDE = ("args", "returns", "decorator_list")
@@ -267,7 +270,7 @@ class Canonical:
 
     def text(self, node: Any) -> str:
         if isinstance(node, list):
-            return f"[{','.join(self.text(item) for item in statements_of(node))}]"
+            return f"[{','.join(self.text(item) for item in without_docstring(node))}]"
         if not isinstance(node, ast.AST):
             return repr(node)
         if (place := self.place_of(node)) is not None:
@@ -280,7 +283,7 @@ class Canonical:
         if isinstance(node, ast.Call):
             keywords = [each for each in node.keywords if not is_default(each)]
             node = ast.Call(node.func, node.args, keywords)
-        inner = self.inside(node) if isinstance(node, FUNCTIONS + SCOPES) else self
+        inner = self.inner_scope(node) if isinstance(node, FUNCTIONS + SCOPES) else self
         fields = [
             # Defaults, annotations and decorators belong to the scope around.
             f"{name}={(self if name in OUTSIDE else inner).text(value)}"
@@ -289,7 +292,7 @@ class Canonical:
         ]
         return f"{type(node).__name__}({','.join(fields)})"
 
-    def inside(self, node: ast.AST) -> "Canonical":
+    def inner_scope(self, node: ast.AST) -> "Canonical":
         """Return a copy for an inner scope, whose local names hide outer ones."""
         hidden: set[str] = set()
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
@@ -297,8 +300,11 @@ class Canonical:
             named = [*of.posonlyargs, *of.args, of.vararg, *of.kwonlyargs, of.kwarg]
             hidden |= {argument.arg for argument in named if argument is not None}
         if isinstance(node, FUNCTIONS):
-            hidden |= set(bindings(node.body)) - dict(imports(ast.walk(node))).keys()
-        hidden |= set(bindings(g.target for g in getattr(node, "generators", ())))
+            hidden |= (
+                set(bound_names(node.body))
+                - dict(imported_names(ast.walk(node))).keys()
+            )
+        hidden |= set(bound_names(g.target for g in getattr(node, "generators", ())))
         if hidden.isdisjoint(self.known):
             return self
         known = {name: p for name, p in self.known.items() if name not in hidden}
@@ -319,7 +325,7 @@ class Canonical:
         return None
 
 
-def statements_of(nodes: list[Any]) -> list[Any]:
+def without_docstring(nodes: list[Any]) -> list[Any]:
     """Return a body without docstring and imports."""
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from systems.records.files import open_plain, write_whole
+from systems.records.files import open_regular, write_atomically
 from systems.records.record import Record
-from systems.records.rules import faults_of
+from systems.records.rules import record_faults
 
 SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
@@ -45,7 +45,7 @@ def _parse(content: bytes, path: Path) -> Record:
             found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
             raise RecordError(f"{path}: {found}; measure again")
         record = msgspec.convert(data, Record)
-        for fault in faults_of(record):
+        for fault in record_faults(record):
             raise RecordError(f"{path}: {fault}")
         record.edited = digest != digest_of(data)
     return record
@@ -76,7 +76,7 @@ def _name_file(path: Path, remedy: str) -> Iterator[None]:
 def _content(path: Path) -> bytes:
     """Return the bytes of a regular file that is not too long."""
     try:
-        with open_plain(path, os.O_RDONLY) as file:
+        with open_regular(path, os.O_RDONLY) as file:
             _refuse_if_long(os.fstat(file.fileno()).st_size, path)
             return file.read(LONGEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -95,7 +95,7 @@ def _refuse_if_long(size: int, path: Path) -> None:
 def write(record: Record, path: Path) -> None:
     """Write the record in one step; RecordError for one that `read` would refuse."""
     try:
-        fault = next(faults_of(record), None)
+        fault = next(record_faults(record), None)
         content = b"" if fault else to_json(record).encode()
     except (TypeError, ValueError, RecursionError) as error:
         # A set, say, or half of a surrogate pair.
@@ -104,7 +104,7 @@ def write(record: Record, path: Path) -> None:
         raise RecordError(f"{path}: {fault}")
     _refuse_if_long(len(content), path)
     _parse(content, path)
-    write_whole(path, content)
+    write_atomically(path, content)
 
 
 def to_json(record: Record) -> str:

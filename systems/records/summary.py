@@ -27,12 +27,12 @@ class Summary:
 
 def summarize(samples: Sequence[float]) -> Summary:
     """Return the statistics of samples. ValueError for an empty list."""
-    return summary_of(tuple(samples))
+    return cached_summary(tuple(samples))
 
 
 # Many tables of a page need the same samples.
 @lru_cache(maxsize=4096)
-def summary_of(samples: tuple[float, ...]) -> Summary:
+def cached_summary(samples: tuple[float, ...]) -> Summary:
     if not samples:
         raise ValueError("no samples to summarize")
     fifths = (

@@ -14,14 +14,14 @@ def compiled_folder() -> Path:
     return Path(given) if given else Path(home, ".triton", "cache")
 
 
-def name_compiled_folder() -> None:
+def set_compiled_folder() -> None:
     """Set the folder for this process and its children. Otherwise PyTorch's compiler
     sets another one, where nothing was compiled ahead.
     """
     os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
 
 
-def unwritable(folder: Path) -> str:
+def why_unwritable(folder: Path) -> str:
     """Return why no kernel can be kept in a folder, and the remedy; "" if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

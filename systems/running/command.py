@@ -36,20 +36,20 @@ def options_of(config: Any) -> list[str]:
     given = []
     for name, value in asdict(config).items():
         if isinstance(value, bool):
-            given.append(flag(name) if value else no_flag(name))
+            given.append(option_name(name) if value else negated_option(name))
         else:
-            given += [flag(name), str(value)]
+            given += [option_name(name), str(value)]
     return given
 
 
-def flag(name: str) -> str:
+def option_name(name: str) -> str:
     """Return the option of a field: `keep_traces` is `--keep-traces`."""
     return f"--{name.replace('_', '-')}"
 
 
-def no_flag(name: str) -> str:
+def negated_option(name: str) -> str:
     """Return what switches off a boolean field: `--no-keep-traces`."""
-    return flag(f"no_{name}")
+    return option_name(f"no_{name}")
 
 
 def main(config_class: type, run: Run) -> NoReturn:
@@ -64,7 +64,7 @@ def main(config_class: type, run: Run) -> NoReturn:
         try:
             for name, value in plain.items():
                 if isinstance(value, float) and not math.isfinite(value):
-                    raise ValueError(f"{flag(name)} must be finite, not {value}")
+                    raise ValueError(f"{option_name(name)} must be finite, not {value}")
             limit_host_memory()
             if sys.stderr.isatty():
                 # One line: what keeps moving would take time from what is measured.
@@ -101,7 +101,9 @@ def _parameter(f: Any) -> Parameter:
         bounds = {"min": 0 if f.name == "warmup" else 1, "max": LARGEST}
     shown = typer.Option(
         default,
-        f"{flag(f.name)}/{no_flag(f.name)}" if f.type is bool else flag(f.name),
+        f"{option_name(f.name)}/{negated_option(f.name)}"
+        if f.type is bool
+        else option_name(f.name),
         help=f.metadata["help"][0].upper() + f.metadata["help"][1:] + ".",
         **bounds,
     )

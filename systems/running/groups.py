@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from systems.records.device import sm_clock_mhz
-from systems.records.outcome import as_reason
+from systems.records.outcome import one_line
 from systems.records.record import Record, Row
 from systems.running import machine, profilers
-from systems.running.processes import has_own_process, turns
+from systems.running.processes import has_own_process, run_turns
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
@@ -34,7 +34,7 @@ def measure_into(
     device = record.device
     machine.free_memory()
     rows = measure_group(module, group)
-    profilers.let_go()
+    profilers.detach_cupti()
     for row in rows:
         row.seconds, since = round(time.monotonic() - since, 3), time.monotonic()
     if device.is_gpu and (clock := sm_clock_mhz()):
@@ -47,7 +47,7 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
     """Return the rows of these configurations, measured in alternation. An error gives
     a failed row, which the next run tries again.
     """
-    going = {config: turns(module, config) for config in configs}
+    going = {config: run_turns(module, config) for config in configs}
     rows: dict[Any, Row] = {}
     while going:
         for config, left in list(going.items()):
@@ -64,7 +64,7 @@ def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Row(asdict(config), "failed", reason=as_reason(reason))
+        return Row(asdict(config), "failed", reason=one_line(reason))
 
 
 def gpu_is_broken(module: Any, rows: list[Row]) -> bool:

@@ -20,10 +20,10 @@ import typer
 from systems import lacks, run_as_command
 from systems.experiments import STEMS, Stem
 from systems.records import store
-from systems.records.device import Device, no_gpu
+from systems.records.device import Device, why_no_gpu
 from systems.records.store import RecordError
 from systems.running import machine
-from systems.running.caches import compiled_folder, name_compiled_folder, unwritable
+from systems.running.caches import compiled_folder, set_compiled_folder, why_unwritable
 from systems.running.groups import gpu_is_broken, groups_of, measure_into
 from systems.running.precompile import compile_ahead, folder_for_compiled
 from systems.running.reports import (
@@ -34,12 +34,12 @@ from systems.running.reports import (
     report,
 )
 from systems.running.resuming import (
-    exclusive,
+    lock_record,
+    modified_ns,
     new_record,
     partial_path,
     record_path,
     resume,
-    written_at,
 )
 from systems.running.verify import verify_stem
 
@@ -53,12 +53,12 @@ def measure_stem(
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
     if device is None:
-        raise CannotStart(f"{name} {no_gpu()}; --quick runs what a CPU can")
+        raise CannotStart(f"{name} {why_no_gpu()}; --quick runs what a CPU can")
     if said := lacks(*stem.needs):
         raise CannotStart(said)
     path = record_path(results, device, name, grid)
-    with exclusive(path), folder_for_compiled(path):
-        if seen not in (None, written_at(path)):
+    with lock_record(path), folder_for_compiled(path):
+        if seen not in (None, modified_ns(path)):
             report(event="already")
             return 0
         module = import_experiment(stem, device)
@@ -118,9 +118,9 @@ def measure_stem(
 def import_experiment(stem: Stem, device: Device) -> Any:
     """Return an experiment's module, with all that its rows would import."""
     if device.is_gpu:
-        if fault := unwritable(compiled_folder()):
+        if fault := why_unwritable(compiled_folder()):
             raise CannotStart(fault)
-        name_compiled_folder()
+        set_compiled_folder()
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:

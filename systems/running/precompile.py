@@ -23,8 +23,8 @@ from typing import Any
 
 from systems import ROOT
 from systems.experiments import STEMS
-from systems.records.files import write_whole
-from systems.records.outcome import turns_of
+from systems.records.files import write_atomically
+from systems.records.outcome import measure_in_turns
 from systems.running.reports import GRACE, end_with_parent, exit_when_terminated, report
 
 # Each process holds a context and a row's tensors on the GPU.
@@ -39,7 +39,7 @@ AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
 COLD = "cold.json"
 
 
-def cores() -> int:
+def available_cores() -> int:
     """Return how many cores this process may use; on a cluster, its job's share."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -80,7 +80,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     """
     started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
-    count = min(MOST_PROCESSES, cores() // STEMS[stem].cores_of_each)
+    count = min(MOST_PROCESSES, available_cores() // STEMS[stem].cores_of_each)
     wanted = [
         config for config in pending if implementation_or_execution(config) in kinds
     ]
@@ -111,10 +111,10 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     except subprocess.TimeoutExpired:
         report(event="compiled_in_part", minutes=round((ends - started) / 60, 1))
     finally:
-        end(children)
+        terminate_children(children)
 
 
-def end(children: list[subprocess.Popen[Any]]) -> None:
+def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
     """Terminate all children; kill those that a compiler keeps from ending in time."""
     for child in children:
         child.terminate()
@@ -160,7 +160,7 @@ def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
     """Write the times of compiling steps in ms, and how many processes compiled."""
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
-    write_whole(folder / COLD, json.dumps(kept))
+    write_atomically(folder / COLD, json.dumps(kept))
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
                 module.precompile(configs[row])
             else:
                 # The first turn of a row compiles all that it runs.
-                next(turns_of(configs[row], module.run))
+                next(measure_in_turns(configs[row], module.run))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from systems import ROOT
-from systems.records.outcome import as_reason, measure_row, turns_of
+from systems.records.outcome import measure_in_turns, measure_row, one_line
 from systems.records.record import Row
 from systems.running.memory import limit_host_memory
 from systems.running.reports import end_with_parent, keep_output_for_reports, report
@@ -28,14 +28,14 @@ def has_own_process(module: Any) -> bool:
     return getattr(module, "FRESH_PROCESS", False)
 
 
-def turns(module: Any, config: Any) -> Iterator[Row | None]:
+def run_turns(module: Any, config: Any) -> Iterator[Row | None]:
     """Yield None after each turn of a configuration, then its row."""
     if has_own_process(module):
-        return iter([row_of_process(module, config)])
-    return turns_of(config, module.run)
+        return iter([measure_in_process(module, config)])
+    return measure_in_turns(config, module.run)
 
 
-def row_of_process(module: Any, config: Any) -> Row:
+def measure_in_process(module: Any, config: Any) -> Row:
     """Return the row that a process of its own measures."""
     asked = json.dumps(asdict(config)), str(os.getpid())
     done = subprocess.run(
@@ -48,11 +48,11 @@ def row_of_process(module: Any, config: Any) -> Row:
     )
     if done.stdout.endswith("\n"):
         return msgspec.json.decode(done.stdout, type=Row)
-    reason = as_reason(f"exit code {done.returncode}: {error_in(done.stderr)}")
+    reason = one_line(f"exit code {done.returncode}: {extract_error(done.stderr)}")
     return Row(asdict(config), "failed", reason=reason)
 
 
-def error_in(stderr: str) -> str:
+def extract_error(stderr: str) -> str:
     """Return the first line after a traceback, because PyTorch's messages end with
     advice; without a traceback the last line.
     """

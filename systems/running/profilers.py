@@ -16,8 +16,8 @@ LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
 CALLS, PAUSE = 10, 0.005
 
 
-# --8<-- [start:let_go]
-def let_go() -> None:
+# --8<-- [start:detach_cupti]
+def detach_cupti() -> None:
     """Detach CUPTI from this process if a profiler ran."""
     if PROFILES not in sys.modules:
         return
@@ -42,4 +42,4 @@ def let_go() -> None:
         os.environ.pop(LEAVE)
         if kept is not None:
             os.environ[LEAVE] = kept
-    # --8<-- [end:let_go]
+    # --8<-- [end:detach_cupti]

@@ -17,7 +17,7 @@ from systems import printable
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import Device
-from systems.records.files import open_plain
+from systems.records.files import open_regular
 from systems.records.record import Record
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError, UnreadableError
 from systems.running.reports import CannotStart
@@ -25,7 +25,7 @@ from systems.running.software import (
     configured_attention,
     drop_peer,
     git_state,
-    hash_of,
+    hash_configs,
     kernel_status,
     launches_kernels,
     tuned_software,
@@ -45,7 +45,7 @@ def partial_path(path: Path) -> Path:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def lock_record(path: Path) -> Iterator[None]:
     """Hold a lock on writing this record, which the kernel releases when the process
     ends. CannotStart if another process holds it.
     """
@@ -54,7 +54,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_name(f".{path.name}.lock")
-    with open_plain(lock, os.O_RDWR | os.O_CREAT) as handle:
+    with open_regular(lock, os.O_RDWR | os.O_CREAT) as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -68,7 +68,7 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
 
 
-def written_at(path: Path) -> int:
+def modified_ns(path: Path) -> int:
     """Return when this record was written, in ns; 0 if there is none."""
     with suppress(OSError):
         return path.stat().st_mtime_ns
@@ -103,7 +103,7 @@ def new_record(
         command=f"python tools/regen_tables.py --only {stem_name}"
         + (" --quick" if grid == "quick" else ""),
         git=git_state(),
-        source_hash=hash_of(stem, configs),
+        source_hash=hash_configs(stem, configs),
     )
 
 
@@ -118,14 +118,14 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
     except RecordError as error:
         print(f"starting over: {error}", file=sys.stderr)
         return fresh
-    if reason := may_continue(old, fresh, configs):
+    if reason := why_not_resumable(old, fresh, configs):
         print(f"starting over: {partial} {reason}", file=sys.stderr)
         return fresh
     old.rows = [row for row in old.rows if row.status != "failed"]
     return old
 
 
-def may_continue(old: Record, new: Record, configs: list[Any]) -> str | None:
+def why_not_resumable(old: Record, new: Record, configs: list[Any]) -> str | None:
     """Return why new rows can't be added to `old`, or None if they can."""
     same = ("stem", "kind", "grid", "source_hash", "expected_rows")
     if (

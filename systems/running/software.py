@@ -95,7 +95,7 @@ def named_commit() -> str | None:
     return text
 
 
-def hash_of(stem: Stem, configs: list[Any]) -> str:
+def hash_configs(stem: Stem, configs: list[Any]) -> str:
     """Return the hash of the source that these configurations run."""
     return source_hash(stem.module, configured_attention(configs))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from systems.experiments import STEMS
 from systems.records import store
-from systems.records.device import no_gpu
+from systems.records.device import why_no_gpu
 from systems.records.record import Row
 from systems.records.source_hash import source_hash
 from systems.records.summary import summarize
@@ -19,12 +19,12 @@ from systems.running import machine
 from systems.running.command import is_table
 from systems.running.groups import groups_of, measure_group
 from systems.running.reports import CannotStart, report
-from systems.running.resuming import exclusive, grid_difference, record_path
+from systems.running.resuming import grid_difference, lock_record, record_path
 from systems.running.software import TUNED, recorded_attention, tuned_software
 
 
 # --8<-- [start:verify]
-def agrees(name: str, old: Any, new: Any) -> bool:
+def metrics_agree(name: str, old: Any, new: Any) -> bool:
     """Return whether a metric measured again agrees: times and errors within noise,
     everything else exactly. Times of single kernels in a table are ignored.
 
@@ -54,7 +54,9 @@ def is_gpu_time(name: str) -> bool:
     return name.endswith(("_gpu_ms", "_gpu_busy_ms"))
 
 
-def compare(name: str, old: Row | None, new: Row, once: tuple[str, ...]) -> None:
+def require_agreement(
+    name: str, old: Row | None, new: Row, once: tuple[str, ...]
+) -> None:
     """Raise CannotStart with the metrics that differ. Metrics that begin like one of
     `once` belong to a first start and are skipped. So are wall-clock times of a row
     that has GPU times.
@@ -69,18 +71,19 @@ def compare(name: str, old: Row | None, new: Row, once: tuple[str, ...]) -> None
     differing = [
         key
         for key in filter(is_compared, old.metrics)
-        if not agrees(key, old.metrics[key], new.metrics.get(key))
+        if not metrics_agree(key, old.metrics[key], new.metrics.get(key))
     ]
     if new.status != "ok" or differing:
         changes = ", ".join(
-            f"{key} ({brief(old.metrics[key])}, now {brief(new.metrics.get(key))})"
+            f"{key} ({format_metric(old.metrics[key])}, now "
+            f"{format_metric(new.metrics.get(key))})"
             for key in differing
         )
         where = f"{name} differs at {new.config} in {changes or new.reason}"
         raise CannotStart(f"{where}: measure it again")
 
 
-def brief(value: Any) -> str:
+def format_metric(value: Any) -> str:
     """Format a metric for a message: the median of samples, the length of a table."""
     if is_table(value):
         return f"{len(value)} entries"
@@ -107,13 +110,13 @@ def verify_stem(name: str, results: Path) -> int:
     stem = STEMS[name]
     device = machine.device_for(stem.full)
     if device is None:
-        raise CannotStart(f"{name} {no_gpu()}")
+        raise CannotStart(f"{name} {why_no_gpu()}")
     path = record_path(results, device, name, "full")
     if not path.is_file():
         raise CannotStart(
             f"{path} does not exist: there is nothing to verify, measure it first"
         )
-    with exclusive(path):
+    with lock_record(path):
         module = import_module(stem.module)
         machine.check_torch(device)
         record = store.read(path)
@@ -146,7 +149,9 @@ def verify_stem(name: str, results: Path) -> int:
                 report(
                     event="row", config=new.config, status=new.status, reason=new.reason
                 )
-                compare(name, record.row(new.config), new, getattr(module, "ONCE", ()))
+                require_agreement(
+                    name, record.row(new.config), new, getattr(module, "ONCE", ())
+                )
         present = source_hash(stem.module, attention)
         if present not in (record.source_hash, *record.verified_hashes):
             record.verified_hashes.append(present)

@@ -13,7 +13,7 @@ from systems.attention.hopper import limits
 from systems.attention.triton import available
 from systems.attention.triton.available import check_device, describe_kernels
 from systems.attention.triton.primitives import INTERPRETED
-from systems.check_setup import attention_kernels
+from systems.check_setup import attention_status
 from tests.attention.checks import Like, like
 
 LARGE = (1, 16, 16384, 64)
@@ -106,7 +106,7 @@ def test_a_table_that_nobody_timed_is_told_once(gpu_with, caplog):
 def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, gpu_with):
     look, found = gpu_with(capability, "3.8.0"), ".".join(map(str, capability))
     said = f"needs a GPU of compute capability 8.0 or later, found {found}"
-    assert attention_kernels("cuda:0")["triton"] == said
+    assert attention_status("cuda:0")["triton"] == said
     for _ in range(2):
         with pytest.raises(ValueError, match=f"^triton: {re.escape(said)}$"):
             look(GPU)
@@ -139,7 +139,7 @@ KERNELS = {
 def test_the_setup_says_which_kernels_run_and_why(machine, gpu_with):
     """And what it says of Hopper's kernels is what calling them by name says."""
     gpu_with(*machine)
-    said, (hopper_says, triton_says) = attention_kernels("cuda:0"), KERNELS[machine]
+    said, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
     assert list(said) == ["hopper", "triton"]
     assert hopper_says in said["hopper"] and triton_says in said["triton"]
     x = like(*LARGE)
@@ -150,7 +150,7 @@ def test_the_setup_says_which_kernels_run_and_why(machine, gpu_with):
 
 
 def test_the_setup_says_that_a_cpu_runs_none(monkeypatch):
-    assert "interpreter" in attention_kernels("cpu")["triton"] or not INTERPRETED.value
+    assert "interpreter" in attention_status("cpu")["triton"] or not INTERPRETED.value
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
     for said in describe_kernels(torch.device("cpu")).values():
         assert said.startswith("needs a CUDA GPU, found cpu")

@@ -12,7 +12,7 @@ from systems.benchmarking.graphs import captured
 from systems.benchmarking.workload import Workload
 from systems.profiling import probes
 from systems.profiling.trace import Kernel, TraceError
-from systems.running.profilers import let_go
+from systems.running.profilers import detach_cupti
 
 
 def kernel(start: int, end: int) -> Kernel:
@@ -147,7 +147,7 @@ def test_a_product_leaves_the_precision_as_it_was(precision, monkeypatch):
 @pytest.fixture
 def detached():
     yield
-    let_go()
+    detach_cupti()
 
 
 @pytest.mark.gpu

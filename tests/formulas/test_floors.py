@@ -2,7 +2,7 @@
 
 import pytest
 
-from systems.formulas.chips import CHIPS, chip_of
+from systems.formulas.chips import CHIPS, find_chip
 from systems.formulas.costs import PEAKS, Peak, find_peak
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
 from systems.records.device import slug_of
@@ -28,11 +28,11 @@ def test_rates_are_rounded_as_data_sheets_round():
 
 
 def test_the_longest_name_counts_and_a_slice_of_a_gpu_has_no_rates():
-    plain, pcie = chip_of("nvidia-h100"), chip_of("nvidia-h100-pcie")
+    plain, pcie = find_chip("nvidia-h100"), find_chip("nvidia-h100-pcie")
     assert plain and pcie and plain.sms > pcie.sms
-    assert chip_of("nvidia-a100-sxm4-80gb") is CHIPS["nvidia-a100"]
+    assert find_chip("nvidia-a100-sxm4-80gb") is CHIPS["nvidia-a100"]
     for slug in ("acme-gpu", slug_of("NVIDIA A100-SXM4-80GB MIG 3g.40gb")):
-        assert chip_of(slug) is find_peak(slug) is None
+        assert find_chip(slug) is find_peak(slug) is None
 
 
 def test_the_floor_is_what_binds_and_at_the_ridge_both_do():

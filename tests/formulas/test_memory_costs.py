@@ -59,7 +59,7 @@ def allocated(monkeypatch, p: Pass) -> dict[int, int]:
             if inputs[0].requires_grad:
                 inputs[0].register_hook(partial(note, block))
 
-        with default_dtype(torch.float32 if p.wide == 4 else torch.bfloat16):
+        with default_dtype(torch.float32 if p.wide_bytes == 4 else torch.bfloat16):
             model = build_model("tested", p.context, p.vocab, p.attention)
         token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
         if p.embeddings == 1:

@@ -14,8 +14,8 @@ from systems.formulas.recomputation import (
     count_kept_inputs,
     enclosing_halves,
     forward_passes,
-    peaks,
     strategy_moments,
+    strategy_peaks,
 )
 from systems.model.sizes import SIZES, ModelSize
 from systems.model.train_step import precision_context, training_step
@@ -63,7 +63,7 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
     small = {"batch": 2, "vocab": 500, "workspace_bytes": 0}
     p = Pass(SHAPE, 512, "forward_backward", precision, attention, **small)
     found = allocated(monkeypatch, p, strategy, run)
-    assert list(peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
+    assert list(strategy_peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
 
 
 def test_what_the_forward_pass_keeps():
@@ -97,7 +97,10 @@ def test_nested_runs_in_closed_form():
 def test_by_hand_nothing_is_held_before_a_gradient_came_in():
     """Where gradients are kept the peak is in the forward pass, alike by both."""
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
-    (made, kept), (by_hand, kept_by_hand) = peaks(p, "runs"), peaks(p, "by_hand")
+    (made, kept), (by_hand, kept_by_hand) = (
+        strategy_peaks(p, "runs"),
+        strategy_peaks(p, "by_hand"),
+    )
     assert kept_by_hand == kept and by_hand == made + residual_bytes(p)
     names, moments = peak_candidates(replace(p, checkpoint=1)), []
     for strategy in ("by_hand", "runs"):

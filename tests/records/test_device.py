@@ -14,10 +14,10 @@ from systems.records.device import (
     Device,
     find_gpu,
     newest_cuda,
-    no_gpu,
     slug_of,
     sm_clock_mhz,
     visible_gpus,
+    why_no_gpu,
 )
 from tests.factories import make_record, make_row
 
@@ -143,11 +143,11 @@ def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatc
     said = "needs a GPU and none was found"
     driver.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere"])
-    assert no_gpu() == said
+    assert why_no_gpu() == said
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere", "/dev/null"])
-    assert no_gpu() == f"{said}: NVML does not start (Not Supported)"
+    assert why_no_gpu() == f"{said}: NVML does not start (Not Supported)"
     driver.refused = set()
-    assert no_gpu() == said
+    assert why_no_gpu() == said
 
 
 def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
@@ -156,7 +156,7 @@ def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
     monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
     monkeypatch.setattr(check_setup, "default_device", lambda: "cuda")
     monkeypatch.setattr(check_setup.torch.cuda, "get_device_name", lambda: "A GPU")
-    for name in ("attention_kernels", "run_once"):
+    for name in ("attention_status", "run_once"):
         monkeypatch.setattr(check_setup, name, lambda on: {})
     with pytest.raises(SystemExit) as ended:
         check_setup.main()

@@ -7,7 +7,7 @@ import pytest
 from systems.experiments import STEMS
 from systems.records import device
 from systems.running import machine, measure
-from systems.running.caches import compiled_folder, unwritable
+from systems.running.caches import compiled_folder, why_unwritable
 from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
 from tools import regen_tables
@@ -45,7 +45,7 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
     name, environment, monkeypatch, tmp_path, capsys, run
 ):
     environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
-    said = unwritable(compiled_folder())
+    said = why_unwritable(compiled_folder())
     assert said.startswith("can't keep compiled kernels in /dev/null/")
     assert said.endswith("set TRITON_CACHE_DIR to a folder on a disk of this machine")
     gpu = make_gpu()
@@ -73,5 +73,5 @@ def test_rows_look_where_compiled_ahead_is_kept(run, environment, monkeypatch):
     environment(HOME=os.environ["HOME"])
     assert run().code == 0 and set(seen) == {str(compiled_folder())}
     environment(TRITON_CACHE_DIR="/of/mine")
-    monkeypatch.setattr(measure, "unwritable", lambda folder: "")
+    monkeypatch.setattr(measure, "why_unwritable", lambda folder: "")
     assert run().code == 0 and seen[-1] == "/of/mine"

@@ -223,7 +223,7 @@ def test_work_in_progress_that_cannot_be_read_now_is_kept(
     fresh = store.read(record_file)
     record_file.rename(partial_file)
     denied = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
-    monkeypatch.setattr(store, "open_plain", denied)
+    monkeypatch.setattr(store, "open_regular", denied)
     with pytest.raises(store.UnreadableError, match="can't be read: Permission"):
         resume(partial_file, fresh, [])
     with pytest.raises(store.UnreadableError):

@@ -37,7 +37,7 @@ def stem(monkeypatch):
     monkeypatch.setitem(STEMS, "fake", entry)
     module = SimpleNamespace(seen=[], configs=lambda quick: CONFIGS)
     monkeypatch.setitem(sys.modules, "fake_module", module)
-    monkeypatch.setattr(precompile, "cores", lambda: 3)
+    monkeypatch.setattr(precompile, "available_cores", lambda: 3)
     return module
 
 
@@ -52,7 +52,7 @@ def shares(monkeypatch):
         rows.append([*map(int, command[6:])])
         return SimpleNamespace(wait=lambda timeout: 0, terminate=lambda: None)
 
-    monkeypatch.setattr(precompile, "cores", lambda: 3)
+    monkeypatch.setattr(precompile, "available_cores", lambda: 3)
     monkeypatch.setattr(subprocess, "Popen", start)
     return rows
 
@@ -79,7 +79,7 @@ def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeyp
 def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
     shares, monkeypatch, room, count
 ):
-    monkeypatch.setattr(precompile, "cores", lambda: 16)
+    monkeypatch.setattr(precompile, "available_cores", lambda: 16)
     monkeypatch.setattr(precompile, "free_gpu_bytes", lambda: room)
     configs = precompile.configs_of("compile", "full")
     precompile.compile_ahead("compile", "full", configs, NEVER)
@@ -92,7 +92,7 @@ def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
     """Also where as many kinds alternate in the grid as there are processes."""
     both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
     monkeypatch.setitem(STEMS, "fake", both)
-    monkeypatch.setattr(precompile, "cores", lambda: 2)
+    monkeypatch.setattr(precompile, "available_cores", lambda: 2)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
     assert len(shares) == 2
     for rows in shares:
@@ -113,7 +113,7 @@ def test_few_rows_one_core_or_no_time_are_not_worth_it(
     precompile.compile_ahead("fake", "full", CONFIGS[:14], NEVER)
     precompile.compile_ahead("warmup", "full", CONFIGS, NEVER)
     precompile.compile_ahead("fake", "full", CONFIGS, time.time() - 60)
-    monkeypatch.setattr(precompile, "cores", lambda: 1)
+    monkeypatch.setattr(precompile, "available_cores", lambda: 1)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
     assert shares == [] and capsys.readouterr().out == ""
 
@@ -179,7 +179,7 @@ def test_told_to_end_they_leave_no_folder_and_the_deaf_are_killed(
     for child in children:
         assert child.stdout and child.stdout.readline()
         child.stdout.close()
-    precompile.end(children)
+    precompile.terminate_children(children)
     assert [child.poll() for child in children] == [-signal.SIGKILL, 143]
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -8,7 +8,7 @@ import torch
 
 from systems.profiling import torch_trace
 from systems.running import groups, machine, profilers
-from systems.running.profilers import LEAVE, let_go
+from systems.running.profilers import LEAVE, detach_cupti
 from tests.factories import make_record
 
 
@@ -35,7 +35,7 @@ def test_a_profile_ends_that_detaches_and_the_environment_is_as_before(
     monkeypatch.delenv(LEAVE, raising=False)
     if before is not None:
         monkeypatch.setenv(LEAVE, before)
-    let_go()
+    detach_cupti()
     assert ended == ["1", *["call"] * profilers.CALLS]
     assert os.environ.get(LEAVE) == before
 
@@ -46,14 +46,14 @@ def test_a_broken_gpu_is_left_for_its_row_to_tell(ended, monkeypatch):
 
     monkeypatch.delenv(LEAVE, raising=False)
     monkeypatch.setattr(torch_trace, "run_profiled", broken)
-    let_go()
+    detach_cupti()
     assert ended == [] and LEAVE not in os.environ
 
 
 def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
     order = []
     monkeypatch.setattr(machine, "free_memory", lambda: None)
-    monkeypatch.setattr(profilers, "let_go", lambda: order.append("let go"))
+    monkeypatch.setattr(profilers, "detach_cupti", lambda: order.append("let go"))
     monkeypatch.setattr(groups, "measure_group", lambda _, x: order.append(x) or [])
     record = make_record("nsys")
     for group in ("first", "second"):
@@ -79,7 +79,7 @@ def test_launches_after_a_profile_take_as_long_as_before():
     before = least()
     torch_trace.profile_kernels(lambda: torch.ones(1, device="cuda") + 1, "cuda")
     attached = least()
-    let_go()
+    detach_cupti()
     assert least() < 0.5 * (before + attached)
     # And kernels are seen again.
     _, kernels = torch_trace.profile_kernels(

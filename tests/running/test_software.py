@@ -11,7 +11,7 @@ from systems.experiments import STEMS
 from systems.records.device import CPU
 from systems.records.source_hash import source_hash
 from systems.running import software
-from systems.running.resuming import may_continue, new_record
+from systems.running.resuming import new_record, why_not_resumable
 from systems.running.software import (
     PEER,
     TUNED,
@@ -127,4 +127,4 @@ def test_a_library_of_others_counts_where_it_runs(configs, count):
     assert drop_peer(found, configs) == expected
     old, new = (make_record("fake", software=dict(found)) for _ in range(2))
     del new.software[PEER]
-    assert (may_continue(old, new, configs) is not None) == count
+    assert (why_not_resumable(old, new, configs) is not None) == count

@@ -124,10 +124,10 @@ def test_gpu_times_are_compared_where_a_row_has_them():
     """Within 3 %; what the host decides is not."""
     old = make_row({}, forward_ms=[10.0], warmup_ms=[9.0], forward_gpu_ms=[8.0])
     slow = make_row({}, forward_ms=[99.0], warmup_ms=[1.0], forward_gpu_ms=[8.2])
-    verify.compare("end_to_end", old, slow, ())
+    verify.require_agreement("end_to_end", old, slow, ())
     slow.metrics["forward_gpu_ms"] = [8.3]
     with pytest.raises(CannotStart, match="forward_gpu_ms .median 8, now median 8.3."):
-        verify.compare("end_to_end", old, slow, ())
+        verify.require_agreement("end_to_end", old, slow, ())
 
 
 def test_verify_needs_a_record_with_rows(run, record_file):
@@ -216,4 +216,4 @@ SLOWER = [KERNELS[1] | {"total_ms": 1.1}, KERNELS[0]]
     ],
 )
 def test_agreement_is_within_noise(name, old, new, same):
-    assert verify.agrees(name, old, new) == same
+    assert verify.metrics_agree(name, old, new) == same

@@ -174,7 +174,7 @@ def test_one_that_can_not_be_started_ends_the_others(child_that, monkeypatch):
 def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch):
     kinds = {"0": make_gpu("X"), "1": make_gpu("X"), "2": make_gpu("Y")}
     monkeypatch.setattr(at_once, "find_gpu", kinds.get)
-    monkeypatch.setattr(at_once, "uuid_of", {"0": "a", "1": "b"}.get)
+    monkeypatch.setattr(at_once, "gpu_uuid", {"0": "a", "1": "b"}.get)
 
     def refused(count: int, *visible: str) -> str:
         monkeypatch.setattr(at_once, "visible_gpus", lambda: [*visible])

@@ -403,7 +403,7 @@ def test_a_folder_of_other_files_is_not_rendered_into(rendered, tmp_path):
 def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkeypatch):
     """Also in a new folder, where only rendered files are."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
-    write, written = rendering.write_whole, []
+    write, written = rendering.write_atomically, []
 
     def write_or_stop(path, *arguments, **keywords):
         if written:
@@ -411,11 +411,11 @@ def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkey
         written.append(path)
         return write(path, *arguments, **keywords)
 
-    monkeypatch.setattr(rendering, "write_whole", write_or_stop)
+    monkeypatch.setattr(rendering, "write_atomically", write_or_stop)
     done = rendered(*options, str(shown))
     assert done.code == 2 and done.err.strip().endswith("error: stopped")
     assert len(contents(shown)) == 1
-    monkeypatch.setattr(rendering, "write_whole", write)
+    monkeypatch.setattr(rendering, "write_atomically", write)
     for name in ("end_to_end-of-another-day.md", ".end_to_end-10B.md.tmp"):
         (shown / name).touch()
     assert not rendered(*options, str(shown)).code

@@ -200,7 +200,7 @@ def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
 def tuning_here(a100, monkeypatch):
     """Tune as on an A100, where a kernel takes as long as its number of stages."""
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
-    monkeypatch.setattr(tune_flash, "cores", lambda: 2)
+    monkeypatch.setattr(tune_flash, "available_cores", lambda: 2)
     monkeypatch.setattr(tune_flash, "make_launch", lambda c, heads, n: c.config.stages)
     monkeypatch.setattr(tune_flash, "time_call_ms", float)
     before = signal.getsignal(signal.SIGTERM)

@@ -10,7 +10,7 @@ from lxml import html
 
 from systems import ROOT
 from systems.attention import attention_reference
-from systems.formulas.chips import chip_of
+from systems.formulas.chips import find_chip
 from systems.formulas.costs import (
     attention_peak_bytes,
     find_peak,
@@ -137,7 +137,7 @@ def test_the_lines_beside_the_equations_are_lines_of_the_kernel(page, lines):
 
 
 def test_the_machine_is_as_its_data_sheet_says():
-    chip, peak = chip_of("nvidia-h200"), find_peak("nvidia-h200")
+    chip, peak = find_chip("nvidia-h200"), find_peak("nvidia-h200")
     assert chip and peak
     assert {
         f"{chip.sms} SMs, all alike",

@@ -5,7 +5,7 @@ measured times. Without a record, ratios read "not measured".
 from collections.abc import Callable
 from dataclasses import asdict
 
-from systems.formulas.chips import chip_of
+from systems.formulas.chips import find_chip
 from systems.formulas.costs import (
     FP32_BYTES,
     Peak,
@@ -137,7 +137,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
 
 
 def chip_facts() -> dict[str, str]:
-    peak, chip = data_sheet(primary_gpu()), chip_of(primary_gpu())
+    peak, chip = data_sheet(primary_gpu()), find_chip(primary_gpu())
     fp32, bf16 = (ridge_intensity(peak, precision) for precision in ("fp32", "bf16"))
     return {
         "bandwidth": say(peak.bandwidth / 1e12, "{:.1f} TB/s"),

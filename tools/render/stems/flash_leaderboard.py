@@ -4,7 +4,7 @@ lower bounds for its kernels.
 
 from typing import Any
 
-from systems.formulas.chips import chip_of
+from systems.formulas.chips import find_chip
 from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_peak
 from systems.records.record import Record
 from systems.records.summary import summarize
@@ -61,7 +61,7 @@ def device_rates(record: Record) -> dict[str, float]:
     """Return the rates per second of each resource in LIMITS: FLOPs and exponentials at
     the GPU's highest clock, bytes by the data sheet, additions as measured.
     """
-    peak, chip = find_peak(record.device.slug), chip_of(record.device.slug)
+    peak, chip = find_peak(record.device.slug), find_chip(record.device.slug)
     if not (peak and chip):
         return dict.fromkeys(LIMITS, MISSING)
     seen = 1e6 * max(record.device.sm_clocks_mhz, default=0)

@@ -18,7 +18,7 @@ from systems.formulas.recomputation import (
     best_run_lengths,
     count_kept_inputs,
     forward_passes,
-    peaks,
+    strategy_peaks,
 )
 from systems.records.record import Record
 from tools.render import plots
@@ -92,7 +92,7 @@ def predict_peaks(x: Line) -> tuple[float, float]:
     return cached_peaks(Pass(*shape, batch=x["batch"]), x["strategy"], x["run"])
 
 
-cached_peaks = cache(peaks)
+cached_peaks = cache(strategy_peaks)
 
 
 def make_pass(attention: str = "flash") -> Pass:
