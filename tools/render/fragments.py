@@ -12,9 +12,12 @@ include the files by name.
 from collections.abc import Callable
 
 from systems.records.record import Record
+from tools.render import plots
 from tools.render.markdown import add_caption, per_device
 from tools.render.rows import measured
 
+# How to draw a figure, its finding and how to read it; None without data.
+Drawn = tuple[plots.Draw, str, str] | None
 ShowOne = Callable[[Record], str]
 ShowAll = Callable[[list[Record]], str]
 
@@ -36,6 +39,20 @@ class Fragments:
 
             self.add_file(name, caption)(show_all)
             return show
+
+        return register
+
+    def figure(
+        self, file: str, name: str, **sizes: float
+    ) -> Callable[[Callable[[Record], Drawn]], ShowOne]:
+        """Register a function that returns what `plots.plot` draws of a record."""
+
+        def register(draw: Callable[[Record], Drawn]) -> ShowOne:
+            def show(record: Record) -> str:
+                drawn = draw(record)
+                return plots.plot(record, name, *drawn, **sizes) if drawn else ""
+
+            return self.add(file)(show)
 
         return register
 

@@ -9,7 +9,7 @@ from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import count_true, say
@@ -138,11 +138,11 @@ def stalls_table(record: Record) -> str:
     )
 
 
-@fragments.add("sums.md")
-def sums_figure(record: Record) -> str:
+@fragments.figure("sums.md", "sums", height=280, narrow=520)
+def sums_figure(record: Record) -> Drawn:
     found = sums(record)
     if not (terms := found.values("term")):
-        return ""
+        return None
 
     def draw(figure: Figure) -> None:
         for axes, term in zip(plots.panels(figure, len(terms)), terms, strict=True):
@@ -171,14 +171,10 @@ def sums_figure(record: Record) -> str:
         for x in found
         if x["stalled"]
     ]
-    return plots.plot(
-        record,
-        "sums",
+    return (
         draw,
         f"Where all sums should reach 10, {', '.join(stops) or 'none stops'}.",
         "A cross marks the last step that changed the sum.",
-        height=280,
-        narrow=520,
     )
 
 

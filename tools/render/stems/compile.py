@@ -12,7 +12,7 @@ from systems.model.sizes import TABLE_1
 from systems.records.record import PHASES, Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.plots import ACCENT, DARK, GREY, PALE
 from tools.render.rows import describe_range, known, least, most, say, span
@@ -151,8 +151,8 @@ def price_table(record: Record) -> str:
 DOTS = {"eager": GREY, "as CUDA graphs": DARK, "compiled": ACCENT}
 
 
-@fragments.add("speedups.md")
-def speedup_figure(record: Record) -> str:
+@fragments.figure("speedups.md", "speedup", height=280, narrow=520)
+def speedup_figure(record: Record) -> Drawn:
     found = steps(record).join("graph", execution="graph").where(compiled="model")
     times = ("eager.step_ms", "graph.step_ms", "step_ms")
 
@@ -176,15 +176,11 @@ def speedup_figure(record: Record) -> str:
             axes.set_title(f"{precision}: % of the eager step's time")
         plots.draw_legend(figure, DOTS)
 
-    return plots.plot(
-        record,
-        "speedup",
+    return (
         draw,
         f"The speedup of a whole compiled step {describe_range(found.column('gain'))}.",
         "Context 512. Eager to CUDA graphs is launch overhead; from there to compiled, "
         "fusion saves memory traffic.",
-        height=280,
-        narrow=520,
     )
 
 

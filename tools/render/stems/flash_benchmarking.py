@@ -11,7 +11,7 @@ from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_mib, format_ms, percent
@@ -196,11 +196,11 @@ def draw_curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
     plots.power_of_two_axis(axes.xaxis, found.column("n")[1::4], "sequence length N")
 
 
-@fragments.add("rates.md")
-def rates_figure(record: Record) -> str:
+@fragments.figure("rates.md", "rates", height=300, narrow=560)
+def rates_figure(record: Record) -> Drawn:
     found = shapes(record).where(d=D)
     if not found:
-        return ""
+        return None
 
     def draw(figure: Figure) -> None:
         for axes, dtype in zip(plots.panels(figure, 2), DTYPES, strict=True):
@@ -211,22 +211,18 @@ def rates_figure(record: Record) -> str:
 
     longest = found.one(dtype="bf16", n=max(found.column("n")))
     plain = tflops(longest["plain"], "both") / peak_tflops(record, "bf16")
-    return plots.plot(
-        record,
-        "rates",
+    return (
         draw,
         f"At {say(longest['n'], '{:,}')} tokens in bf16 FlashAttention runs at "
         f"{say(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
         f"{say(plain, percent)}.",
         f"Forward and backward of one causal head, head dimension {D}. FlashAttention "
         f"forms each fp32 matmul from {LIMB_PRODUCTS} bf16 matmuls.",
-        height=300,
-        narrow=560,
     )
 
 
-@fragments.add("memory.md")
-def memory_figure(record: Record) -> str:
+@fragments.figure("memory.md", "memory", height=280)
+def memory_figure(record: Record) -> Drawn:
     found = shapes(record).where(d=D, dtype="bf16")
 
     def draw(figure: Figure) -> None:
@@ -238,15 +234,12 @@ def memory_figure(record: Record) -> str:
 
     longest = found.one(n=max(found.column("n"), default=0))
     ours, plain = (say(longest[f"{n}.mib"], "{:,.0f} MiB") for n in ("ours", "plain"))
-    return plots.plot(
-        record,
-        "memory",
+    return (
         draw,
         f"FlashAttention needs {ours} for {say(longest['n'], '{:,}')} tokens, "
         f"plain PyTorch {plain}.",
         f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
         "logarithmic: a line twice as steep grows with the square of N.",
-        height=280,
     )
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.markdown import per_device, percent
@@ -216,8 +216,8 @@ def kernel_rate(x: Line, of: str) -> float:
     )
 
 
-@fragments.add("figure.md")
-def throughput_figure(record: Record) -> str:
+@fragments.figure("figure.md", "throughput", height=300, narrow=640)
+def throughput_figure(record: Record) -> Drawn:
     found = shapes(record).where(lambda x: x.get("group", 1) == 1)
 
     def draw(figure: Figure) -> None:
@@ -234,16 +234,12 @@ def throughput_figure(record: Record) -> str:
         every[0].set_ylim(bottom=0)
 
     fa4, cudnn = (span(found.column(f"both / {n}")) for n in ("fa4", "sdpa_cudnn"))
-    return plots.plot(
-        record,
-        "throughput",
+    return (
         draw,
         f"The Hopper kernel takes {fa4} of FlashAttention-4's time and {cudnn} of "
         "cuDNN's.",
         f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
         "see the table.",
-        height=300,
-        narrow=640,
     )
 
 

@@ -23,7 +23,7 @@ from systems.formulas.recomputation import (
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.load import read_constant
 from tools.render.markdown import format_gib, format_mib
@@ -188,12 +188,12 @@ def rows_table(record: Record) -> str:
     )
 
 
-@fragments.add("curve.md")
-def runs_figure(record: Record) -> str:
+@fragments.figure("curve.md", "curve", narrow=560)
+def runs_figure(record: Record) -> Drawn:
     every = passes(record)
     found = select_runs(every)
     if not known(found.column("peak")):
-        return ""
+        return None
 
     def draw(figure: Figure) -> None:
         memory, times = plots.panels(figure, 2)
@@ -208,9 +208,7 @@ def runs_figure(record: Record) -> str:
             plots.power_of_two_axis(axes.xaxis, TICKS, "blocks in a run")
 
     made, kept = (name_run(row_with_least(found, name)) for name in PEAKS)
-    return plots.plot(
-        record,
-        "curve",
+    return (
         draw,
         f"Runs of {made} need least memory if gradients are made during the pass, "
         f"runs of {kept} if they are kept from before; the time hardly depends on the "
@@ -219,7 +217,6 @@ def runs_figure(record: Record) -> str:
         "Kept: they are there before it, as in gradient accumulation. Dotted: the "
         "known rule, √N, and √(N r / R), where a block keeps R bytes and its input has "
         "r.",
-        narrow=560,
     )
 
 

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from systems.records.record import PHASES, Record
 from tools.render import plots
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import format_ms, gib
 from tools.render.plots import ACCENT, DARK, GREY
@@ -54,14 +54,14 @@ def steps_table(record: Record) -> str:
     )
 
 
-@fragments.add("figure.md")
-def contexts_figure(record: Record) -> str:
+@fragments.figure("figure.md", "contexts", height=280, narrow=520)
+def contexts_figure(record: Record) -> Drawn:
     """Draw time and memory of `small` by context, if any of its steps ran."""
     tried = frame(record, size="small").derive(gib=lambda x: x.get(PEAK) / 2**30)
     ran = {name: tried.where(bool, attention=name) for name in NAMES}
     ends = {name: found[-1] for name, found in ran.items() if found}
     if not ends:
-        return ""
+        return None
 
     def draw(figure: Figure) -> None:
         times, sizes = plots.panels(figure, 2)
@@ -86,15 +86,11 @@ def contexts_figure(record: Record) -> str:
         for name, whose in (("eager", "eager"), ("flash", "our"))
         if (x := ends.get(name))
     ]
-    return plots.plot(
-        record,
-        "contexts",
+    return (
         draw,
         f"In a training step of small, {', '.join(told)}.",
         "Batch 4, bf16. The dashed line of this guide lies on SDPA's, which needs the "
         "same memory.",
-        height=280,
-        narrow=520,
     )
 
 

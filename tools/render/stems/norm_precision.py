@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Line, frame
 from tools.render.rows import say
 
@@ -80,8 +80,8 @@ def in_percent(error: float | None) -> str:
     return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2f} %"
 
 
-@fragments.add("layer.md")
-def stages_figure(record: Record) -> str:
+@fragments.figure("layer.md", "layer", height=500)
+def stages_figure(record: Record) -> Drawn:
     lines = {
         dtype: {
             text: error_marks(find_norm(record, dtype, "library"), stage)
@@ -92,9 +92,7 @@ def stages_figure(record: Record) -> str:
     sizes = [as_power_of_ten(str(round(math.log10(size)))) for size in MAGNITUDES]
     fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
     fits = first_magnitude(bf16, "square", "∞")
-    return plots.plot(
-        record,
-        "layer",
+    return (
         partial(draw_maps, lines, sizes, "magnitude of x"),
         f"In fp16 x² overflows from magnitude {first_magnitude(fp16, 'square', '∞')} "
         f"on and the output is zero from {first_magnitude(fp16, 'output', '=0')} on, "
@@ -102,7 +100,6 @@ def stages_figure(record: Record) -> str:
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; each stage is rounded to its format, and `torch.mean` takes "
         f"the means. {READ}",
-        height=500,
     )
 
 
@@ -112,10 +109,10 @@ READ = (
 )
 
 
-@fragments.add("layer-widths.md")
-def widths_figure(record: Record) -> str:
+@fragments.figure("layer-widths.md", "layer-widths", height=400)
+def widths_figure(record: Record) -> Drawn:
     if not (widths := frame(record).values("width")):
-        return ""
+        return None
 
     def line(dtype: str, compute: str) -> list[str]:
         found = (find_norm(record, dtype, compute, width) for width in widths)
@@ -132,14 +129,11 @@ def widths_figure(record: Record) -> str:
         say(output_error(find_norm(record, "bf16", compute, WIDEST)), in_percent)
         for compute in ("running", "library")
     )
-    return plots.plot(
-        record,
-        "layer-widths",
+    return (
         partial(draw_maps, lines, [f"{width:,}" for width in widths], "width"),
         f"At width {WIDEST:,} the output of LayerNorm in bf16 is off by {running} "
         f"with a running sum in bf16, and by {library} if the sum is kept in fp32.",
         f"Inputs have magnitude 1. A row of a panel is a way to compute it. {READ}",
-        height=400,
     )
 
 

@@ -16,7 +16,7 @@ from systems.formulas.memory_costs import (
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import format_mib, per_device, percent
 from tools.render.plots import ACCENT, INK
@@ -154,10 +154,10 @@ def example_table(record: Record, reported: Record | None) -> str:
     )
 
 
-@fragments.add("figure.md")
-def operations_figure(record: Record) -> str:
+@fragments.figure("figure.md", "operations", height=230, narrow=460)
+def operations_figure(record: Record) -> Drawn:
     if not (found := blocks(record).where(bool, context=CONTEXTS[1:])):
-        return ""
+        return None
 
     def draw(figure: Figure) -> None:
         for axes, x in zip(plots.panels(figure, len(found)), found, strict=True):
@@ -175,16 +175,12 @@ def operations_figure(record: Record) -> str:
         held = sum(x["counted"].get(name, 0) for name in list(OPERATIONS)[:2])
         return f"{percent(held / x['total'])} at context {x['context']:,}"
 
-    return plots.plot(
-        record,
-        "operations",
+    return (
         draw,
         "Softmax and attention's products save "
         f"{' and '.join(map(attention, found))} of what a block saves.",
         "Bars: counted by hooks, each memory once, at the operation that saved it "
         "first. Upright marks: predicted from shapes. fp32, as written.",
-        height=230,
-        narrow=460,
     )
 
 

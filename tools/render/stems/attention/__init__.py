@@ -11,6 +11,7 @@ from systems.formulas.gpus import GPUS
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
+from tools.render.fragments import Drawn
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import format_at_most, format_ms, gib, table, two_digits
 from tools.render.plots import ACCENT, DARK
@@ -147,11 +148,11 @@ def describe_outcome(record: Record | None, n: int, execution: str) -> str:
 # Figures ------------------------------------------------------------------------------
 
 
-@fragments.add("times.md")
-def times_figure(record: Record) -> str:
+@fragments.figure("times.md", "times", narrow=520)
+def times_figure(record: Record) -> Drawn:
     found = passes(record)
     if not (ns := lengths(found)):
-        return ""
+        return None
 
     def draw(figure: Figure) -> None:
         for axes, of in zip(plots.panels(figure, 2, sharey=True), PASSES, strict=True):
@@ -171,9 +172,7 @@ def times_figure(record: Record) -> str:
 
     factors = {of: growth_factor(found, of) for of in PASSES}
     grown = [f"{factor:.2f} {of}" for of, factor in factors.items() if factor]
-    return plots.plot(
-        record,
-        "times",
+    return (
         draw,
         f"From N = {LONGEST // 2:,} to twice that, the time of an eager pass grows by "
         f"a factor of {' and '.join(grown)}."
@@ -181,7 +180,6 @@ def times_figure(record: Record) -> str:
         else f"An eager pass at N = {LONGEST:,}: {say(factors['forward'])}.",
         f"Median times in fp32, d = {WIDTH}, no mask. Times that grow with N² run "
         "parallel to the dotted line. The next page explains *compiled*.",
-        narrow=520,
     )
 
 
@@ -192,8 +190,8 @@ def growth_factor(found: Frame, of: str) -> float:
     return find_pass(found).ms(of) / find_pass(found, LONGEST // 2).ms(of)
 
 
-@fragments.add("memory.md")
-def memory_figure(record: Record) -> str:
+@fragments.figure("memory.md", "memory", narrow=520)
+def memory_figure(record: Record) -> Drawn:
     found = passes(record)
     ns = lengths(found)
     curves = {
@@ -215,14 +213,11 @@ def memory_figure(record: Record) -> str:
             axes.set_title(f"{name}, GiB")
 
     told = say(largest_error(record), format_at_most)
-    return plots.plot(
-        record,
-        "memory",
+    return (
         draw,
         f"Kept memory grows with N² and differs from its prediction by {told} from "
         f"N = {LONG:,} on.",
         f"fp32, d = {WIDTH}, no mask. Points: measured; lines: predicted by formula.",
-        narrow=520,
     )
 
 

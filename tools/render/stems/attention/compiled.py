@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
+from tools.render.fragments import Drawn
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import describe_range, known, say, span
 from tools.render.stems.attention.columns import (
@@ -105,11 +106,11 @@ def fused_words(kernel: str) -> str:
 LARGEST = 4.0
 
 
-@fragments.add("speedups.md")
-def speedup_figure(record: Record) -> str:
+@fragments.figure("speedups.md", "speedup", height=330, narrow=620)
+def speedup_figure(record: Record) -> Drawn:
     found = passes(record).where(execution="compiled")
     if not found:
-        return ""
+        return None
     widths, ns = found.values("d"), lengths(found)
     dtypes = frame(record).values("dtype")
     variants = [(dtype, causal) for dtype in dtypes for causal in (False, True)]
@@ -129,14 +130,10 @@ def speedup_figure(record: Record) -> str:
             axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
 
     told = describe_range(known(found.column("gain")) or found.column("gain"))
-    return plots.plot(
-        record,
-        "speedup",
+    return (
         draw,
         f"Eager time over compiled time of both passes {told}.",
         "Blue: compiled is faster; the stronger the colour, the more. Orange: slower.",
-        height=330,
-        narrow=620,
     )
 
 

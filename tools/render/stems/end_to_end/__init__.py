@@ -34,9 +34,9 @@ MODES = ("forward", "forward_backward", "step")
 # The sizes in sentences and in the rows that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
 fragments = Fragments()
-fragments.add("shares.md")(shares_figure)
-fragments.add("phases.md")(phases_figure)
-fragments.add("speedup.md")(speedup_figure)
+fragments.figure("shares.md", "shares", height=190, narrow=380)(shares_figure)
+fragments.figure("phases.md", "phases", height=210, narrow=400)(phases_figure)
+fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure)
 
 
 # Tables -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render import plots
+from tools.render.fragments import Drawn
 from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import ACCENT, DARK, PALE
@@ -30,11 +31,11 @@ def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
     plots.heat_map(axes, rows, [f"{c:,}" for c in contexts])
 
 
-def shares_figure(record: Record) -> str:
+def shares_figure(record: Record) -> Drawn:
     """Draw shares of the peak rate; nothing if the GPU's data sheet is not listed."""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
     if not known(found.column("share")):
-        return ""
+        return None
 
     def shaded(share: float) -> tuple[str, float]:
         return (percent(share), -share) if share else ("", 0)
@@ -50,23 +51,19 @@ def shares_figure(record: Record) -> str:
         f"{percent(x['share'])} ({x['size']}, {x['context']})" if x else "not measured"
         for x in ends
     )
-    return plots.plot(
-        record,
-        "shares",
+    return (
         draw,
         "The larger the model, the nearer a forward pass comes to the peak: in bf16 "
         f"from {least} to {most}.",
         "Share of the data sheet's peak rate. At the longest context mask and softmax "
         "take a larger part.",
-        height=190,
-        narrow=380,
     )
 
 
-def phases_figure(record: Record) -> str:
+def phases_figure(record: Record) -> Drawn:
     found = steps(record).where(bool, context=512, size=TABLE_1)
     if not found:
-        return ""
+        return None
     clock = "'s GPU time" if has_gpu_time(record) else ""
 
     def draw(figure: Figure) -> None:
@@ -87,21 +84,17 @@ def phases_figure(record: Record) -> str:
             axes.set_xticks(range(0, 101, 25))
             axes.set_title(f"{precision}, % of a step{clock}")
 
-    return plots.plot(
-        record,
-        "phases",
+    return (
         draw,
         "bf16 shortens forward and backward, so AdamW takes a larger share of a step.",
         "Context 512, batch 4; the loss is too short to see.",
-        height=210,
-        narrow=400,
     )
 
 
-def speedup_figure(record: Record) -> str:
+def speedup_figure(record: Record) -> Drawn:
     found = steps(record).where(lambda x: x["pass_gain"], precision="bf16")
     if not found:
-        return ""
+        return None
     clocks = {"GPU time": "pass_kernel_gain", "wall-clock time": "pass_gain"}
     if not has_gpu_time(record):
         del clocks["GPU time"]
@@ -118,12 +111,8 @@ def speedup_figure(record: Record) -> str:
             draw_heat_map(axes, found, name, shaded)
             axes.set_title(f"{clock}: fp32 / bf16, by context")
 
-    return plots.plot(
-        record,
-        "speedup",
+    return (
         draw,
         f"The speedup of a pass by bf16: {ranges}.",
         "Forward and backward together. Orange: bf16 is slower.",
-        height=190,
-        narrow=380,
     )

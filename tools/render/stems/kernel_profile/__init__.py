@@ -33,7 +33,7 @@ SHOWN_SIZES = ("small", "2.7B")
 LISTED_SHARE = 0.01
 fragments = Fragments()
 fragments.add("causes.md")(causes_figure)
-fragments.add("roofline.md")(roofline_figure)
+fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
 
 
 # Tables -------------------------------------------------------------------------------

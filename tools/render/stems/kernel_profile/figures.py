@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from systems.formulas.costs import Peak, find_peak
 from systems.records.record import Record
 from tools.render import plots
+from tools.render.fragments import Drawn
 from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import ACCENT, DARK, PALE, TINT
@@ -86,13 +87,13 @@ POINTS = {
 }
 
 
-def roofline_figure(record: Record) -> str:
+def roofline_figure(record: Record) -> Drawn:
     peak = find_peak(record.device.slug)
     found = rows.attention_parts(record).derive(
         intensity=lambda x: x["flops"] / x["moved"], tflops=lambda x: x["rate"] / 1e12
     )
     if peak is None or not found:
-        return ""
+        return None
     softmax = found.where(part=rows.SOFTMAX_PART)
     reached = say(most(softmax.column("of_bandwidth")), percent)
 
@@ -107,16 +108,13 @@ def roofline_figure(record: Record) -> str:
             figure, {n.removeprefix("attention "): c for n, c in POINTS.items()}
         )
 
-    return plots.plot(
-        record,
-        "roofline",
+    return (
         draw,
         f"Softmax moves at best {reached} of the data sheet's bytes per second; the "
         "matmuls do more FLOPs per byte.",
         "Attention's parts in fp32 forward passes, a point for each size and context. "
         "Lines are what the data sheet allows. FLOPs per byte count what the "
         "operations must move, some of which the cache can save.",
-        height=360,
     )
 
 
