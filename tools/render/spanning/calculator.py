@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from typing import Any
 
 from systems.formulas.fit import optimizer_moved_bytes, peak_bytes, step_flops
@@ -29,17 +30,8 @@ from tools.render.stems.peak_memory import rows as peak_memory
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 MORE = ("kv_heads", "vocab", "embeddings")
 # The variables of the formulas.
-NAMES = (
-    *SHAPE,
-    "context",
-    "batch",
-    "vocab",
-    "checkpoint",
-    "optimizer_states",
-    "workspace_bytes",
-    "kv_heads",
-    "embeddings",
-)
+STEP = ("context", "batch", "checkpoint", "optimizer_states", "workspace_bytes")
+NAMES = (*SHAPE, *MORE, *STEP)
 # Public models: shape, KV heads, vocabulary, and number of embedding matrices (see
 # `Pass`). GPT-2's two feed-forward matrices are replaced by three narrower ones with
 # the same number of weights.
@@ -101,23 +93,22 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}
-    for precision in PRECISIONS:
-        for attention in ATTENTIONS:
-            for recomputed in RECOMPUTED:
-                if (attention, recomputed) == ("flash", "attention"):
-                    continue
-                p = Pass(
-                    shape,
-                    mode="step",
-                    precision=precision,
-                    attention=attention,
-                    checkpoint=symbols["checkpoint"] if recomputed == "blocks" else 0,
-                    recompute_attention=recomputed == "attention",
-                    optimizer_states=symbols["optimizer_states"],
-                    workspace_bytes=symbols["workspace_bytes"],
-                    **numbers,
-                )
-                yield f"{precision} {attention} {recomputed}", pass_program(p)
+    for options in product(PRECISIONS, ATTENTIONS, RECOMPUTED):
+        precision, attention, recomputed = options
+        if (attention, recomputed) == ("flash", "attention"):
+            continue
+        p = Pass(
+            shape,
+            mode="step",
+            precision=precision,
+            attention=attention,
+            checkpoint=symbols["checkpoint"] if recomputed == "blocks" else 0,
+            recompute_attention=recomputed == "attention",
+            optimizer_states=symbols["optimizer_states"],
+            workspace_bytes=symbols["workspace_bytes"],
+            **numbers,
+        )
+        yield " ".join(options), pass_program(p)
 
 
 def pass_program(p: Pass) -> dict[str, Any]:

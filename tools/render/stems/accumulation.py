@@ -5,12 +5,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from systems.precision.number_formats import FORMATS, find_stall
+from systems.precision.number_formats import FORMATS, Format, find_stall
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
+from tools.render.markdown import items_table
 from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import count_true, say
 
@@ -69,27 +70,20 @@ def format_signed(value: Fraction) -> str:
     "formats.md", "What each format can hold, and how far apart its numbers stand."
 )
 def formats_table(_: list[Record]) -> str:
-    return Frame(
-        Line(
-            format=name,
-            bits=f"1 + {form.exponent_bits} + {form.fraction_bits}",
-            largest=float(form.max_finite),
-            normal=float(form.smallest_normal),
-            smallest=float(form.smallest_subnormal),
-            at_1=float(form.spacing(Fraction(1))),
-            at_8=float(form.spacing(Fraction(8))),
-            hundredth=float(form.round_to_nearest(Fraction("0.01"))),
-        )
-        for name, form in FORMATS.items()
-    ).table(
-        "format",
-        ("sign + exponent + fraction bits", "bits"),
-        ("largest", "largest", "{:.3g}"),
-        ("smallest normal", "normal", "{:.3g}"),
-        ("smallest", "smallest", "{:.3g}"),
-        ("spacing at 1", "at_1", "{:.3g}"),
-        ("spacing at 8", "at_8", "{:.3g}"),
-        ("0.01 becomes", "hundredth", "{:.9f}"),
+    def bits(form: Format) -> str:
+        return f"1 + {form.exponent_bits} + {form.fraction_bits}"
+
+    one, eight, hundredth = Fraction(1), Fraction(8), Fraction("0.01")
+    return items_table(
+        FORMATS.items(),
+        ("format", lambda x: x[0]),
+        ("sign + exponent + fraction bits", lambda x: bits(x[1])),
+        ("largest", lambda x: float(x[1].max_finite), "{:.3g}"),
+        ("smallest normal", lambda x: float(x[1].smallest_normal), "{:.3g}"),
+        ("smallest", lambda x: float(x[1].smallest_subnormal), "{:.3g}"),
+        ("spacing at 1", lambda x: float(x[1].spacing(one)), "{:.3g}"),
+        ("spacing at 8", lambda x: float(x[1].spacing(eight)), "{:.3g}"),
+        ("0.01 becomes", lambda x: float(x[1].round_to_nearest(hundredth)), "{:.9f}"),
     )
 
 

@@ -10,7 +10,6 @@ from tools.render.rows import NOT_MEASURED, known, span
 from tools.render.stems.kernel_profile.rows import all_phases, wall_ms
 
 fragments = Fragments()
-INSTRUMENTS = ("nsys", "torch")
 
 
 def steps(record: Record | None) -> Frame:
@@ -20,14 +19,10 @@ def steps(record: Record | None) -> Frame:
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,
-        **{
-            f"{name}_ms": lambda x, n=name: all_phases(x, f"{n}_{{}}_gpu_busy")
-            for name in INSTRUMENTS
-        },
-        **{
-            f"{name}_kernels": lambda x, n=name: count_kernels(x, n)
-            for name in INSTRUMENTS
-        },
+        nsys_ms=lambda x: all_phases(x, "nsys_{}_gpu_busy"),
+        torch_ms=lambda x: all_phases(x, "torch_{}_gpu_busy"),
+        nsys_kernels=lambda x: count_kernels(x, "nsys"),
+        torch_kernels=lambda x: count_kernels(x, "torch"),
         ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
         filled=lambda x: x["torch_ms"] / x["wall_ms"],
     )

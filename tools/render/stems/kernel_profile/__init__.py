@@ -133,18 +133,15 @@ def matmul_table(record: Record) -> str:
     "idles, the share of copies and casts in kernel time, and the gain over fp32.",
 )
 def gains_table(record: Record) -> str:
-    shown = (
-        rows.steps(record)
-        .where(precision="bf16")
-        .table(
-            "size",
-            "context",
-            ("idle", "idle_share", percent),
-            ("copies and casts", "copies_share", percent),
-            ("expected gain", "expected_gain", "{:.1f}"),
-            ("measured gain", "gain", "{:.1f}"),
-            telling=lambda x: x["size"] in SHOWN_SIZES,
-        )
+    found = rows.steps(record).where(precision="bf16")
+    shown = found.table(
+        "size",
+        "context",
+        ("idle", "idle_share", percent),
+        ("copies and casts", "copies_share", percent),
+        ("expected gain", "expected_gain", "{:.1f}"),
+        ("measured gain", "gain", "{:.1f}"),
+        telling=lambda x: x["size"] in SHOWN_SIZES,
     )
     return rows.link_clock(record, shown)
 
