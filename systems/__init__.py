@@ -1,4 +1,4 @@
-"""How fast and memory-hungry transformers are on a GPU."""
+"""Measure how fast and memory-hungry transformers are on a GPU."""
 
 import os
 import sys
@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-# The project's folder, which holds this package.
+# The root folder of the project.
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# Modules that not every system can have, and what to do without them.
+# Advice for modules that some systems can't install.
 REMEDIES = {
     "triton": "Triton is not installed here, and our kernels are written in it: on "
     "Linux `pip install triton`; macOS and Windows have none, and there "
@@ -23,7 +23,7 @@ REMEDIES = {
 
 
 def lacks(*modules: str) -> str:
-    """Return how to install the first of these modules that is missing, or ""."""
+    """Return advice on how to install the first missing module, or "" if none is."""
     for module in modules:
         with suppress(ModuleNotFoundError):
             if find_spec(module):
@@ -34,7 +34,7 @@ def lacks(*modules: str) -> str:
 
 
 def need(*modules: str) -> None:
-    """End a command with one line if one of these is missing, or at Ctrl-C."""
+    """Exit with one line if a module is missing; also make Ctrl-C print one line."""
     sys.excepthook = without_traceback
     if said := lacks(*modules):
         print(f"error: {said}", file=sys.stderr)
@@ -42,7 +42,7 @@ def need(*modules: str) -> None:
 
 
 def without_traceback(kind: Any, error: Any, trace: Any) -> None:
-    """Print only "Aborted!" after Ctrl-C, also during the import of torch."""
+    """Exception hook that prints "Aborted!" instead of a traceback after Ctrl-C."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
     else:
@@ -50,7 +50,7 @@ def without_traceback(kind: Any, error: Any, trace: Any) -> None:
 
 
 def torch_misfit() -> str:
-    """Return a message if torch is outside the range of pyproject.toml, else ""."""
+    """Return a warning if torch's version is not in pyproject.toml's range, else ""."""
     import tomllib
     from importlib import metadata
 
@@ -68,7 +68,7 @@ def torch_misfit() -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with what a terminal would execute or can't show escaped."""
+    """Escape control characters and others that a terminal can't print."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
         for c in text
@@ -83,16 +83,15 @@ def plain_console() -> Any:
 
 
 def align(found: Mapping[str, str]) -> str:
-    """Return a line for each name and its text, which starts in the same column."""
+    """Return a line for each name and text, with all texts aligned."""
     return "".join(f"{name:20}{printable(text)}\n" for name, text in found.items())
 
 
 def run_as_command(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
-    """Call `main` with the options of the command line and exit with its code; a wrong
-    option is one line. --help shows `help`, a module's docstring with its examples on
-    lines of their own (None under PYTHONOPTIMIZE=2).
+    """Run `main` as a command-line program, and exit with its return value. Errors take
+    one line. --help prints `help`, a module's docstring (None under PYTHONOPTIMIZE=2).
     """
     import typer
 
@@ -110,16 +109,16 @@ def run_as_command(
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        # Our own output's error names no file.
+        # An error of standard output names no file.
         if error.filename:
             raise
-        # Otherwise Python reports the error again when it flushes the rest.
+        # Keep Python from reporting the error again when it flushes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A closed pipe, as after `head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):
             print(f"error: {error.strerror or error}", file=sys.stderr)
     except Exception as error:
-        # A usage error of Click, which typer carries in some versions.
+        # A usage error of Click, whose class differs between versions of typer.
         if (message := getattr(error, "format_message", None)) is None:
             raise
         print(f"error: {printable(message())}", file=sys.stderr)

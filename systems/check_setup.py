@@ -1,5 +1,5 @@
-"""Check the setup: print versions, the device and the attention kernels that run on it,
-then run a small model forward and backward once.
+"""Check the setup: print versions, the device and the available attention kernels, and
+run a small model forward and backward once.
 
     python -m systems.check_setup
 """
@@ -13,7 +13,7 @@ if __name__ == "__main__":
     try:
         import torch
     except (ImportError, OSError) as error:
-        # For example if a library that torch needs is missing.
+        # Such as a missing shared library.
         raise SystemExit(f"error: torch can't be imported: {error}") from error
 
 import torch
@@ -28,7 +28,7 @@ from systems.running.software import versions
 
 # --8<-- [start:check]
 def run_once(device: str) -> dict[str, list[float]]:
-    """Run a two-layer model forward and backward once; return each phase's ms."""
+    """Run a two-layer model forward and backward once; return times in ms by phase."""
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(
@@ -61,7 +61,7 @@ def run_once(device: str) -> dict[str, list[float]]:
 
 
 def attention_status(device: str) -> dict[str, str]:
-    """Return, by name, whether our attention kernels run here or what they lack."""
+    """Return whether each of this project's attention kernels runs here, or why not."""
     if said := lacks("triton"):
         return {"hopper, triton": f"need Triton: {said}"}
     from systems.attention.triton.available import describe_kernels
@@ -83,7 +83,7 @@ def main() -> None:
         for name, samples in run_once(device).items():
             found[f"first {name.removesuffix('_ms')}"] = f"{samples[0]:.1f} ms"
     except RuntimeError as error:
-        # What was found helps to find the cause, so print it before the error.
+        # Print the versions before the error, because they help to find its cause.
         trouble = str(error).splitlines()[0]
     print(align(found))
     if trouble:

@@ -1,5 +1,5 @@
-"""Numbers of SMs, clocks, and rates per SM of GPUs, from NVIDIA's architecture white
-papers (H100, A100). Rates per second are in `PEAKS` of `costs`.
+"""Number of SMs, clock, and rates per SM of GPUs, from NVIDIA's architecture white
+papers (H100, A100). Rates per second are in `costs.PEAKS`.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ KIB = 1024
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU: its streaming multiprocessors (SMs), the boost clock of its plain fp32
-    units in Hz, and what one SM computes per clock.
+    """A GPU: its number of streaming multiprocessors (SMs), boost clock in Hz, and
+    operations per SM and clock cycle.
     """
 
     sms: int
@@ -22,7 +22,7 @@ class Chip:
     exponentials_per_clock: int = 16
 
 
-# Keys as in `PEAKS`: the longest one that is a prefix of a device's slug applies.
+# For a device, the longest key that is a prefix of its slug applies.
 CHIPS = {
     "nvidia-h200": Chip(132, 1.98e9, 4096, 256),
     "nvidia-h100": Chip(132, 1.98e9, 4096, 256),
@@ -32,5 +32,5 @@ CHIPS = {
 
 
 def find_chip(slug: str) -> Chip | None:
-    """Return the chip of the device with this slug, or None if none is listed."""
+    """Return the chip of a device by its slug, or None if it is not listed."""
     return CHIPS.get(longest_prefix(slug, CHIPS))

@@ -14,7 +14,7 @@ INT64_BYTES = 8
 def parameters_by_part(
     *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, **_: int
 ) -> dict[str, int]:
-    """Return the number of parameters of each part of the model. In all they are
+    """Return the number of parameters by part of the model; the sum is
     2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
     """
     return {
@@ -42,8 +42,8 @@ def forward_flops(
 
     A matmul of (m, k) by (k, n) takes 2·m·n·k FLOPs, so a weight matrix costs 2 FLOPs
     per parameter and token. Attention's Q Kᵀ and P V take 2·s²·d each per sequence and
-    layer, masked half included. The rest is at most two percent of the FLOPs at
-    contexts up to 16,384, though not of the time.
+    layer, including the masked half. All other operations add at most two percent of
+    FLOPs at contexts up to 16,384.
     """
     # --8<-- [start:products]
     tokens = batch * context
@@ -56,7 +56,7 @@ def forward_flops(
     # --8<-- [end:products]
 
 
-# The backward pass of C = A B is two such matmuls: dA = dC Bᵀ and dB = Aᵀ dC.
+# The backward pass of C = A B has two matmuls of that size: dA = dC Bᵀ, dB = Aᵀ dC.
 BACKWARD_OVER_FORWARD = 2
 # --8<-- [end:flops]
 
@@ -71,8 +71,8 @@ def pass_flops(forward: int, *phases: str) -> int:
 def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """Return the bytes that one head of eager attention saves for its backward pass, by
-    tensor and shape, beyond q, k and v.
+    """Return the bytes that one head of eager attention saves for the backward pass, by
+    tensor, without q, k and v.
     """
     rows = batch * n
     return {
@@ -92,9 +92,9 @@ def attention_peak_bytes(
 ) -> dict[str, int]:
     """Return the bytes of all tensors at the peak of eager attention, by tensor.
 
-    The peak is in the backward pass of the division p = e / l of the exponentials by
-    their row sums. Its gradient of l sums -dp · ((e / l) / l) over rows. Six matrices
-    are live: e, and the five below.
+    The peak is in the backward pass of softmax's division p = e / l, where e are the
+    exponentials and l their row sums. Computing dl, the row sums of -dp · e / l²,
+    keeps six (n, n) matrices alive: e and the five below.
     """
     rows = batch * n
     matrices = ("dp", "e / l", "e / l²", "-dp", "-dp · e / l²")
@@ -111,13 +111,13 @@ def attention_peak_bytes(
 
 
 # --8<-- [start:attention]
-# Matmuls between all scores and rows of d numbers: S = Q Kᵀ and P V; in the backward
-# pass S again, dP, dV, dK and dQ.
+# Number of matmuls with an (n, n) matrix: S = Q Kᵀ and P V; backward: S again, dP, dV,
+# dK and dQ.
 ATTENTION_MATMULS = {"forward": 2, "backward": 5, "both": 7}
 
 
 def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
-    """Return the number of scores: n² per head, half of that under a causal mask."""
+    """Return the number of attention scores: n² per head, half that if causal."""
     return batch * heads * n**2 // (2 if causal else 1)
 
 
@@ -130,8 +130,8 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
 # --8<-- [start:kernels]
 @dataclass(frozen=True)
 class KernelWork:
-    """Minimum work of an attention kernel: matmuls and exponentials per score, and the
-    tensors that it reads and writes once.
+    """The least work of an attention kernel: matmuls and exponentials per score, and
+    tensors read or written once.
     """
 
     matmuls: int
@@ -139,18 +139,18 @@ class KernelWork:
     # Per head: tensors (n, d) in the inputs' dtype, and fp32 vectors of n numbers.
     tensors: int
     vectors: int
-    # Rows of keys in one partial dQ, added to memory in fp32; 0 without partials.
+    # Keys per key tile, each of which adds its part of dQ to memory in fp32; 0 if none.
     keys_per_share: int = 0
 
 
-# dO is not counted: the gradient of a sum is one number with strides of zero.
+# dO is not counted, because the gradient of a sum is an expanded scalar.
 KERNELS = {
     "forward": KernelWork(matmuls=2, exponentials=1, tensors=4, vectors=1),
     "dkdv": KernelWork(matmuls=4, exponentials=1, tensors=5, vectors=2),
-    # "dq" computes D too.
+    # "dq" also computes delta, the row sums of O · dO.
     "dq": KernelWork(matmuls=3, exponentials=1, tensors=5, vectors=3),
     "delta": KernelWork(matmuls=0, exponentials=0, tensors=1, vectors=1),
-    # dQ is float32 and counts twice; "round" makes its 16-bit copy.
+    # dQ in fp32 counts as two tensors; "round" converts it to 16 bits.
     "one_pass": KernelWork(
         matmuls=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128
     ),
@@ -173,9 +173,9 @@ def attention_part_costs(
     """Return (FLOPs, bytes moved) of each part of eager attention in a forward pass,
     over all layers and heads.
 
-    A matmul reads its operands and writes its result once. With n scores, the five
-    kernels of softmax move 8 n elements and take 5 n FLOPs; the mask's two kernels move
-    4 n. Vectors with one number per row are left out.
+    A matmul reads its operands and writes its result once. For n scores, the five
+    kernels of softmax move 8 n elements and take 5 n FLOPs, and the two kernels of the
+    mask move 4 n elements. Vectors with one number per row are neglected.
     """
     layers = num_layers * batch
     n, head_dim = layers * num_heads * context**2, d_model // num_heads
@@ -200,10 +200,9 @@ class Peak:
 
 
 # --8<-- [start:peaks]
-# From NVIDIA's data sheets of the GPU; for B200 an eighth of the DGX B200. Rates are
-# dense; data sheets also state rates "with sparsity", twice as high. The longest key
-# that is a prefix of a device's slug applies, so "nvidia-a100-sxm4" covers both memory
-# sizes unless one is listed.
+# From NVIDIA's data sheets (B200: an eighth of the DGX B200). Rates are dense, half of
+# those "with sparsity". For a device, the longest key that is a prefix of its slug
+# applies.
 PEAKS = {
     "nvidia-h200-nvl": Peak(60e12, 417.5e12, 835.5e12, 4.8e12),
     "nvidia-h200": Peak(67e12, 494.5e12, 989.5e12, 4.8e12),
@@ -216,7 +215,7 @@ PEAKS = {
     "nvidia-a100": Peak(19.5e12, 156e12, 312e12, 1.935e12),
     "nvidia-b200": Peak(75e12, 1.1e15, 2.25e15, 8.0e12),
     "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9),
-    # NVIDIA's architecture white papers; tensor cores with fp32 accumulation.
+    # From architecture white papers, for tensor cores with fp32 accumulation.
     "nvidia-geforce-rtx-3090": Peak(35.6e12, 35.6e12, 71e12, 936e9),
     "nvidia-geforce-rtx-4090": Peak(82.6e12, 82.6e12, 165.2e12, 1.008e12),
     "nvidia-geforce-rtx-5090": Peak(104.8e12, 104.8e12, 209.5e12, 1.792e12),
@@ -225,14 +224,14 @@ PEAKS = {
 
 
 def find_peak(slug: str) -> Peak | None:
-    """Return the peak rates of the device with this slug, None if not listed."""
+    """Return the peak rates of a device by its slug, or None if it is not listed."""
     return PEAKS.get(longest_prefix(slug, PEAKS))
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """Return the longest of the keys that is a prefix of a device's slug, or "".
+    """Return the longest key that is a prefix of a device's slug, or "".
 
-    MIG slices match nothing, because they have only part of the SMs and bandwidth.
+    MIG slices match no key, because they have only part of a GPU's SMs and bandwidth.
     """
     matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
     return max(matches, key=len, default="")

@@ -1,5 +1,5 @@
-"""Will it fit, and how fast at best? Answers by formula for a model, a GPU and a batch;
-needs no torch and no GPU. The guide's calculator answers for any other shape.
+"""Predict whether a training step fits in a GPU's memory, and its least time. Needs no
+torch and no GPU. The guide's calculator does the same for any model shape.
 
     python -m systems.formulas.fit --size xl --context 4096 --gpu a100-80
     python -m systems.formulas.fit --size 2.7B --attention flash --checkpoint 4
@@ -22,7 +22,7 @@ from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES
 
 GIB = 2**30
-# Upper end of the search for the largest batch or context, beyond any GPU's memory.
+# Upper bound of the search for the largest batch or context.
 LIMIT = 2**30
 
 
@@ -33,8 +33,8 @@ def peak_bytes(p: Pass) -> int:
 
 
 def find_largest(p: Pass, field: str, room: int) -> int:
-    """Return the largest `batch` or `context` for which the pass needs at most `room`
-    bytes, 0 if even 1 needs more.
+    """Return the largest value of `field` ("batch" or "context") for which a pass needs
+    at most `room` bytes; 0 if none does.
     """
     low, high = 0, LIMIT
     while low < high:
@@ -47,7 +47,7 @@ def find_largest(p: Pass, field: str, room: int) -> int:
 
 
 def step_flops(p: Pass) -> int:
-    """Return the matmul FLOPs of a training step, recomputation included.
+    """Return the matmul FLOPs of a training step, including recomputation.
 
     Flash attention skips the masked half of the scores, and its backward pass
     recomputes one of the forward pass's two matmuls. PyTorch's checkpointing stops
@@ -57,12 +57,12 @@ def step_flops(p: Pass) -> int:
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
     )
-    # Projections of k and v that grouped-query attention does not make.
+    # Grouped-query attention has smaller projections of k and v.
     shared = 2 * p.shape.d_model * (p.shape.d_model - p.kv_width)
     parts["projections"] -= 2 * p.tokens * p.shape.num_layers * shared
     recomputed = 0
     if p.attention == "flash":
-        # Under a causal mask s (s + 1) / 2 of s² scores are visible.
+        # A causal mask leaves s (s + 1) / 2 of s² scores.
         parts["attention"] = parts["attention"] * (p.context + 1) // (2 * p.context)
         recomputed = parts["attention"] // 2
     forward = sum(parts.values())
@@ -75,15 +75,15 @@ def step_flops(p: Pass) -> int:
 
 
 def optimizer_moved_bytes(p: Pass) -> int:
-    """Return the bytes that an optimizer step moves: it reads the parameter, its
-    gradient and each state, and writes all but the gradient.
+    """Return the bytes that an optimizer step moves: it reads parameters, gradients and
+    states, and writes parameters and states.
     """
     return (3 + 2 * p.optimizer_states) * weight_bytes(p)
 
 
 def floor_seconds(p: Pass, gpu: Gpu) -> float:
-    """Return a lower bound on the time of a step in seconds: its matmuls at the data
-    sheet's peak rate, then the optimizer's memory traffic at peak bandwidth.
+    """Return a lower bound on a step's time in seconds: matmuls at the peak rate, then
+    the optimizer's memory traffic at peak bandwidth.
     """
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
     return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth
@@ -91,7 +91,7 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
 
 
 def print_report(p: Pass, gpu: Gpu) -> None:
-    """Print the peak memory of a pass by category, and what fits."""
+    """Print peak memory by category, largest batch and context, and the least time."""
     room = gpu.free_bytes
     for name, count in peak(p).items():
         print(f"{count / GIB:10,.2f} GiB  {name}")

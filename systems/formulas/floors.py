@@ -14,13 +14,15 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """Return the arithmetic intensity in FLOPs per byte, as in a roofline."""
+        """The arithmetic intensity in FLOPs per byte."""
         return self.flops / self.moved_bytes
 
 
 # --8<-- [start:floor]
 def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
-    """Return the longer of compute and memory time at peak rates, which overlap."""
+    """Return a lower bound in seconds: the larger of compute and memory time at peak
+    rates.
+    """
     arithmetic = work.flops / getattr(peak, precision)
     memory = work.moved_bytes / peak.bandwidth
     return max(arithmetic, memory)
@@ -28,10 +30,10 @@ def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
 
 
 def ridge_intensity(peak: Peak, precision: str) -> float:
-    """Return the FLOPs per byte above which an operation is compute-bound."""
+    """Return the ridge point: FLOPs per byte above which work is compute-bound."""
     return getattr(peak, precision) / peak.bandwidth
 
 
 def matmul_work(m: int, n: int, k: int, element_bytes: int) -> Work:
-    """Return the work of an (m, k) by (k, n) matmul; each matrix moves once."""
+    """Return the work of an (m, k) by (k, n) matmul that moves each matrix once."""
     return Work(2 * m * n * k, element_bytes * (m * k + k * n + m * n))

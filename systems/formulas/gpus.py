@@ -1,28 +1,27 @@
-"""GPUs by the short names that users type, with memory size and data sheet."""
+"""GPUs by the short names that users type, with memory size and peak rates."""
 
 from dataclasses import dataclass
 
 from systems.formulas.costs import Peak, find_peak
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
 
-# Memory that CUDA's context, its libraries and the kernels take before the first
-# tensor: 0.5 to 0.7 GiB, depending on the driver.
+# Memory of the CUDA context and loaded libraries: 0.5 to 0.7 GiB, by driver.
 CONTEXT_BYTES = 640 * 2**20
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as sold: its memory, and its data sheet's key in `costs.PEAKS`."""
+    """A GPU model. `slug` selects its peak rates in `costs.PEAKS`."""
 
     name: str
     slug: str
-    # Total memory as reported by `nvidia-smi`; vendors' gigabytes are rounded.
+    # Total memory as `nvidia-smi` reports it.
     memory_mib: int
     workspace_bytes: int = WORKSPACE
 
     @property
     def free_bytes(self) -> int:
-        """Return the bytes available to tensors: the memory minus CUDA's context."""
+        """The bytes available to tensors: total memory minus CUDA context."""
         return self.memory_mib * 2**20 - CONTEXT_BYTES
 
     @property

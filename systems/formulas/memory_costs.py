@@ -1,8 +1,7 @@
-"""Bytes that a pass keeps in memory, by formula, for every saved tensor. Tests compare
-them with what autograd saves and with measured peaks of many shapes.
+"""Formulas for the bytes of every tensor that a pass saves. Tests compare them with
+what autograd saves and with measured peaks.
 
-Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width, h heads
-of width e, v vocabulary.
+Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width, h heads.
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +11,8 @@ from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
 BF16_BYTES = 2
 BOOL_BYTES = 1
-# cuBLAS workspace per thread that runs matmuls: on compute capability 9.0 and 10.0, and
-# on others (PyTorch's aten/src/ATen/cuda/CublasHandlePool.cpp).
+# cuBLAS workspace per thread on compute capability 9.0 and 10.0, and on other GPUs
+# (source: PyTorch's aten/src/ATen/cuda/CublasHandlePool.cpp).
 HOPPER_WORKSPACE = 32 * 2**20
 WORKSPACE = 8_320 * 2**10
 Bytes = dict[str, int]
@@ -21,10 +20,10 @@ Bytes = dict[str, int]
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward, backward or training pass, as `Config` of `peak_memory`.
+    """A pass of the model: forward, forward and backward, or a training step.
 
-    `size` is a name of Table 1 or a shape, whose numbers may be symbols
-    (`systems.formulas.symbols`). So an `if` may depend only on strings and booleans.
+    `size` is a name of Table 1 or a shape. Numbers may be symbolic expressions
+    (`systems.formulas.symbols`), so formulas must not branch on them.
     """
 
     size: str | ModelSize
@@ -36,17 +35,17 @@ class Pass:
     attention: str = "eager"
     # Blocks that are recomputed together; 0 to keep all activations.
     checkpoint: int = 0
-    # Whether each block recomputes only its scores, from q, k and v.
+    # Whether the backward pass recomputes the scores of each block from q, k and v.
     recompute_attention: bool = False
     batch: int = 4
     vocab: int = VOCAB_SIZE
-    # Tensors of the parameter's size that the optimizer keeps: AdamW's two moments.
+    # Optimizer states per parameter, such as AdamW's two moments.
     optimizer_states: int = 2
     # cuBLAS workspace per thread that runs matmuls.
     workspace_bytes: int = HOPPER_WORKSPACE
-    # Heads of k and v in grouped-query attention; by default as many as of q.
+    # KV heads in grouped-query attention; None for as many as query heads.
     kv_heads: int | None = None
-    # 1 where the head shares the embedding's matrix (tied), 2 where it has its own.
+    # 1 if the head shares the embedding's matrix (tied weights), else 2.
     embeddings: int = 2
 
     @property
@@ -55,7 +54,7 @@ class Pass:
 
     @property
     def kv_width(self) -> int:
-        """Return the width of k and v for one token, all heads."""
+        """The width of k and of v, over all KV heads."""
         d, h = self.shape.d_model, self.shape.num_heads
         return d if self.kv_heads is None else d // h * self.kv_heads
 
@@ -69,12 +68,12 @@ class Pass:
 
     @property
     def low_bytes(self) -> int:
-        """Return the bytes per element of matmul inputs and outputs."""
+        """Bytes per element of matmul inputs and outputs."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
     def wide_bytes(self) -> int:
-        """Return the bytes per element of weights, gradients, residuals and softmax."""
+        """Bytes per element of weights, gradients, residual stream and softmax."""
         return BF16_BYTES if self.precision == "pure_bf16" else FP32_BYTES
 
 
@@ -83,7 +82,7 @@ def attention_saved(p: Pass) -> Bytes:
     """Return the bytes that a block's norm and attention save, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     low, wide, fp32, kv = p.low_bytes, p.wide_bytes, FP32_BYTES, p.kv_width
-    # Under autocast q, k and v each save their own cast of the norm's fp32 output.
+    # Under autocast each of the q, k and v projections saves its own bf16 input.
     inputs = (
         {"inputs of q, k, v, cast three times": 3 * n * d * low}
         if p.autocast
@@ -96,7 +95,7 @@ def attention_saved(p: Pass) -> Bytes:
         "cosines and sines for q and k": 2 * s * (d // h) * wide,
     }
     if p.recompute_attention:
-        # Recomputation starts from rotated q and k, before autocast's cast.
+        # Saved for recomputation: rotated q and k before autocast casts them.
         saved |= {"q and k, rotated": n * (d + kv) * wide, "v": n * kv * low}
     else:
         saved |= {"q and k, rotated": n * (d + kv) * low, "v": n * kv * low}
@@ -108,7 +107,7 @@ def attention_saved(p: Pass) -> Bytes:
 
 
 def scores_saved(p: Pass) -> Bytes:
-    """Return the bytes that softmax and two matmuls save beyond q, k and v."""
+    """Return the bytes that attention saves besides q, k and v, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     if p.attention == "flash":
         return {
@@ -125,16 +124,14 @@ def scores_saved(p: Pass) -> Bytes:
 
 
 def attention_in_backward(p: Pass) -> Bytes:
-    """Return `attention_saved` in the backward pass, recomputed tensors included."""
+    """Return `attention_saved` during the backward pass, with recomputed tensors."""
     if not p.recompute_attention:
         return attention_saved(p)
     n, d, kv = p.tokens, p.shape.d_model, p.kv_width
     recomputed = attention_saved(replace(p, recompute_attention=False))
     # Under autocast the matmuls keep casts of q and k besides the originals.
     rotated = n * (d + kv) * p.wide_bytes if p.autocast else 0
-    return recomputed | {
-        "arguments of what is computed again": n * kv * p.low_bytes + rotated
-    }
+    return recomputed | {"inputs of the recomputation": n * kv * p.low_bytes + rotated}
 
 
 def feed_forward_saved(p: Pass) -> Bytes:
@@ -159,12 +156,12 @@ def feed_forward_saved(p: Pass) -> Bytes:
 
 
 def block_saved(p: Pass) -> int:
-    """Return the bytes that one block saves without recomputation."""
+    """Return the bytes that a block saves without recomputation."""
     return sum(attention_saved(p).values()) + sum(feed_forward_saved(p).values())
 
 
 def outside_blocks_saved(p: Pass) -> Bytes:
-    """Return the bytes saved outside the blocks, up to the logits."""
+    """Return the bytes saved by the embedding, the final norm and the head."""
     n, d = p.tokens, p.shape.d_model
     return {
         "embedded tokens, fp32": n * d * FP32_BYTES,
@@ -175,8 +172,8 @@ def outside_blocks_saved(p: Pass) -> Bytes:
 
 
 def loss_saved(p: Pass) -> Bytes:
-    """Return the bytes that the loss saves, without the logits, which the caller holds.
-    CUDA's autocast casts `nll_loss` but not the log-softmax.
+    """Return the bytes that the loss saves, without the logits. On CUDA, autocast runs
+    `nll_loss` in fp32 but not the log-softmax.
     """
     entries = p.tokens * p.vocab
     return {
@@ -193,13 +190,13 @@ def logits_bytes(p: Pass) -> int:
 
 
 def residual_bytes(p: Pass) -> int:
-    """Return the bytes of one residual stream (b, s, d), which autocast keeps fp32."""
+    """Return the bytes of one residual stream (b, s, d), which is fp32 in autocast."""
     return p.tokens * p.shape.d_model * p.wide_bytes
     # --8<-- [end:saved]
 
 
 def weight_bytes(p: Pass) -> int:
-    """Return the bytes of all parameters, and so of gradients or one AdamW moment."""
+    """Return the bytes of all parameters, also of all gradients or one AdamW moment."""
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d
@@ -207,17 +204,17 @@ def weight_bytes(p: Pass) -> int:
 
 
 def rotary_table_bytes(p: Pass) -> int:
-    """Return the bytes of the rotary table, a buffer as permanent as parameters."""
+    """Return the bytes of the rotary embedding's table, a buffer of the model."""
     return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide_bytes
 
 
 def block_matrix_entries(p: Pass) -> int:
-    """Return the number of entries in the weight matrices of one block."""
+    """Return the number of entries in a block's weight matrices."""
     return p.shape.d_model * (2 * p.shape.d_model + 2 * p.kv_width + 3 * p.shape.d_ff)
 
 
 def weight_copy_bytes(p: Pass) -> int:
-    """Return the bytes of autocast's bf16 copies of weights, without embedding."""
+    """Return the bytes of autocast's bf16 weight copies (all but the embedding)."""
     if not p.autocast:
         return 0
     head = p.vocab * p.shape.d_model
@@ -225,13 +222,13 @@ def weight_copy_bytes(p: Pass) -> int:
 
 
 def count_segments(p: Pass) -> int:
-    """Return the number of runs of `checkpoint` blocks; the last run may be shorter."""
+    """Return the number of segments of `checkpoint` blocks; the last may be shorter."""
     return (p.shape.num_layers + p.checkpoint - 1) // p.checkpoint
 
 
 def graph_bytes(p: Pass) -> int:
-    """Return the bytes that one forward pass keeps with its graph, logits included. A
-    checkpointed run keeps only its input.
+    """Return the bytes that a forward pass saves, including logits. A checkpointed
+    segment saves only its input.
     """
     blocks = (
         count_segments(p) * residual_bytes(p)

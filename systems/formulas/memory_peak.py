@@ -1,5 +1,5 @@
-"""Peak memory of a pass by formula: bytes by category at every moment that may be the
-peak, with the letters of `memory_costs`.
+"""Formulas for a pass's peak memory: bytes by category at every moment that may be the
+peak. Letters as in `memory_costs`.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from systems.profiling.memory.snapshot import CATEGORIES
 
 # --8<-- [start:most]
 def category_peaks(p: Pass) -> Bytes:
-    """Return the largest bytes of each category at any moment, without temporaries."""
+    """Return the maximum over time of each category's bytes, without temporaries."""
     graphs = {"forward": 0, "forward_two_graphs": 2}.get(p.mode, 1)
     trains = p.mode in ("forward_backward", "step")
     return {
@@ -37,7 +37,7 @@ def category_peaks(p: Pass) -> Bytes:
         if p.mode == "step"
         else 0,
         "gradients": weight_bytes(p) if trains else 0,
-        # Weight copies live until autocast ends, or as long as a graph needs them.
+        # Weight copies exist until autocast ends, or as long as a graph needs them.
         "weight copies": max(1, graphs) * weight_copy_bytes(p),
         "saved activations": graphs * graph_bytes(p)
         + (sum(loss_saved(p).values()) if trains else 0),
@@ -47,13 +47,13 @@ def category_peaks(p: Pass) -> Bytes:
 
 # --8<-- [start:peak]
 def peak(p: Pass) -> Bytes:
-    """Return the bytes of all categories at the peak, temporaries included."""
+    """Return the bytes of each category at the peak, including temporaries."""
     return max(peak_candidates(p).values(), key=lambda moment: sum(moment.values()))
 
 
 def peak_candidates(p: Pass) -> dict[str, Bytes]:
-    """Return the bytes by category at every moment that may be the peak, for models of
-    several layers with d_ff at least d_model.
+    """Return the bytes by category at every moment that may be the peak. Assumes
+    several layers and d_ff ≥ d_model.
     """
     trains = p.mode in ("forward_backward", "step")
     by_moment = (
@@ -64,8 +64,7 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
         else {"after the forward pass": forward_with_graph(p)}
     )
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
-    # Workspaces of the calling thread and of autograd's thread (after a backward pass),
-    # and int64 token ids and targets.
+    # cuBLAS workspaces of the main thread and autograd's thread; token ids and targets.
     always = 2 * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
     return {
         when: {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
@@ -75,8 +74,8 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_without_graph(p: Pass) -> dict[str, Bytes]:
-    """Return the candidates of a forward pass without a graph: in the last block's
-    attention, in its feed-forward half, and at the head.
+    """Return the candidate moments of a forward pass without a graph: in the last
+    block's attention, in its feed-forward half, and at the head.
 
     A score takes 12 bytes in fp32 (three matrices) and under autocast (two bf16 and two
     fp32 matrices), and 6 bytes in pure bf16.
@@ -110,8 +109,8 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_with_graph(p: Pass) -> Bytes:
-    """Return the bytes at the end of a forward pass with a graph, which is the peak if
-    a block's scores are smaller than its other tensors.
+    """Return the bytes by category at the end of a forward pass with a graph. That is
+    the peak if a block's scores are smaller than its other tensors.
     """
     work = residual_bytes(p) if p.autocast else 0
     return {
@@ -120,11 +119,11 @@ def forward_with_graph(p: Pass) -> Bytes:
 
 
 def training_moments(p: Pass) -> dict[str, Bytes]:
-    """Return the candidates of a training pass: the loss and its gradient, the blocks
-    that may be the peak, and the optimizer.
+    """Return the candidate moments of a training pass: loss, backward of some blocks,
+    optimizer.
 
-    From block to block activations are freed and gradients are added, both by constant
-    amounts, so the peak is at an end of the model or of a recomputed segment.
+    From block to block, activations are freed and gradients allocated by constant
+    amounts, so the peak is at either end of the model or of a recomputed segment.
     """
     n, d, f, layers = p.tokens, p.shape.d_model, p.shape.d_ff, p.shape.num_layers
     graph, loss = graph_bytes(p), sum(loss_saved(p).values())
@@ -160,11 +159,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         "backward, the loss": {
             "weight copies": copies,
             "saved activations": graph - logits_bytes(p) + loss,
-            # The gradients of the log-softmax and of the logits. Under autocast the
-            # fp32 copy of the logits is freed in between.
+            # Gradients of the log-softmax and of the logits. Under autocast, the fp32
+            # copy of the log-softmax is freed before the second is allocated.
             "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low_bytes),
         },
-        # Five fp32 tensors are live at once.
+        # The norm's backward pass needs five fp32 tensors at once.
         "backward, the last norm": {
             "gradients": head * p.wide_bytes,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
@@ -179,16 +178,16 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             for where, end in ends.items()
             for half, moment in block_backward(p, end).items()
         },
-        # Computed from the gradient of the embedded tokens; where the head has the same
-        # matrix, beside its gradient, to which it is added.
+        # With tied weights, the embedding's gradient is added to the head's, so both
+        # exist at once.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
             "temporaries": residual_bytes(p) + (2 - p.embeddings) * head * p.wide_bytes,
         },
     }
     if p.mode == "step":
-        # AdamW takes the square root of the second moment, one parameter at a time.
-        # Optimizers with one state or none need no root.
+        # AdamW allocates the square root of the second moment, one parameter at a time.
+        # Optimizers with fewer than two states need no square root.
         root = p.wide_bytes * (p.optimizer_states // 2)
         for name, largest in {"a feed-forward matrix": d * f, "the head": head}.items():
             found[f"optimizer, {name}"] = {
@@ -199,11 +198,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
 
 
 def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
-    """Return the candidates inside the last block's forward pass without a graph, while
-    `inputs` block inputs are kept.
+    """Return the candidate moments in the last block's forward pass without a graph,
+    with `inputs` block inputs in memory.
     """
     keeping_nothing = forward_without_graph(p)
-    # A pass without a graph counts one of these inputs already.
+    # `forward_without_graph` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)
     return {
         f"forward, {when}": keeping_nothing[when] | {"saved activations": kept_inputs}
@@ -223,16 +222,15 @@ class BackwardBlock:
 
 
 def block_in_run(p: Pass, run: int, block: int) -> BackwardBlock:
-    """Return a block of this run of `checkpoint` blocks; runs are counted from 0."""
+    """Return a block in a segment (`run`, counted from 0) of `checkpoint` blocks."""
     return BackwardBlock(block, run + 1, block - 1 - run * p.checkpoint)
 
 
 def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
-    """Return the bytes by category inside a block's backward pass: in its feed-forward
-    half and in its attention.
+    """Return the bytes by category in a block's backward pass, for its feed-forward
+    half and its attention.
 
-    Eager attention needs most in the division by the row sums: five matrices beside the
-    exponentials (see `costs.attention_peak_bytes`).
+    The peak of eager attention is explained at `costs.attention_peak_bytes`.
     """
     n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
     low, wide = p.low_bytes, p.wide_bytes
@@ -245,8 +243,8 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     before = position.before if p.checkpoint else position.block - 1
     computed_again = before * saved_block if p.checkpoint else 0
     copies = before * block_matrix_entries(p) * copy
-    # The input of this run or, without recomputation, of the first block, in fp32 as
-    # the norm saves it. In pure bf16 that is a copy of the run's input.
+    # The input of this segment (without recomputation, of the first block), which the
+    # norm saves in fp32; in pure bf16 that is a copy.
     stream = n * d * FP32_BYTES
     saved = (
         position.inputs * residual_bytes(p)
@@ -255,15 +253,15 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     )
     if p.checkpoint and p.precision == "pure_bf16":
         computed_again += stream
-    # The gradients of the gated value and of its two factors. The gated value is freed,
-    # and w2 has its gradient.
+    # Gradients of the gated value and of its two factors exist; the gated value is
+    # freed, and w2 has its gradient.
     in_feed_forward = (
         saved_block - stream - n * f * low,
         (block_matrix_entries(p) - d * f) * copy,
         d * f,
         n * d * wide + 3 * n * f * low,
     )
-    # Earlier backward passes have freed these.
+    # Already freed when the backward pass reaches softmax.
     freed = (
         "probabilities",
         "v",
@@ -289,7 +287,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
             "weight copies": 0 if p.checkpoint else copies,
             "temporaries": work,
         }
-        # Recomputed activations are as short-lived as the other temporaries.
+        # Count recomputed activations as temporaries.
         if p.checkpoint:
             moment["temporaries"] += computed_again + copies + saved_half + needed
         else:

@@ -1,5 +1,5 @@
-"""Recomputation strategies by formula: number of forward passes and peak memory of
-runs, half blocks and nested runs, with the letters of `memory_costs`.
+"""Formulas for recomputation strategies (runs of blocks, half blocks, nested runs):
+number of forward passes and peak memory. Letters as in `memory_costs`.
 """
 
 import math
@@ -25,9 +25,11 @@ from systems.formulas.memory_peak import (
 
 
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
-    """Return how many block inputs are kept while block 1, 2, ... is recomputed."""
+    """Return how many block inputs are in memory while `block` (from 1) is
+    recomputed.
+    """
     if strategy == "halving":
-        # The model's input, and one for each second half around the block.
+        # The model's input, and the input of each second half that contains the block.
         return 1 + sum(second for second in enclosing_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
@@ -35,24 +37,26 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
 
 
 def forward_passes(strategy: str, layers: int) -> float:
-    """Return how often a block is computed on average, the forward pass included."""
+    """Return how often a block is computed on average, counting the forward pass."""
     if strategy == "halving":
-        # A block is computed in the forward pass, for its own backward pass, and for
-        # each second half after it. PyTorch stops recomputing a run once all saved
-        # tensors exist, so it skips the run's own second half.
+        # A block is computed in the forward pass, for its own backward pass, and to get
+        # the input of each second half after it, except in the outermost run: PyTorch
+        # stops recomputing when all saved tensors exist.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]
         )
         return 2 + firsts / layers
     if strategy == "chain":
-        # Once in the forward pass, once for itself, and once for each block after it.
+        # In the forward pass, for its own backward pass, and for each block after it.
         return 1 + (layers + 1) / 2
     return 1 if strategy == "none" else 2
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return for each half around this block, largest first, if it is the second."""
+    """Return, for each nested half that contains the block (largest first), whether it
+    is the second half.
+    """
     if layers == 1:
         return []
     middle = layers // 2
@@ -62,8 +66,8 @@ def enclosing_halves(layers: int, block: int) -> list[bool]:
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
-    """Return run lengths that minimize kept inputs plus recomputed blocks: if a block's
-    activations were as large as its input, and at their true size.
+    """Return two estimates of the run length with the least memory: √N, which takes a
+    block's activations to be as large as its input, and one with the true sizes.
     """
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved(p)
@@ -72,8 +76,8 @@ def best_run_lengths(p: Pass) -> tuple[float, float]:
 
 # --8<-- [start:peaks]
 def strategy_peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
-    """Return two peaks of a forward and backward pass in bytes: with gradients
-    allocated when computed, and with all gradients allocated from the start.
+    """Return two peaks of forward and backward in bytes: with gradients allocated
+    during the pass, and with all gradients allocated before it.
     """
     moments = list(strategy_moments(p, strategy, run))
     growing = max(sum(moment.values()) for moment in moments)
@@ -82,20 +86,22 @@ def strategy_peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
 
 
 def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
-    """Yield the bytes by category at every moment that may be a strategy's peak."""
+    """Yield the bytes by category at every moment that may be the peak of a
+    strategy.
+    """
     if strategy in ("none", "attention"):
         recomputed = replace(p, recompute_attention=strategy == "attention")
         yield from peak_candidates(recomputed).values()
     elif strategy in ("runs", "by_hand"):
         for when, moment in peak_candidates(replace(p, checkpoint=run)).items():
-            # `RecomputeBlock` holds the incoming gradient until the block is done.
+            # `RecomputeBlock` keeps the incoming gradient until the block is finished.
             inside = when.startswith("backward") and "block" in when
             held_gradient = residual_bytes(p) if strategy == "by_hand" and inside else 0
             yield moment | {"temporaries": moment["temporaries"] + held_gradient}
     else:
         single = replace(p, checkpoint=1)
         ends = peak_candidates(single)
-        # Loss and embedding are as with single-block checkpoints, but for the inputs.
+        # Loss and embedding differ from single-block checkpoints only in saved inputs.
         layers = p.shape.num_layers
         more = inputs_after_forward(strategy, layers) - layers
         for when in ("after the forward pass", "backward, the loss"):
@@ -110,14 +116,16 @@ def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
 
 
 def inputs_after_forward(strategy: str, layers: int) -> int:
-    """Return the number of block inputs that the forward pass keeps."""
+    """Return the number of block inputs that the forward pass saves."""
     return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
 
 
 def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
-    """Yield the candidates in the last block's forward and all backward passes."""
+    """Yield the candidate moments in the last block's forward pass and in the backward
+    pass of each block.
+    """
     layers, residual = p.shape.num_layers, residual_bytes(p)
-    # All enclosing nested runs are still active, and each holds its input.
+    # Each nested run that contains the block keeps its input.
     two_inputs = strategy == "half_blocks"
     inputs = (
         2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)
@@ -134,8 +142,8 @@ def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
         yield feed_forward
         yield attention
         if strategy == "chain" and p.autocast:
-            # Recomputing this block ran all previous blocks, whose weight copies
-            # autocast caches. Temporaries: activations, output, a bf16 operand.
+            # Recomputation runs all previous blocks, whose weight copies autocast
+            # caches. Temporaries: activations, output, a bf16 operand.
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}

@@ -1,6 +1,5 @@
-"""Symbolic integers: formulas called with them return expressions, which the script of
-the calculator evaluates. Formulas may add, subtract, multiply, square, floor-divide,
-and take `minimum` or `maximum` of two integers.
+"""Symbolic integers, with which formulas return expressions that the calculator's
+script evaluates. Supported are +, -, *, //, squares, `minimum` and `maximum`.
 """
 
 import operator
@@ -20,13 +19,13 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 @dataclass(frozen=True)
 class Expression:
-    """An operator with operands (integers or expressions), or a name without."""
+    """An operator with operands (integers or expressions), or a variable's name."""
 
     operator: str
     operands: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        # Cached, because expressions are nested in many others that hash them.
+        # Cache the hash, because expressions are nested deeply.
         object.__setattr__(self, "hashed", hash((self.operator, self.operands)))
 
     def __hash__(self) -> int:
@@ -59,13 +58,13 @@ class Expression:
         return combine("*", self, self)
 
 
-# Operations without effect: (operator, right operand).
+# Pairs of operator and right operand that leave the left operand unchanged.
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def combine(name: str, left: Any, right: Any) -> Any:
-    """Return the expression of two operands, simplified if one is neutral. `TypeError`
-    for an operand that is not an integer.
+    """Return the expression of an operator and two operands, simplified if one has no
+    effect. Raise TypeError for operands that are no integers.
     """
     for value in (left, right):
         if not isinstance(value, (int, Expression)):
@@ -96,8 +95,8 @@ def _min_or_max(name: str, left: Any, right: Any) -> Any:
 
 
 class Program:
-    """Expressions as instructions without duplicates: an integer, a name, or
-    [operator, index, index] of earlier instructions.
+    """A list of instructions without duplicates, each an integer, a variable's name, or
+    [operator, index, index], which refers to earlier instructions.
     """
 
     def __init__(self) -> None:
@@ -105,7 +104,7 @@ class Program:
         self.indices: dict[Any, int] = {}
 
     def index(self, value: Any) -> int:
-        """Return the index of this value's instruction, adding it if needed."""
+        """Return the index of a value's instruction; add the instruction if needed."""
         if value not in self.indices:
             if isinstance(value, Expression) and value.operands:
                 operands = [self.index(operand) for operand in value.operands]
@@ -117,7 +116,7 @@ class Program:
         return self.indices[value]
 
     def values(self, names: dict[str, int]) -> list[int]:
-        """Return the value of each instruction for these values of the names."""
+        """Evaluate all instructions for these values of the variables."""
         values: list[int] = []
         for instruction in self.instructions:
             match instruction:

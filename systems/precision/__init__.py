@@ -1,1 +1,1 @@
-"""Number formats, and the dtypes in which each operation computes."""
+"""Floating-point formats, and the dtype of each operation."""

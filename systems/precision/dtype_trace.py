@@ -1,5 +1,5 @@
-"""Record the dtype of every operation, gradient and optimizer state of a model, by
-hooks and by a dispatch mode that works below autocast and so sees its casts.
+"""Record the dtype of every operation, gradient and optimizer state of a model, with
+hooks and a dispatch mode below autocast, which therefore sees autocast's casts.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """Record by name the dtypes of a model, its loss function and its optimizer."""
+    """Records the dtypes of a model, its loss function and its optimizer by name."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DtypeTrace(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         first = next((x for x in tree_leaves(result) if isinstance(x, Tensor)), None)
-        # A view computes nothing; indices and masks have no floating-point dtype.
+        # Skip views, which compute nothing. Indices and masks count as "other".
         if first is not None and not is_view(func):
             scope = self.scopes[-1] if self.scopes else ""
             dtype = DTYPE_NAMES.get(first.dtype, "other")
@@ -89,13 +89,13 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Count the operations so far that compute, and the casts among them."""
+        """Store how many operations, and casts among them, ran so far."""
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 
     def result_dtype(self, scope: str, operation: str, last: bool = False) -> str:
-        """Return the dtype of the result of the first (or last) operation of this name
-        in a module. `ValueError` if the module ran no such operation.
+        """Return the result dtype of the first (or last) operation of this name in a
+        module. Raise ValueError if the module ran no such operation.
         """
         dtypes = [
             dtype
@@ -114,7 +114,7 @@ class DtypeTrace(TorchDispatchMode):
 
     @staticmethod
     def join_dtypes(dtypes: dict[str, str]) -> str:
-        """Return the common dtype, or all dtypes that occur, joined by commas."""
+        """Return the distinct dtypes, joined by commas."""
         return join_names(dtypes.values())
 
 
@@ -123,10 +123,10 @@ def join_names(dtypes: Iterable[str]) -> str:
 
 
 def is_view(func: Any) -> bool:
-    """Return whether an operation is a view: its result aliases an input."""
+    """Return whether the result of an operation aliases an input."""
     aliases = any(
         a.alias_info is not None and not a.alias_info.is_write
         for a in func._schema.arguments
     )
-    # `_unsafe_view` is a view that its schema hides from autograd.
+    # `_unsafe_view` is a view although its schema does not say so.
     return aliases or func.overloadpacket.__name__ == "_unsafe_view"

@@ -1,4 +1,4 @@
-"""Short names of dtypes, and the relative error of a result."""
+"""Short names of dtypes, and relative errors."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
-"""Floating-point formats in exact arithmetic: range, spacing, rounding, and the step at
-which a running sum stops growing. Imports no torch.
+"""Floating-point formats in exact rational arithmetic: range, spacing, rounding, and
+the step at which a running sum stops growing. Imports no torch.
 """
 
 import math
@@ -10,7 +10,7 @@ from fractions import Fraction
 # --8<-- [start:format]
 @dataclass(frozen=True)
 class Format:
-    """A binary format: a sign, a biased exponent, a fraction with an implied 1."""
+    """A binary format with sign, biased exponent, and fraction with an implicit 1."""
 
     exponent_bits: int
     fraction_bits: int
@@ -21,7 +21,7 @@ class Format:
 
     @property
     def max_finite(self) -> Fraction:
-        """Return the largest finite number."""
+        """The largest finite number."""
         return (2 - Fraction(1, 2**self.fraction_bits)) * Fraction(2) ** self.bias
 
     @property
@@ -30,7 +30,7 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> Fraction:
-        """Return the smallest positive number, also the spacing of all subnormals."""
+        """The smallest positive number, which is the spacing of subnormal numbers."""
         return self.smallest_normal / 2**self.fraction_bits
 
     def spacing(self, value: Fraction) -> Fraction:
@@ -38,7 +38,7 @@ class Format:
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
     def round_to_nearest(self, value: Fraction) -> Fraction:
-        """Return `value` (far below `max_finite`) rounded, ties to even."""
+        """Round to nearest, ties to even. `value` must be far below `max_finite`."""
         unit = self.spacing(value)
         return round(value / unit) * unit
 
@@ -56,7 +56,7 @@ FORMATS = {
 
 
 def binade(value: Fraction) -> Fraction:
-    """Return the largest power of two that is at most `value`; `value` is positive."""
+    """Return the largest power of two that is at most `value`, which is positive."""
     exponent = value.numerator.bit_length() - value.denominator.bit_length()
     power = Fraction(2) ** exponent
     return power if power <= value else power / 2
@@ -64,16 +64,17 @@ def binade(value: Fraction) -> Fraction:
 
 # --8<-- [start:stall]
 def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
-    """Return the last step at which adding `term` still increases a running sum, and
-    the sum there.
+    """Return the last step at which adding `term` increases a running sum, and that
+    sum.
 
-    `term` must be a number of the format. Numbers in a binade are equally spaced, so
-    each step gains the same and one multiplication covers the binade.
+    `term` must be representable in the format. Within a binade (numbers between powers
+    of two) spacing is constant, so all steps add the same and are computed at once.
     """
     total, step, before = term, 1, None
     while gain := number_format.round_to_nearest(total + term) - total:
         top = 2 * binade(total)
-        # In a binade's first step a tie can round the other way, so compare two gains.
+        # A tie can round differently in a binade's first step, so wait for two equal
+        # gains.
         repeats = (
             max(1, math.ceil((top - term - total) / gain)) if gain == before else 1
         )

@@ -1,1 +1,3 @@
-"""Measurements as files: where they come from, by which code, on which machine."""
+"""Records: files of measurements, with the code, software and machine they came
+from.
+"""

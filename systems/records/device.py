@@ -1,4 +1,4 @@
-"""Ask the driver (NVML) which GPU this process will use, without importing torch."""
+"""Query NVML, the driver's library, for this process's GPU, without importing torch."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from systems.records.files import slug_of
 
-# Pages and terminals show the text of a record as it is, so it may hold no markup,
-# macros, links or control characters.
+# Characters of markup, macros, links and control sequences, which the text of a record
+# must not contain, because pages and terminals print it unescaped.
 LIVE = r"<>\[\]{}\x00-\x1f\x7f-\x9f"
 Plain = Annotated[str, Meta(max_length=2000, pattern=rf"^[^{LIVE}]*\Z")]
 Name = Annotated[Plain, Meta(min_length=1)]
@@ -17,7 +17,7 @@ Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 
 class Device(Struct, forbid_unknown_fields=True):
-    """A device as a record describes it; None is what the driver doesn't report."""
+    """A device in a record. Fields that the driver does not report are None."""
 
     name: Name
     slug: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -36,18 +36,18 @@ class Device(Struct, forbid_unknown_fields=True):
         return self.slug not in (CPU.slug, META.slug)
 
 
-# Parameters can be counted without any memory behind them, on PyTorch's "meta" device.
+# PyTorch's "meta" device, on which tensors have shapes but no data.
 META = Device("meta device (no hardware needed)", "meta")
 CPU = Device("CPU", "cpu")
 
 
 def drop_markup(name: str) -> str:
-    """Return a GPU's name without characters that a record can't hold."""
+    """Replace characters in a GPU's name that are not allowed in records."""
     return re.sub(rf"[{LIVE}\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, or the indices of all GPUs if unset."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, or the indices of all GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(i) for i in range(query_nvml("nvmlDeviceGetCount") or 0)]
@@ -55,8 +55,8 @@ def visible_gpus() -> list[str]:
 
 
 def find_gpu(visible: str | None = None) -> Device | None:
-    """Return the first GPU or MIG slice in `visible`, by default in
-    CUDA_VISIBLE_DEVICES. None without a GPU, a driver or NVML.
+    """Return the first GPU or MIG slice in `visible`, which defaults to
+    CUDA_VISIBLE_DEVICES. Return None without a GPU, a driver or NVML.
     """
     handle = first_gpu_handle(visible)
     name = query_nvml("nvmlDeviceGetName", handle)
@@ -77,28 +77,30 @@ def find_gpu(visible: str | None = None) -> Device | None:
 
 
 def gpu_uuid(visible: str) -> str | None:
-    """Return the UUID of a GPU that is named as in CUDA_VISIBLE_DEVICES."""
+    """Return the UUID of a GPU, named as in CUDA_VISIBLE_DEVICES, or None."""
     return query_nvml("nvmlDeviceGetUUID", first_gpu_handle(visible))
 
 
 def newest_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver supports, such as (12, 4), or None."""
+    """Return the newest CUDA version that the driver supports, such as (12, 4); None if
+    unknown.
+    """
     number = query_nvml("nvmlSystemGetCudaDriverVersion")
     return divmod(number // 10, 100) if number else None
 
 
 def sm_clock_mhz() -> int | None:
-    """Return the current clock of the GPU's SMs in MHz, None if unknown."""
+    """Return the current SM clock in MHz, or None if unknown."""
     return query_nvml("nvmlDeviceGetClockInfo", first_gpu_handle(), SM_CLOCK)
 
 
-# Device files of the driver, on Linux and in WSL.
+# Device files that show that a driver is installed, on Linux and in WSL.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def why_no_gpu() -> str:
-    """Return that no GPU was found and, if there is a driver, why NVML doesn't start.
-    In some containers CUDA finds the GPU all the same.
+    """Return the message that no GPU was found and, if a driver is installed, why NVML
+    does not start.
     """
     found, (_, fault) = "needs a GPU and none was found", start_nvml()
     if fault and any(map(os.path.exists, DRIVERS)):
@@ -107,7 +109,7 @@ def why_no_gpu() -> str:
 
 
 def start_nvml() -> tuple[Any, str]:
-    """Return the started NVML library and "", or None and why it does not start."""
+    """Return (NVML, ""), or (None, reason) if NVML does not start."""
     try:
         import pynvml
     except ImportError:
@@ -126,8 +128,8 @@ SM_CLOCK = 1
 
 
 def query_nvml(question: str, *arguments: Any) -> Any:
-    """Return the result of an NVML call, or None if the device doesn't support it:
-    unified memory has no size, a virtual GPU no power limit, a MIG device no clock.
+    """Return the result of an NVML call, or None if the device does not support it,
+    such as the power limit of a virtual GPU.
     """
     library, _ = start_nvml()
     if library is None or NO_HANDLE in arguments:
@@ -139,7 +141,7 @@ def query_nvml(question: str, *arguments: Any) -> Any:
 
 
 def first_gpu_handle(visible: str | None = None) -> Any:
-    """Return NVML's handle of the first GPU that is visible, or NO_HANDLE."""
+    """Return NVML's handle of the first visible GPU, or NO_HANDLE."""
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     visible, handle = visible.split(",")[0].strip(), None

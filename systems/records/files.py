@@ -1,4 +1,4 @@
-"""Open regular files only, and write files whole."""
+"""Open regular files only, and write files atomically."""
 
 import errno
 import os
@@ -7,21 +7,23 @@ import stat
 from pathlib import Path
 from typing import IO
 
-# Windows has the last alone, which keeps it from rewriting the ends of lines.
+# Flags of `os.open`. Of these Windows has O_BINARY only, which keeps line ends.
 ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
-# Folders of docs/results that are no GPU's.
+# Names of folders in docs/results that GPUs must not have.
 RESERVED = ("", "cpu", "meta", "quick")
 
 
 def slug_of(name: str) -> str:
-    """A name as a folder: "NVIDIA A100-SXM4-40GB" -> "nvidia-a100-sxm4-40gb"."""
+    """Return a GPU's folder name: "nvidia-a100-sxm4-40gb" for "NVIDIA
+    A100-SXM4-40GB".
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
 
 
 def open_regular(path: Path, flags: int) -> IO[bytes]:
-    """Open a regular file, without following a link to write. OSError for others."""
+    """Open a regular file; raise OSError for others, or for writing through a link."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     flags |= ALWAYS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
     handle = os.open(path, flags, 0o666)
@@ -32,8 +34,8 @@ def open_regular(path: Path, flags: int) -> IO[bytes]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Put text at `path` in one step: a reader sees the old file or the new one, also
-    if the disk is full or this is interrupted.
+    """Write a file in one step: readers see the old file or the new one, even if the
+    disk is full or the process is killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")

@@ -1,4 +1,4 @@
-"""Run one configuration and return its row: numbers, or why there are none."""
+"""Run one configuration and return its row: metrics, or the reason for having none."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from systems import printable
 from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
 
-# PyTorch's messages for a tensor that does not fit in a CPU's memory, or in any.
+# Messages of PyTorch for tensors that are too large for host memory or any memory.
 NO_HOST_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",
@@ -30,27 +30,27 @@ LONGEST = 2000
 
 
 class Unsupported(Exception):
-    """An implementation can't run this configuration; a result, not a failure."""
+    """An implementation can't run a configuration, which is a result, not a failure."""
 
 
 class NotInstalled(Unsupported):
-    """An implementation comes with a package that is not installed."""
+    """An implementation's package is not installed."""
 
     def __init__(self, what: str):
         super().__init__(f"{NOT_INSTALLED}: {what}")
 
 
-# What an experiment's `run` returns: metrics, or a generator that yields after each of
-# its turns and then returns them. Alternating rows see the same clocks and
-# temperatures, so that their ratios don't depend on when each ran.
+# An experiment's `run` returns metrics, or a generator that yields after each turn and
+# returns metrics. Rows whose turns alternate see the same clocks and temperatures.
 Metrics = dict[str, Any]
 Turns = Generator[None, None, Metrics]
 Run = Callable[[Any], Metrics | Turns]
 
 
 def measure_row(config: Any, run: Run) -> Row:
-    """Return the row of one configuration. Out of memory, `Unsupported` and a missing
-    C++ compiler are results; other errors raise. ValueError for an invalid metric.
+    """Run a configuration and return its row. Out of memory, `Unsupported` and a
+    missing C++ compiler become statuses; other errors are raised. Raise ValueError for
+    an invalid metric.
     """
     *_, row = measure_in_turns(config, run)
     assert row is not None
@@ -58,7 +58,9 @@ def measure_row(config: Any, run: Run) -> Row:
 
 
 def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
-    """Yield None after each turn of a configuration, then the row of `measure_row`."""
+    """Run a configuration; yield None after each turn, then its row as
+    `measure_row`.
+    """
     metrics, status, reason = {}, "ok", None
     try:
         found = run(config)
@@ -66,7 +68,7 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except ModuleNotFoundError as error:
-        # Our kernels need Triton, which not every system has.
+        # This project's kernels need Triton.
         if error.name != "triton":
             raise
         status, reason = "unsupported", f"{NOT_INSTALLED}: {error}"
@@ -90,28 +92,28 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def one_line(text: str | None) -> str | None:
-    """Return a text on one line, cut to LONGEST, without control characters."""
+    """Return a text on one line, without control characters, of at most LONGEST."""
     return text and printable(" ".join(text[:LONGEST].split()))
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:
-    """Return the out-of-memory message of an error or of its causes, or None."""
+    """Return the message if an error or its cause is out of memory, else None."""
     torch = sys.modules.get("torch")
     for cause in error_chain(error):
         text = str(cause)
         if torch is not None and isinstance(cause, torch.OutOfMemoryError):
-            # Two sentences: "CUDA out of memory. Tried to allocate 2.50 GiB".
+            # Keep two sentences: "CUDA out of memory. Tried to allocate 2.50 GiB".
             return ". ".join(text.split(". ")[:2])
         if isinstance(cause, MemoryError):
             return "no memory left for Python"
         if isinstance(cause, RuntimeError) and any(w in text for w in NO_HOST_MEMORY):
-            # Cut the place in PyTorch's source and the C++ frames.
+            # Drop the position in PyTorch's source and the C++ frames.
             return re.sub(r"^\[[^]]*\] ", "", text.splitlines()[0])
     return None
 
 
 def compiler_reason(error: BaseException) -> str | None:
-    """Return the reason if torch.compile found no C++ compiler or it failed."""
+    """Return a message if torch.compile lacks a working C++ compiler, else None."""
     inductor = sys.modules.get("torch._inductor.exc")
     if inductor is None:
         return None
@@ -125,12 +127,12 @@ def compiler_reason(error: BaseException) -> str | None:
 
 
 def paths_with_a_space() -> list[str]:
-    """Return the folders that torch.compile can't pass to the C++ compiler."""
+    """Return the folders with a space, which break torch.compile's C++ compiler."""
     return [path for path in (sys.prefix, gettempdir()) if " " in path]
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and the errors that it wraps, as the compiler's do."""
+    """Yield an error and the errors that caused it."""
     while error is not None:
         yield error
         error = getattr(error, "inner_exception", None) or error.__cause__

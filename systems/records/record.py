@@ -1,7 +1,7 @@
-"""A record: where a measurement comes from, and its rows.
+"""The types of a record: rows, and where they come from.
 
-The types say what a file may hold: `systems.records.store` reads it into them and
-refuses anything else. What types can't say stands in `systems.records.rules`.
+`systems.records.store` rejects files that don't match these types or the rules in
+`systems.records.rules`.
 """
 
 from typing import Annotated, Any, Literal, cast
@@ -14,7 +14,7 @@ from systems.records.device import Device, Name, Plain
 PHASES = ("forward", "loss", "backward", "optimizer")
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
-# At most four months, so that a clock that was set again is noticed.
+# The limit of four months detects a clock that was set while measuring.
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
 
@@ -24,25 +24,27 @@ class Git(Struct, forbid_unknown_fields=True):
 
 
 class Row(Struct, forbid_unknown_fields=True, dict=True):
-    """One configuration and its result: times as samples in ms, memory in bytes."""
+    """A configuration and its metrics: times as samples in ms, memory in bytes."""
 
-    # Not in the file: for a profiled row, the row of `end_to_end` of the same cell.
+    # Not stored: for a profiled row, the row of `end_to_end` for the same cell.
     clock = cast("Row | None", None)
 
     config: dict[str, Any]
     status: Literal["ok", "out_of_memory", "unsupported", "failed"]
     metrics: dict[str, Any] = {}
     reason: str | None = None
-    # Since the previous row ended or measuring began.
+    # Time since the previous row ended or measuring began.
     seconds: Seconds | None = None
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):
-    """All rows of one stem on one device, by one source and one set of versions."""
+    """All rows of an experiment on one device, with one source hash and one
+    software.
+    """
 
-    # Not in the file: whether the digest did not match the content.
+    # Not stored: whether the file was edited, so that its digest does not match.
     edited = False
-    # Not in the file: for a profile, the record of `end_to_end` with its wall times.
+    # Not stored: for a profile, the record of `end_to_end` with wall-clock times.
     clock = cast("Record | None", None)
 
     stem: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -53,17 +55,17 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
     grid: Literal["full", "quick"] = "full"
     protocol: dict[Plain, Plain] = {}
     software: dict[Plain, Plain] = {}
-    # Which of our attention kernels this GPU and software get, and why not the others.
+    # Whether each of this project's attention kernels is available, or why not.
     kernels: dict[Plain, Plain] = {}
     started_utc: Plain | None = None
     command: Plain | None = None
     git: Git | None = None
     source_hash: Plain | None = None
-    # Hashes of later sources that `tools/regen_tables.py --verify` found to agree.
+    # Hashes of later sources whose results agreed, by `tools/regen_tables.py --verify`.
     verified_hashes: list[Plain] = []
-    # Where the numbers of a reported record were published.
+    # The publication of a reported record.
     source: Name | None = None
-    # What else a reader must know about the numbers.
+    # Further remarks on the numbers.
     notes: list[Plain] = []
 
     @property
@@ -74,15 +76,15 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     @property
     def place(self) -> str:
-        """Return its path in a folder of results: "nvidia-h200/warmup.json"."""
+        """The path in a folder of results, such as "nvidia-h200/warmup.json"."""
         return f"{self.device.slug}/{self.stem}.json"
 
     def row(self, config: dict[str, Any]) -> Row | None:
-        """Return the row of this configuration, or None."""
+        """Return the row with exactly this configuration, or None."""
         return next((row for row in self.rows if row.config == config), None)
 
     def find(self, **wanted: Any) -> Row | None:
-        """Return the first row whose configuration has these values, or None."""
+        """Return the first row whose configuration includes these values, or None."""
         return next(
             (row for row in self.rows if wanted.items() <= row.config.items()), None
         )

@@ -1,5 +1,5 @@
-"""Rules of a record that types can't express: for its rows, and for metrics by the unit
-in their name. They are checked when a row is measured and when a record is read.
+"""Rules for records that types can't express, on rows and on metrics by unit. They are
+checked when a row is measured and when a record is read.
 """
 
 import math
@@ -9,18 +9,18 @@ from typing import Any
 
 from systems.records.record import PHASES, Record
 
-# Text that a page or a terminal would execute: control characters, macros, attributes,
-# scripts. Brackets alone are allowed, because C++ names have them.
+# Matches text that a page or terminal would execute: control characters, macros,
+# attributes, scripts. Brackets alone are allowed, because C++ names have them.
 LIVE = re.compile(
     r"[\x00-\x1f\x7f-\x9f]|\{[$@~:{%]|\{[^{}]*=|<script|<iframe|[\s/]on\w+\s*=|script:",
     re.IGNORECASE,
 )
-# Eleven days in ms, and more than any machine's memory in bytes.
+# Upper bounds of times (eleven days, in ms) and of memory in bytes.
 LONGEST_MS, MOST_BYTES = 1e9, 2**60
 
 
 def record_faults(record: Record) -> Iterator[str]:
-    """Yield each fault of a record, named by its field."""
+    """Yield each fault of a record, beginning with the field's name."""
     reported, first = record.kind == "reported", {}
     if reported != (record.source is not None):
         yield f"source is {record.source!r}, which no {record.kind} record has"
@@ -36,11 +36,11 @@ def record_faults(record: Record) -> Iterator[str]:
         if not reported and row.config.keys() != record.rows[0].config.keys():
             odd = sorted(row.config.keys() ^ record.rows[0].config.keys())[0]
             yield f"{where}.config: {odd!r} is not in all rows"
-        # Reported tables may have several lines for one configuration.
+        # Only reported records may have several rows for one configuration.
         key = repr(sorted(row.config.items()))
         if not reported and first.setdefault(key, i) != i:
             yield f"{where}.config: is that of rows[{first[key]}]"
-        # A reported number may come with a remark.
+        # Only reported rows may have a reason although they are ok, as a remark.
         if bool(row.reason) != (row.status != "ok") and not (reported and row.reason):
             yield f"{where}.reason: is {row.reason!r}, the status {row.status}"
         if (row.status == "ok") != bool(row.metrics):
@@ -52,8 +52,8 @@ def record_faults(record: Record) -> Iterator[str]:
 
 
 def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:
-    """Yield the faults of metrics: numbers that aren't finite, impossible times and
-    bytes. A reported metric may be text ("about 14").
+    """Yield the faults of metrics: infinite numbers, impossible times and bytes, unsafe
+    texts. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():
         yield from (f"{name}{fault}" for fault in [*_unsafe(name), *_unsafe(value)])
@@ -71,7 +71,9 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
 
 
 def _impossible_times(name: str, value: Any) -> Iterator[str]:
-    """Yield impossible times. Samples are positive; a single time may be 0."""
+    """Yield a fault for impossible times. Samples are positive; a single time may
+    be 0.
+    """
     if not isinstance(value, list):
         if not _is_between(value, 0, LONGEST_MS):
             yield f"{name}: is {value!r:.60}, no time in ms"
@@ -85,7 +87,7 @@ def _impossible_times(name: str, value: Any) -> Iterator[str]:
 
 
 def _sample_count_mismatches(metrics: dict[str, Any]) -> Iterator[str]:
-    """Yield phases of a step with another number of samples than its loss."""
+    """Yield a fault for each phase whose number of samples differs from the loss's."""
     of = {p: metrics[f"{p}_ms"] for p in PHASES if f"{p}_ms" in metrics}
     counts = {p: len(samples) for p, samples in of.items() if isinstance(samples, list)}
     for phase, count in counts.items():
@@ -94,12 +96,12 @@ def _sample_count_mismatches(metrics: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_between(value: Any, least: float, most: float, *kinds: type) -> bool:
-    """Return whether a value is a number (no boolean) within these bounds."""
+    """Return whether a value is a number, not a boolean, within these bounds."""
     return type(value) in (kinds or (int, float)) and least <= value <= most
 
 
 def _unsafe(value: Any) -> Iterator[str]:
-    """Yield each place of NaN, an infinity or text that a page executes."""
+    """Yield a fault for each NaN, infinity or text that a page would execute."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f": is {value}, not a finite number"
     if isinstance(value, str) and LIVE.search(value):

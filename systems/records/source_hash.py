@@ -1,12 +1,11 @@
-"""Hash the code that a stem measures with: statements, not files.
+"""Hash the code that an experiment runs, by statements instead of files.
 
-The hash starts from the stem's module and follows names to each top-level statement
-that defines one. Imports, comments, docstrings, layout and the names of modules don't
-count, so code can be moved and reformatted and no record becomes stale. A reference
-counts with the text of its statement, so that equal names in two modules differ.
+The hash covers the experiment's module and, transitively, each top-level statement that
+defines a name used there. It ignores imports, comments, docstrings, layout and the
+names of modules, so code can be moved and reformatted without making records stale.
 
-It misses names that are looked up as strings (so IMPLEMENTATIONS is passed in), and
-assignments whose name nobody reads.
+It misses names that are looked up as strings, except those in IMPLEMENTATIONS, and
+assignments to names that are never read.
 """
 
 import ast
@@ -20,22 +19,22 @@ from typing import Any
 from systems import ROOT
 from systems.attention.implementations import IMPLEMENTATIONS
 
-# These store rows, parse options or evaluate formulas, so they can't change a result.
+# Packages that are not hashed, because they can't change a measured result.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
-# Module of a name from a foreign package, whose name is then the full dotted path.
+# Stands for the module of names from other packages.
 OTHERS = ""
-# Launch options with Triton's default value, which 3.9 wants to be written out.
+# Launch options at Triton's default are ignored: only Triton 3.9 requires them.
 DEFAULTS = {"enable_fp_fusion": True}
-# Fields of a syntax tree that depend on the place of code or on Python's version.
+# Ignored fields of syntax trees, which depend on context or on Python's version.
 UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
 
-# A name in a module; without a name, the whole module.
+# (module, name), or (module, None) for the whole module.
 Place = tuple[str, str | None]
 
 
 def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
-    """Return the hash of what `module` and these attention implementations reach."""
+    """Return the hash of all code that `module` and these attentions refer to."""
     named = (IMPLEMENTATIONS[name].split(":") for name in attention)
     return hash_of([(module, None), *((where, what) for where, what in named)], root)
 
@@ -43,7 +42,7 @@ def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -
 def hash_of(
     places: Iterable[Place], root: Path = ROOT, without: Iterable[Place] = ()
 ) -> str:
-    """Return the hash of what these places reach, not following those in `without`."""
+    """Return the hash of all code that these places refer to, except `without`."""
     reached = Reach(root, frozenset(without))
     for place in places:
         reached.follow(place)
@@ -52,10 +51,12 @@ def hash_of(
 
 @dataclass(eq=False)
 class Statement:
-    """A top-level statement: code, references, and whether importing runs it."""
+    """A top-level statement: canonical code, references, and whether an import runs
+    it.
+    """
 
     code: str
-    # In the order in which the code names them.
+    # In order of occurrence.
     references: list[Place]
     runs_on_import: bool
     digest: str = field(init=False)
@@ -66,7 +67,9 @@ class Statement:
 
 @dataclass
 class Module:
-    """The statements of a file, and those that define each name."""
+    """The imports and statements of a file, and the statements that define each
+    name.
+    """
 
     imports: dict[str, Place]
     statements: list[Statement] = field(default_factory=list)
@@ -74,7 +77,7 @@ class Module:
 
 
 class Reach:
-    """The statements that have been reached so far."""
+    """Collects the statements that code refers to, directly or indirectly."""
 
     def __init__(self, root: Path, without: frozenset[Place] = frozenset()):
         self.root, self.without = root, without
@@ -84,7 +87,7 @@ class Reach:
         self.statements: dict[Statement, None] = {}
 
     def follow(self, place: Place) -> None:
-        """Add the statements of a place, and all that they refer to."""
+        """Add the statements of a place, and all statements that they refer to."""
         pending = [place]
         while pending:
             place = pending.pop()
@@ -104,11 +107,13 @@ class Reach:
             return module.statements if module else []
         if place[1] in module.imports:
             return self.statements_at(resolve(module.imports[place[1]], self.root))
-        # Any statement may define a name at run time.
+        # An undefined name may be created at run time, so depend on all statements.
         return module.defines.get(place[1], module.statements)
 
     def run_by_importing(self, name: str) -> Iterator[Statement]:
-        """Yield what importing a module runs, with the modules that it imports."""
+        """Yield the statements that run when a module, and what it imports, is
+        imported.
+        """
         module = self.module(name)
         if module is None or name in self.imported:
             return
@@ -124,7 +129,9 @@ class Reach:
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
-        """Yield a digest for each statement, of its code and of its references."""
+        """Yield a digest of each statement's code and of the statements it refers
+        to.
+        """
         for statement in self.statements:
             targets = (self.statements_at(place) for place in statement.references)
             named = (" ".join(target.digest for target in each) for each in targets)
@@ -139,8 +146,8 @@ def digest_of(text: str) -> str:
 
 
 def load_module(name: str, root: Path) -> Module | None:
-    """Return a module of this repository; None for a package or a foreign module."""
-    # A package's __init__ holds only names, so adding one changes no measurement.
+    """Return a module of this project; None for packages and other modules."""
+    # Skip packages, because their __init__ only re-exports names.
     path = file_of(name, root)
     if not path.is_file():
         return None
@@ -171,13 +178,13 @@ def parse_module(name: str, source: str, root: Path) -> Module:
 
 
 def resolve(place: Place, root: Path) -> Place:
-    """Return a place as a module if it names one, as `from systems import timing`."""
+    """Turn (package, name) into (module, None) if the name is a module."""
     inner = ".".join(filter(None, place))
     return (inner, None) if file_of(inner, root).is_file() else place
 
 
 def imported_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:
-    """Yield (local name, place) of the imports among these nodes, not inside them."""
+    """Yield (local name, place) for the import statements among these nodes."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -188,7 +195,7 @@ def imported_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:
                 yield alias.asname or alias.name, place
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                # Without `as` only the first package is bound.
+                # Without `as`, an import binds the first package's name.
                 module = alias.name if alias.asname else alias.name.split(".")[0]
                 place = (module, None) if is_own(module) else (OTHERS, module)
                 yield alias.asname or module, place
@@ -211,7 +218,7 @@ def is_docstring(node: ast.AST) -> bool:
 
 
 def is_for_others(node: ast.AST) -> bool:
-    """Return whether a statement runs only for a type checker or in a main program."""
+    """Return whether a statement runs only in type checkers or in a main program."""
     return isinstance(node, ast.If) and any(
         isinstance(name, ast.Name) and name.id in ("TYPE_CHECKING", "__name__")
         for name in ast.walk(node.test)
@@ -219,8 +226,8 @@ def is_for_others(node: ast.AST) -> bool:
 
 
 def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
-    """Return whether importing a statement does more than bind names: it assigns to an
-    attribute, or has a decorator that registers, such as `@operator.register_fake`.
+    """Return whether a statement, when imported, has effects beyond binding a name: it
+    assigns to an attribute, or has a decorator such as `@operator.register_fake`.
     """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return any(
@@ -238,7 +245,7 @@ def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
 
 
 def bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the names that these nodes bind in their own scope."""
+    """Yield the names that these nodes bind in the current scope."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -259,9 +266,9 @@ SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Canonical:
-    """Code as text that does not depend on Python's version or on layout.
+    """Converts code to text that depends neither on Python's version nor on layout.
 
-    A reference to one of our names is written as that name, however it is imported.
+    A reference to this project's code becomes its name, however it was imported.
     """
 
     def __init__(self, known: dict[str, Place], root: Path):
@@ -285,7 +292,7 @@ class Canonical:
             node = ast.Call(node.func, node.args, keywords)
         inner = self.inner_scope(node) if isinstance(node, FUNCTIONS + SCOPES) else self
         fields = [
-            # Defaults, annotations and decorators belong to the scope around.
+            # Defaults, annotations and decorators belong to the outer scope.
             f"{name}={(self if name in OUTSIDE else inner).text(value)}"
             for name, value in ast.iter_fields(node)
             if name not in UNSEEN and value is not None and value != []
@@ -293,7 +300,7 @@ class Canonical:
         return f"{type(node).__name__}({','.join(fields)})"
 
     def inner_scope(self, node: ast.AST) -> "Canonical":
-        """Return a copy for an inner scope, whose local names hide outer ones."""
+        """Return a copy for an inner scope, without names that its locals hide."""
         hidden: set[str] = set()
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
             of = node.args
@@ -313,13 +320,13 @@ class Canonical:
         return inner
 
     def place_of(self, node: ast.AST) -> Place | None:
-        """Return the place of a name, or of an attribute of one of our modules."""
+        """Return the place that a name, or a module's attribute, refers to, or None."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             place = self.known.get(node.id)
             return resolve(place, self.root) if place else None
         if isinstance(node, ast.Attribute):
             inner = self.place_of(node.value)
-            # `systems.a.b`: go down packages to a module.
+            # Resolve `systems.a.b` step by step.
             if inner is not None and inner[1] is None:
                 return resolve((inner[0], node.attr), self.root)
         return None
@@ -341,7 +348,9 @@ def is_default(node: ast.keyword) -> bool:
 
 
 def merge_constants(values: list[ast.expr]) -> list[ast.expr]:
-    """Merge neighboring constants of an f-string: Python versions split them apart."""
+    """Merge adjacent constants of an f-string, which Python versions split
+    differently.
+    """
     out: list[ast.expr] = []
     for value in values:
         last = out[-1] if out else None

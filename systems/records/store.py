@@ -1,4 +1,4 @@
-"""Read and write records as JSON, checked field by field; a digest shows edits."""
+"""Read and write records as validated JSON; a digest detects edits by hand."""
 
 import errno
 import hashlib
@@ -18,7 +18,7 @@ from systems.records.rules import record_faults
 
 SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
-# Twice the largest record.
+# Twice the size of the largest record.
 LONGEST_BYTES = 2**23
 
 
@@ -27,18 +27,19 @@ class RecordError(ValueError):
 
 
 class UnreadableError(RecordError):
-    """The system refuses to read a file, whose content may be whole."""
+    """The file can't be read, although its content may be valid."""
 
 
 def read(path: Path) -> Record:
-    """Return the record in this file. RecordError for an invalid one."""
+    """Read a record. Raise RecordError if it is invalid."""
     return _parse(_content(path), path)
 
 
 def _parse(content: bytes, path: Path) -> Record:
     with _name_file(path, "delete it to measure again"):
         data = msgspec.json.decode(content, type=dict[str, Any])
-        # JSON parsers keep the last of two equal keys, which a reader may overlook.
+        # Parse again to reject duplicate keys, of which the parser above keeps the
+        # last.
         json.loads(content, object_pairs_hook=_refuse_equal_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
@@ -58,7 +59,7 @@ def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def decode(path: Path, kind: Any, remedy: str) -> Any:
-    """Return the content of a JSON file as this type. Raises the errors of `read`."""
+    """Read a JSON file as this type. Raise RecordError if it is invalid."""
     with _name_file(path, remedy):
         return msgspec.json.decode(_content(path), type=kind)
 
@@ -74,7 +75,7 @@ def _name_file(path: Path, remedy: str) -> Iterator[None]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a regular file that is not too long."""
+    """Return the bytes of a regular file of at most LONGEST_BYTES."""
     try:
         with open_regular(path, os.O_RDONLY) as file:
             _refuse_if_long(os.fstat(file.fileno()).st_size, path)
@@ -93,12 +94,12 @@ def _refuse_if_long(size: int, path: Path) -> None:
 
 
 def write(record: Record, path: Path) -> None:
-    """Write the record in one step; RecordError for one that `read` would refuse."""
+    """Write a record atomically. Raise RecordError if `read` would reject it."""
     try:
         fault = next(record_faults(record), None)
         content = b"" if fault else to_json(record).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        # A set, say, or half of a surrogate pair.
+        # Such as a set, or half of a surrogate pair.
         raise RecordError(f"{path}: can't be written as JSON: {error}") from None
     if fault is not None:
         raise RecordError(f"{path}: {fault}")
@@ -108,7 +109,7 @@ def write(record: Record, path: Path) -> None:
 
 
 def to_json(record: Record) -> str:
-    """Return the record as JSON with one field or row per line, for readable diffs."""
+    """Return JSON with one field or row per line, for readable diffs."""
     data = json.loads(json.dumps(record, default=structs.asdict, allow_nan=False))
     for row in data["rows"]:
         row["metrics"] = {
@@ -128,13 +129,13 @@ def _text(value: Any) -> str:
 
 
 def digest_of(data: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record's content, whatever its layout."""
+    """Return the SHA-256 of a record's content, independent of layout."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def rounded_to_nanoseconds(name: str, value: Any) -> Any:
-    """Return a metric, with samples in ms rounded to nanoseconds."""
+    """Round the samples of a metric in ms to nanoseconds."""
     if isinstance(value, list) and name.endswith("_ms"):
         return [
             round(sample, 6) if isinstance(sample, float) else sample

@@ -1,4 +1,4 @@
-"""Mean, spread and quantiles of a list of samples."""
+"""Mean, standard deviation and quantiles of samples."""
 
 import statistics
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ class Summary:
 
     @property
     def variation(self) -> float:
-        """Standard deviation over mean."""
+        """The coefficient of variation: standard deviation over mean."""
         return self.std / self.mean
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Return the statistics of samples. ValueError for an empty list."""
+    """Return the statistics of samples. Raise ValueError if there are none."""
     return cached_summary(tuple(samples))
 
 
-# Many tables of a page need the same samples.
+# Cached, because many tables need the same samples.
 @lru_cache(maxsize=4096)
 def cached_summary(samples: tuple[float, ...]) -> Summary:
     if not samples:

@@ -1,1 +1,1 @@
-"""Measuring a stem row by row, one row by hand, and compiling ahead."""
+"""Measure experiments row by row, with compilation ahead of time."""

@@ -1,4 +1,4 @@
-"""The folder of compiled kernels, which must be writable."""
+"""Find Triton's cache folder, and check that it is writable."""
 
 import os
 from pathlib import Path
@@ -8,21 +8,21 @@ REMEDY = "set TRITON_CACHE_DIR to a folder on a disk of this machine"
 
 
 def compiled_folder() -> Path:
-    """Return where Triton keeps compiled kernels."""
+    """Return Triton's cache folder for compiled kernels."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     given = os.environ.get("TRITON_CACHE_DIR")
     return Path(given) if given else Path(home, ".triton", "cache")
 
 
 def set_compiled_folder() -> None:
-    """Set the folder for this process and its children. Otherwise PyTorch's compiler
-    sets another one, where nothing was compiled ahead.
+    """Set Triton's cache folder for this process and its children, because PyTorch's
+    compiler would otherwise use another one.
     """
     os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
 
 
 def why_unwritable(folder: Path) -> str:
-    """Return why no kernel can be kept in a folder, and the remedy; "" if it can."""
+    """Return why a folder can't store kernels, with a remedy, or "" if it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

@@ -1,4 +1,6 @@
-"""An experiment from the command line: the fields of its `Config` are the options."""
+"""Run an experiment from the command line, with the fields of its `Config` as
+options.
+"""
 
 import json
 import math
@@ -19,12 +21,12 @@ from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
 from systems.running.memory import limit_host_memory
 
-# The largest size that a tensor can have.
+# The largest size of a tensor.
 LARGEST = 2**63 - 1
 
 
 def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
-    """Return a field of a `Config` with its help text and the names it may have."""
+    """Define a field of a `Config` with a help text and the allowed choices."""
     return field(
         default=default,
         metadata={"help": help, "choices": tuple(choices) if choices else None},
@@ -32,7 +34,7 @@ def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any
 
 
 def options_of(config: Any) -> list[str]:
-    """Return the command-line options that give this configuration."""
+    """Return the command-line options that select this configuration."""
     given = []
     for name, value in asdict(config).items():
         if isinstance(value, bool):
@@ -43,17 +45,17 @@ def options_of(config: Any) -> list[str]:
 
 
 def option_name(name: str) -> str:
-    """Return the option of a field: `keep_traces` is `--keep-traces`."""
+    """Return the option's name for a field: `--keep-traces` for `keep_traces`."""
     return f"--{name.replace('_', '-')}"
 
 
 def negated_option(name: str) -> str:
-    """Return what switches off a boolean field: `--no-keep-traces`."""
+    """Return the option that switches a field off: `--no-keep-traces`."""
     return option_name(f"no_{name}")
 
 
 def main(config_class: type, run: Run) -> NoReturn:
-    """Parse the options, measure one configuration, print a table or the row."""
+    """Parse the options, measure one configuration, and print it as a table or JSON."""
 
     def command(**values: Any) -> None:
         as_json = values.pop("json")
@@ -67,7 +69,7 @@ def main(config_class: type, run: Run) -> NoReturn:
                     raise ValueError(f"{option_name(name)} must be finite, not {value}")
             limit_host_memory()
             if sys.stderr.isatty():
-                # One line: what keeps moving would take time from what is measured.
+                # No progress bar, because it would disturb the measurement.
                 print("measuring (on a CPU it may take minutes)", file=sys.stderr)
             row = measure_row(config_class(**plain), run)
         except ValueError as error:
@@ -120,7 +122,7 @@ def _print_table(row: Row) -> None:
         console.print(f"{row.status.replace('_', ' ')}: {row.reason}")
         return
     times = {name: value for name, value in row.metrics.items() if name.endswith("_ms")}
-    # The only times that add up to a whole.
+    # Only the times of phases add up to a total.
     phases = [times[f"{phase}_ms"] for phase in PHASES if f"{phase}_ms" in times]
     if len(phases) > 1:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
@@ -142,7 +144,7 @@ def _print_table(row: Row) -> None:
 
 
 def is_table(value: Any) -> bool:
-    """Return whether a metric is a list of objects with the same fields."""
+    """Return whether a metric is a list of objects."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -151,7 +153,7 @@ def is_table(value: Any) -> bool:
 
 
 def _make_table(title: str, items: list[dict[str, Any]]) -> Table:
-    """Return the first 30 lines of a metric that is a table."""
+    """Return a metric's first 30 objects as a table."""
     if len(items) > 30:
         title += f", 30 of {len(items)}"
     names = (key.replace("_", " ") for key in items[0])
@@ -162,7 +164,7 @@ def _make_table(title: str, items: list[dict[str, Any]]) -> Table:
 
 
 def _shown(value: Any) -> str:
-    """Return a metric as text; only the ends of a long list."""
+    """Format a metric; of a long list only both ends."""
     if isinstance(value, list):
         if len(value) > 12:
             value = [*value[:3], "...", *value[-3:]]

@@ -1,4 +1,4 @@
-"""Measure the rows of a group in alternation, and note the GPU's clock afterwards."""
+"""Measure the rows of a group in alternation."""
 
 import time
 import traceback
@@ -14,8 +14,8 @@ from systems.running.processes import has_own_process, run_turns
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Group the configurations that are measured in alternation: those that differ only
-    in the field IN_TURNS of their experiment. Without that field each is a group.
+    """Group the configurations that are measured in alternation, which differ only in
+    the experiment's field IN_TURNS. Without IN_TURNS, each is a group.
     """
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
@@ -28,8 +28,8 @@ def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
 def measure_into(
     record: Record, module: Any, group: list[Any], since: float
 ) -> list[Row]:
-    """Return the rows of a group and note the GPU's clock in the record. Time since
-    `since`, a time.monotonic(), counts for the first row.
+    """Measure the rows of a group, and update the range of SM clocks in the record. The
+    seconds of the first row count from `since`, a value of time.monotonic().
     """
     device = record.device
     machine.free_memory()
@@ -44,8 +44,8 @@ def measure_into(
 
 
 def measure_group(module: Any, configs: list[Any]) -> list[Row]:
-    """Return the rows of these configurations, measured in alternation. An error gives
-    a failed row, which the next run tries again.
+    """Measure these configurations in alternation, and return their rows. An error
+    gives a failed row, which the next run measures again.
     """
     going = {config: run_turns(module, config) for config in configs}
     rows: dict[Any, Row] = {}
@@ -58,7 +58,7 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
 
 
 def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
-    """Run the next turn of a configuration. Return its row if that was the last."""
+    """Run the next turn of a configuration. Return its row after the last turn."""
     try:
         return next(left)
     except Exception as error:
@@ -68,7 +68,7 @@ def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
 
 
 def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
-    """Return whether a failure leaves CUDA unusable for later rows."""
+    """Return whether a CUDA error has made the GPU unusable in this process."""
     return not has_own_process(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
     )

@@ -1,4 +1,4 @@
-"""Choose the device that measures a stem, and check that torch would use it."""
+"""Choose the device for an experiment, and check that torch would use it."""
 
 import gc
 import sys
@@ -8,7 +8,7 @@ from systems.running.reports import CannotStart
 
 
 def device_for(allowed: tuple[str, ...]) -> Device | None:
-    """Return the best of the allowed kinds of device that this machine has, or None."""
+    """Return this machine's best device of the allowed kinds, or None."""
     if "meta" in allowed:
         return META
     gpu = find_gpu()
@@ -18,7 +18,7 @@ def device_for(allowed: tuple[str, ...]) -> Device | None:
 
 
 def check_torch(device: Device) -> None:
-    """Raise CannotStart where torch would measure another device than this one."""
+    """Raise CannotStart if torch would use another device."""
     if not device.is_gpu or "torch" not in sys.modules:
         return
     import torch
@@ -35,8 +35,8 @@ def check_torch(device: Device) -> None:
 
 
 def why_unusable(gpu: Device) -> str:
-    """Return why torch can't use a GPU, and the remedy. A driver runs builds for its
-    own major version of CUDA and older ones.
+    """Return why torch can't use a GPU, and a remedy. A driver supports its own major
+    version of CUDA and older ones.
     """
     import torch
 
@@ -54,7 +54,7 @@ def why_unusable(gpu: Device) -> str:
 
 
 def free_memory() -> None:
-    """Free what the last configuration left, so that each one starts alike."""
+    """Free memory of the previous row, so that all rows start in the same state."""
     gc.collect()
     if "torch" in sys.modules:
         import torch

@@ -1,8 +1,8 @@
 """Measure one stem on this machine, row by row, into its record.
 `tools/regen_tables.py` runs this in a child process.
 
-The work in progress is `<stem>.partial.json`, whole after every row; a complete one
-takes the record's name. Progress goes to standard output, one JSON object a line. Exit
+The partial record `<stem>.partial.json` is written after every row, and renamed when it
+is complete. Progress is reported on standard output, one JSON object per line. Exit
 codes: 0 complete or out of time, 1 rows failed, 2 can't start.
 """
 
@@ -47,8 +47,8 @@ from systems.running.verify import verify_stem
 def measure_stem(
     name: str, results: Path, grid: str, deadline: float, seen: int | None = None
 ) -> int:
-    """Measure the configurations that the work in progress lacks; none where another
-    run has written the record since it was `seen`. Return the exit code.
+    """Measure the rows that the partial record lacks; none if another run has written
+    the record since the time `seen` (in ns). Return the exit code.
     """
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
@@ -66,7 +66,7 @@ def measure_stem(
         record = new_record(name, device, grid, configs, module.PROTOCOL)
         progress = partial_path(path)
         record = resume(progress, record, configs)
-        # Where one row of a group is missing, all were not measured in turns.
+        # Measure all rows of an incomplete group, because they must alternate.
         groups = groups_of(module, configs)
         missing = [
             group
@@ -109,14 +109,14 @@ def measure_stem(
         order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
         record.rows.sort(key=lambda row: order[json.dumps(row.config)])
         store.write(record, progress)
-        # In one step, so that complete work never lies beside its record.
+        # Rename, so that no partial record is left beside the complete one.
         os.replace(progress, path)
     report(event="complete")
     return 0
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """Return an experiment's module, with all that its rows would import."""
+    """Import an experiment's module, and everything that its rows would import."""
     if device.is_gpu:
         if fault := why_unwritable(compiled_folder()):
             raise CannotStart(fault)
@@ -124,9 +124,10 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        # Otherwise the first row that compiles, or steps an optimizer, imports it.
+        # Import this now: otherwise the first row that compiles or runs an optimizer
+        # would, while it is timed.
         import_module("torch._inductor.compile_fx")
-    # The garbage collection before each row skips what was imported.
+    # Exclude imported modules from the garbage collection before each row.
     gc.freeze()
     return module
 
@@ -140,7 +141,7 @@ def main(
     seen: int | None = None,
     parent: int | None = None,
 ):
-    """Measure STEM into RESULTS until `deadline`, in seconds since 1970."""
+    """Measure the experiment STEM into the folder RESULTS."""
     if parent is not None:
         end_with_parent(parent)
     try:
@@ -159,7 +160,7 @@ def main(
 
 
 def describe_error(error: OSError, results: Path) -> str:
-    """Return what can't be written and why. A full disk's error names no file."""
+    """Return which file can't be written and why; a full disk's error names none."""
     where = error.filename2 or error.filename or results
     remedy = "free space, remove what is in the way, or give another --results"
     return f"can't write {where}: {error.strerror}; {remedy}"

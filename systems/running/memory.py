@@ -1,4 +1,4 @@
-"""A limit on host memory, so that running out of it is a result on a CPU."""
+"""Limit host memory, so that on a CPU running out of memory raises an error."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,8 +7,8 @@ from systems.records.device import find_gpu
 
 
 def limit_host_memory() -> None:
-    """Without a GPU, let an allocation of more than is free fail, because otherwise the
-    system would kill a process. A lower limit (`ulimit -d`) stays.
+    """Without a GPU, limit this process to 90 % of free memory: beyond that, the system
+    would kill a process. Keep a lower existing limit (`ulimit -d`).
     """
     free = free_host_bytes()
     if free is None or find_gpu() is not None:
@@ -22,14 +22,14 @@ def limit_host_memory() -> None:
     most = free // 10 * 9
     if soft != resource.RLIM_INFINITY:
         most = min(most, soft)
-    # Not on every system.
+    # Some systems reject this limit.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """Return the free memory of the system or of this process's control group (in a
-    container or a cluster's job), whichever is less. None if unknown.
+    """Return free memory: the lesser of the system's and the control group's, which
+    limits containers and cluster jobs. None if unknown.
     """
     free = []
     with suppress(OSError, ValueError):
@@ -40,7 +40,7 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
         cgroup = (root / "proc" / "self" / "cgroup").read_text()
         path = cgroup.rpartition("0::/")[2].strip()
         group = root / "sys" / "fs" / "cgroup" / path
-        # In a container the group may be mounted as the root of all.
+        # In a container, the group may be mounted at the root.
         group = group if (group / "memory.max").exists() else root / "sys/fs/cgroup"
         limit, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
         lines = (group / "memory.stat").read_text().splitlines()

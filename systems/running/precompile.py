@@ -1,6 +1,6 @@
-"""Compile what rows run before they are measured, in several processes at once.
+"""Compile the kernels of rows before they are measured, in parallel processes.
 
-Each process runs its share of the rows once and discards the results, or calls the
+Each process runs some of the rows once and discards the results, or calls the
 experiment's `precompile`. Measuring then finds the kernels in the compilers' caches.
 
     python -m systems.running.precompile flash_accuracy full PARENT 0 16 32
@@ -27,39 +27,39 @@ from systems.records.files import write_atomically
 from systems.records.outcome import measure_in_turns
 from systems.running.reports import GRACE, end_with_parent, exit_when_terminated, report
 
-# Each process holds a context and a row's tensors on the GPU.
+# Each process needs GPU memory for a CUDA context and a row's tensors.
 MOST_PROCESSES = 16
-# Starting the processes takes longer than compiling fewer rows.
+# For fewer rows, starting processes would take longer than compiling.
 LEAST_ROWS = 8
 # Maximum seconds of compiling ahead, because a compiler may hang.
 LONGEST = 20 * 60
-# Environment variables: the folder for compiled code, and the number of processes.
+# Environment variables with the folder for compiled code and the number of processes.
 AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
-# The file beside compiled code that holds how long the compiling steps took.
+# The file with the times of the steps that compiled, in the folder of compiled code.
 COLD = "cold.json"
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use; on a cluster, its job's share."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def configs_of(stem: str, grid: str) -> list[Any]:
-    """Return all configurations of a stem's grid."""
+    """Return all configurations in the grid of an experiment."""
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
 def implementation_or_execution(config: Any) -> str | None:
-    """Return the implementation or execution, which a stem names in `rehearsed`."""
+    """Return the field by which `Stem.rehearsed` selects rows to compile ahead."""
     return getattr(config, "implementation", getattr(config, "execution", None))
 
 
 @contextlib.contextmanager
 def folder_for_compiled(record: Path) -> Iterator[None]:
-    """Make a temporary folder for code compiled ahead, and name it in the environment.
-    Its name depends on the record, so that the next run removes a killed run's.
+    """Create a temporary folder for code compiled ahead, and set AHEAD to it. Its name
+    depends on the record, so that the next run deletes the folder of a killed run.
     """
     owner = f"{os.getuid()} {record.resolve()}"
     digest = hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]
@@ -75,8 +75,8 @@ def folder_for_compiled(record: Path) -> Iterator[None]:
 
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile in parallel what the pending rows of a stem will run, in at most half of
-    the time until `deadline` (seconds since 1970). Rows compile the rest themselves.
+    """Compile the kernels of pending rows in parallel, in at most half of the time
+    until `deadline` (seconds since 1970). Rows compile the rest when measured.
     """
     started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
@@ -88,7 +88,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
         return
     configs = configs_of(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
-    # Kinds compile for different times, so each process gets as many of each.
+    # Distribute each implementation evenly, because their compile times differ.
     rows.sort(
         key=lambda row: kinds.index(implementation_or_execution(configs[row]) or "")
     )
@@ -115,7 +115,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
 
 
 def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
-    """Terminate all children; kill those that a compiler keeps from ending in time."""
+    """Terminate all children; kill those that don't end within GRACE seconds."""
     for child in children:
         child.terminate()
     last = time.time() + GRACE
@@ -128,8 +128,9 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Divide rows among as many processes as fit in `room` bytes at once, at least
-    one. The largest rows share a process, so that only one of them runs at a time.
+    """Divide rows among as many processes as fit in `room` bytes together, at least
+    one. The largest rows go to the same process, so that they don't run at the same
+    time.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
     for count in range(min(most, len(rows)), 0, -1):
@@ -141,7 +142,7 @@ def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[in
 
 
 def free_gpu_bytes() -> int:
-    """Return the GPU memory that is free."""
+    """Return the free GPU memory in bytes."""
     import torch
 
     return torch.cuda.mem_get_info()[0]
@@ -151,20 +152,20 @@ def free_gpu_bytes() -> int:
 
 
 def ahead(name: str) -> Path | None:
-    """Return the folder for a cell's compiled code; None if nothing compiles ahead."""
+    """Return the folder for a cell's compiled code, or None without compiling ahead."""
     folder = os.environ.get(AHEAD)
     return Path(folder) / name if folder else None
 
 
 def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Write the times of compiling steps in ms, and how many processes compiled."""
+    """Store the times in ms of steps that compiled, and the number of processes."""
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
     write_atomically(folder / COLD, json.dumps(kept))
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:
-    """Return what `keep_samples` wrote; empty if a cell was not compiled to the end."""
+    """Return the data of `keep_samples`; empty if the cell was not fully compiled."""
     if folder is None or not (folder / COLD).is_file():
         return {}
     return json.loads((folder / COLD).read_text())
@@ -174,17 +175,17 @@ def cold_samples(folder: Path | None) -> dict[str, Any]:
 
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
-    """Run these rows of a stem, counted from 0."""
-    # First, because the imports take seconds in which the parent may die.
+    """Run these rows of an experiment's grid, counted from 0."""
+    # Do this first, because the parent may end during the slow imports.
     end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
     for row in rows:
-        # An error is reported when the row is measured, which raises it again.
+        # Ignore errors, because measuring the row raises and reports them again.
         with contextlib.suppress(Exception):
             if hasattr(module, "precompile"):
                 module.precompile(configs[row])
             else:
-                # The first turn of a row compiles all that it runs.
+                # The first turn of a row compiles all of its kernels.
                 next(measure_in_turns(configs[row], module.run))
 
 

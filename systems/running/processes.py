@@ -1,6 +1,6 @@
-"""Measure rows in fresh processes, if an experiment sets `FRESH_PROCESS`.
+"""Measure each row in a new process, if an experiment sets `FRESH_PROCESS`.
 
-Such a process measures one configuration, given as JSON, and prints its row as JSON.
+The process takes a configuration as JSON and prints its row as JSON.
 
     python -m systems.running.processes systems.experiments.warmup '{...}' PARENT
 """
@@ -24,19 +24,19 @@ from systems.running.reports import end_with_parent, keep_output_for_reports, re
 
 
 def has_own_process(module: Any) -> bool:
-    """Return whether each row of an experiment is measured in a process of its own."""
+    """Return whether each row of an experiment is measured in a new process."""
     return getattr(module, "FRESH_PROCESS", False)
 
 
 def run_turns(module: Any, config: Any) -> Iterator[Row | None]:
-    """Yield None after each turn of a configuration, then its row."""
+    """Run a configuration; yield None after each turn, then its row."""
     if has_own_process(module):
         return iter([measure_in_process(module, config)])
     return measure_in_turns(config, module.run)
 
 
 def measure_in_process(module: Any, config: Any) -> Row:
-    """Return the row that a process of its own measures."""
+    """Measure a configuration in a new process, and return its row."""
     asked = json.dumps(asdict(config)), str(os.getpid())
     done = subprocess.run(
         [sys.executable, "-m", "systems.running.processes", module.__name__, *asked],
@@ -53,8 +53,8 @@ def measure_in_process(module: Any, config: Any) -> Row:
 
 
 def extract_error(stderr: str) -> str:
-    """Return the first line after a traceback, because PyTorch's messages end with
-    advice; without a traceback the last line.
+    """Return the error message in a process's output: the first line after a traceback,
+    because further lines are advice, or the last line without a traceback.
     """
     lines = stderr.strip().splitlines() or ["no message"]
     _, traceback, behind = stderr.rpartition("Traceback (most recent call last):\n")
@@ -63,7 +63,7 @@ def extract_error(stderr: str) -> str:
 
 
 def main(module: str, config: str, parent: int) -> None:
-    """Measure this configuration of a module."""
+    """Measure a configuration, given as JSON, and print the row."""
     keep_output_for_reports()
     end_with_parent(parent)
     experiment = import_module(module)

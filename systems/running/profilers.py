@@ -1,18 +1,18 @@
-"""Detach CUPTI, the library that watches the GPU, after a profile. PyTorch leaves it
-attached (issue 144455), which makes every later launch slower.
+"""Detach CUPTI, NVIDIA's profiling library, after a profile. PyTorch leaves it attached
+(PyTorch issue 144455), which slows all later launches.
 """
 
 import os
 import sys
 import time
 
-# Whatever starts a profiler imports this.
+# A profiler can have run only if this module was imported.
 PROFILES = "systems.profiling.torch_trace"
-# With this variable set, CUPTI detaches at the end of a profile. In older CUDA, CUDA
-# graphs failed afterwards.
+# Environment variable that makes CUPTI detach at the end of a profile, and the CUDA
+# version before which CUDA graphs fail afterwards.
 LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
-# CUPTI detaches in a thread of its own during one of the next CUDA calls. A profile
-# that begins before then loses kernels.
+# Calls to CUDA and pauses in seconds until CUPTI, which detaches asynchronously, is
+# done: an earlier profile would lose kernels.
 CALLS, PAUSE = 10, 0.005
 
 
@@ -31,7 +31,7 @@ def detach_cupti() -> None:
     kept = os.environ.get(LEAVE)
     os.environ[LEAVE] = "1"
     try:
-        # The variable acts at the end of a profile, so profile nothing once more.
+        # Run an empty profile, because CUPTI detaches at the end of a profile.
         run_profiled(lambda: None, "cuda")
         for _ in range(CALLS):
             torch.cuda.synchronize()

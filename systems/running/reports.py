@@ -1,4 +1,4 @@
-"""Report progress to the parent as lines of JSON, and end when it is gone."""
+"""Report progress to the parent process as lines of JSON, and exit if it ends."""
 
 import json
 import os
@@ -10,37 +10,37 @@ import time
 from contextlib import suppress
 from typing import IO, Any
 
-# Seconds that a terminated process may take to end.
+# Seconds between SIGTERM and SIGKILL.
 GRACE = 5
-# Where reports go; None is standard output.
+# The stream for reports; None is standard output.
 reports: IO[str] | None = None
 
 
 class CannotStart(Exception):
-    """This stem can't be measured now; the message says why and what to do."""
+    """The experiment can't be measured; the message says why and what to do."""
 
 
 def keep_output_for_reports() -> None:
-    """Send all other output to standard error, so that nothing looks like a report."""
+    """Reserve standard output for reports, and redirect other output to stderr."""
     global reports
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
 
 def exit_when_terminated() -> None:
-    """Let SIGTERM raise SystemExit, so that children end and folders are deleted."""
+    """Make SIGTERM raise SystemExit, so that `finally` blocks clean up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process soon after its parent, even if the parent is killed."""
+    """Terminate this process when its parent ends, even if that is killed."""
     threading.Thread(target=wait_and_exit, args=(parent,), daemon=True).start()
 
 
 def wait_and_exit(parent: int) -> None:
     """Wait until the parent has ended, then terminate this process."""
     with suppress(OSError, AttributeError):
-        # Linux wakes this thread when the parent ends: no polling disturbs timings.
+        # On Linux, wait without polling, which would disturb timings.
         if os.getppid() == parent:
             select.select([os.pidfd_open(parent)], [], [])
     while os.getppid() == parent:
@@ -51,10 +51,10 @@ def wait_and_exit(parent: int) -> None:
 
 
 def report(**event: Any) -> None:
-    """Tell the parent; end this process if the parent was killed."""
+    """Print an event as a line of JSON. Exit if the parent has closed the pipe."""
     try:
         print(json.dumps(event), file=reports, flush=True)
     except BrokenPipeError:
-        # Otherwise Python reports the error again when it flushes the rest.
+        # Keep Python from reporting the error again when it flushes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (reports or sys.stdout).fileno())
         sys.exit(1)

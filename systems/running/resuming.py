@@ -34,22 +34,22 @@ from systems.running.software import (
 
 
 def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
-    """Return the path of a stem's record; quick grids have a folder of their own."""
+    """Return the path of a record; those of reduced grids are in the folder "quick"."""
     folder = results / "quick" if grid == "quick" else results
     return folder / device.slug / f"{stem}{SUFFIX}"
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the unfinished record beside a record."""
+    """Return the path of the partial record that belongs to a record's path."""
     return path.with_name(path.name.removesuffix(SUFFIX) + PARTIAL_SUFFIX)
 
 
 @contextmanager
 def lock_record(path: Path) -> Iterator[None]:
-    """Hold a lock on writing this record, which the kernel releases when the process
-    ends. CannotStart if another process holds it.
+    """Hold a lock on a record, which the system releases when the process ends. Raise
+    CannotStart if another process holds it.
     """
-    # Windows has no fcntl, and imports this module to find records.
+    # Import here, because Windows has no fcntl but needs this module's paths.
     import fcntl
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def lock_record(path: Path) -> Iterator[None]:
 
 
 def modified_ns(path: Path) -> int:
-    """Return when this record was written, in ns; 0 if there is none."""
+    """Return a file's modification time in ns, or 0 if there is no file."""
     with suppress(OSError):
         return path.stat().st_mtime_ns
     return 0
@@ -82,7 +82,7 @@ def new_record(
     configs: list[Any],
     protocol: dict[str, Any],
 ) -> Record:
-    """Return an empty record of what is about to be measured."""
+    """Return a record without rows, with the current device, software and source."""
     software, stem = drop_peer(versions(), configs), STEMS[stem_name]
     attention = configured_attention(configs)
     software |= tuned_software(
@@ -108,13 +108,13 @@ def new_record(
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the unfinished record without failed rows, or `fresh` if outdated."""
+    """Return the partial record without failed rows, or `fresh` if it is outdated."""
     try:
         old = store.read(partial)
     except FileNotFoundError:
         return fresh
     except UnreadableError:
-        raise  # Its rows may be whole.
+        raise  # Its rows may be valid.
     except RecordError as error:
         print(f"starting over: {error}", file=sys.stderr)
         return fresh
@@ -146,7 +146,7 @@ def outside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
 
 
 def grid_difference(record: Record, configs: list[Any]) -> str | None:
-    """Return how a complete record's rows differ from `configs`; None if not at all."""
+    """Return how a complete record's rows differ from `configs`, or None."""
     if odd := outside_grid(record, configs):
         return f"has a row that is not in today's grid, {odd[0]}"
     missing = (asdict(config) for config in configs)

@@ -1,4 +1,4 @@
-"""Versions, the commit, the hash of the source, tuned launch configurations."""
+"""The software in a record: versions, commit, source hash, tuned configurations."""
 
 import os
 import platform
@@ -18,16 +18,16 @@ from systems.records.record import Git, Record
 from systems.records.source_hash import Reach, source_hash
 from systems.running.reports import CannotStart
 
-# Every launch of our kernels calls this function.
+# The function that every launch of this project's Triton kernels calls.
 LAUNCHES = ("systems.attention.triton.chooser", "owner_configs")
 TUNED = "launch configurations"
-# A peer's library, and the prefix of its implementations' names.
+# The package of FlashAttention-4, and the prefix of its implementations' names.
 PEER, ITS = "flash-attn-4", "fa4"
 COMMIT = "GIT_COMMIT"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a measured time depends on."""
+    """Return the versions of Python and of the packages that run on the GPU."""
     found = {"python": platform.python_version()}
     for name in ("torch", "triton", PEER):
         try:
@@ -47,17 +47,17 @@ def versions() -> dict[str, str]:
 
 
 def drop_peer(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
-    """Return the versions, without the peer's library if no configuration runs it."""
+    """Return the versions, without FlashAttention-4's if no configuration runs it."""
     runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
     return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
 
 def git_state() -> Git | None:
-    """Return the commit in GIT_COMMIT, or the tree's commit and whether `systems` has
-    changes; None outside a repository.
+    """Return the commit in GIT_COMMIT, or else git's commit and whether `systems` has
+    changes. None outside a repository.
     """
     try:
-        # In a copy inside another repository, git would return that one's commit.
+        # Prefer GIT_COMMIT: in a copy inside another repository, git would be wrong.
         if commit := named_commit():
             return Git(commit, dirty=False)
     except ValueError as error:
@@ -82,11 +82,11 @@ def git_state() -> Git | None:
 
 
 def named_commit() -> str | None:
-    """Return the commit in GIT_COMMIT, or None. ValueError if it is no commit."""
+    """Return the commit in GIT_COMMIT, or None. Raise ValueError for other text."""
     text = os.environ.get(COMMIT)
     if text is None:
         return None
-    # SHA-256 has 64 digits.
+    # A SHA-256 has 64 digits.
     if not re.fullmatch("[0-9a-f]{7,64}", text):
         raise ValueError(
             f"{COMMIT} must be a commit, 7 to 64 digits of 0-9 and a-f, "
@@ -96,17 +96,17 @@ def named_commit() -> str | None:
 
 
 def hash_configs(stem: Stem, configs: list[Any]) -> str:
-    """Return the hash of the source that these configurations run."""
+    """Return the hash of the source code that these configurations run."""
     return source_hash(stem.module, configured_attention(configs))
 
 
 def configured_attention(configs: list[Any]) -> list[str]:
-    """Return the implementations of attention that configurations name."""
+    """Return the attention implementations that configurations name."""
     return sorted({c.attention for c in configs if hasattr(c, "attention")})
 
 
 def recorded_attention(record: Record) -> list[str]:
-    """Return the implementations of attention that a record's rows name."""
+    """Return the attention implementations that a record's rows name."""
     rows = (row.config for row in record.rows)
     return sorted({config["attention"] for config in rows if "attention" in config})
 
@@ -114,8 +114,8 @@ def recorded_attention(record: Record) -> list[str]:
 def tuned_software(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return the digest of the launch configurations that were tuned on this GPU;
-    empty if there are none or the experiment does not read them.
+    """Return the digest of the launch configurations tuned on this GPU; empty if there
+    are none or if the experiment does not use them.
     """
     digest = tuned.digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
@@ -124,7 +124,7 @@ def tuned_software(
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
-    """Return whether `module` or these attention implementations launch our kernels."""
+    """Return whether this code launches the project's Triton kernels."""
     named = (IMPLEMENTATIONS[name].split(":") for name in attention)
     reached = Reach(ROOT)
     for place in [(module, None), *((where, what) for where, what in named)]:
@@ -133,8 +133,8 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernel_status(device: Device) -> dict[str, str]:
-    """Describe which of our attention kernels a GPU gets with the installed software;
-    empty if the GPU's capability is unknown. Imports torch.
+    """Describe which of the project's attention kernels run on a GPU with the installed
+    software; empty if the GPU's capability is unknown. Imports torch.
     """
     if device.capability is None:
         return {}

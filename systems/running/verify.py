@@ -1,5 +1,5 @@
-"""Measure three rows of a stale record again, each with those that take turns with it:
-where they agree, it is fresh again.
+"""Measure three rows of a stale record again, each with the rows that alternate with
+it. If all agree, mark the record as verified.
 """
 
 import json
@@ -25,13 +25,13 @@ from systems.running.software import TUNED, recorded_attention, tuned_software
 
 # --8<-- [start:verify]
 def metrics_agree(name: str, old: Any, new: Any) -> bool:
-    """Return whether a metric measured again agrees: times and errors within noise,
-    everything else exactly. Times of single kernels in a table are ignored.
+    """Return whether a repeated measurement agrees: times and errors within noise,
+    other metrics exactly. Times in a table of kernels are ignored.
 
-    Medians may differ by three times the wider spread (p80 - p20), or by 3 % for GPU
-    times and 5 % for others if that is more. Reserved bytes depend on what the process
-    did before and may differ by 10 %. Errors may differ by 1 %, because PyTorch's
-    kernels don't always add in the same order.
+    Medians may differ by 3 % (GPU time) or 5 % (other times), or by three times the
+    wider spread (p80 - p20) if that is more. Reserved bytes, which depend on earlier
+    allocations, may differ by 10 %, and errors by 1 %, because PyTorch's kernels are
+    not all deterministic.
     """
     if is_table(old) and is_table(new):
         return sorted(map(without_times, old)) == sorted(map(without_times, new))
@@ -50,16 +50,15 @@ def metrics_agree(name: str, old: Any, new: Any) -> bool:
 
 
 def is_gpu_time(name: str) -> bool:
-    """Return whether a metric is GPU time, which does not depend on the host."""
+    """Return whether a metric is a GPU time."""
     return name.endswith(("_gpu_ms", "_gpu_busy_ms"))
 
 
 def require_agreement(
     name: str, old: Row | None, new: Row, once: tuple[str, ...]
 ) -> None:
-    """Raise CannotStart with the metrics that differ. Metrics that begin like one of
-    `once` belong to a first start and are skipped. So are wall-clock times of a row
-    that has GPU times.
+    """Raise CannotStart if metrics differ. Skip metrics with a prefix in `once`, which
+    describe a first start, and wall-clock times of rows with GPU times.
     """
     assert old is not None
     has_gpu_times = any(map(is_gpu_time, old.metrics))
@@ -84,7 +83,7 @@ def require_agreement(
 
 
 def format_metric(value: Any) -> str:
-    """Format a metric for a message: the median of samples, the length of a table."""
+    """Format a metric for a message: median of samples, length of a table."""
     if is_table(value):
         return f"{len(value)} entries"
     samples = (
@@ -96,7 +95,7 @@ def format_metric(value: Any) -> str:
 
 
 def without_times(item: dict[str, Any]) -> str:
-    """Return an object without its times, as text that can be sorted."""
+    """Return an object without its times as JSON, which can be sorted."""
     return json.dumps(
         {key: value for key, value in item.items() if not key.endswith("_ms")},
         sort_keys=True,
@@ -104,8 +103,8 @@ def without_times(item: dict[str, Any]) -> str:
 
 
 def verify_stem(name: str, results: Path) -> int:
-    """Measure three rows (or groups that alternate) of a stale record again. If all
-    agree, add the present source's hash to the record.
+    """Measure three rows (or alternating groups) of a stale record again. If all agree,
+    add the current source hash to the record.
     """
     stem = STEMS[name]
     device = machine.device_for(stem.full)
