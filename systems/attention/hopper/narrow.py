@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 from systems.attention.hopper.forward import release_stage, wait_full
 from systems.attention.hopper.matmuls import accumulate, start_matmul
 from systems.attention.hopper.one_pass import apply_mask, store_ds, wait_empty
+from systems.attention.triton.primitives import LOG2E
 
 
 @gluon.jit
@@ -36,7 +37,7 @@ def process_narrow_tile(
         if is_cut:
             keep_branch()
             s = apply_mask(s, hidden, limit, RAGGED)
-    lse = statistics.lse.index(i % STAGES).load(COLUMNS)
+    lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     # This wait also keeps the compiler from moving the wait for dP above exp2.
     stage = wait_empty(ds_ring, i)
