@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from systems.attention.triton.primitives import LOG2E, drop_huge_lse, load_tile
+from systems.attention.triton.primitives import drop_huge_lse, load_tile
 
 
 @triton.jit(do_not_specialize=["heads", "n", "row_stride"])
@@ -12,7 +12,7 @@ def delta_kernel(
     stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
     n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Compute delta = rowsum(o · do) and lse · log2(e), and set the semaphores to zero.
+    """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
 
     lse passes through `drop_huge_lse` into rows that TMA can read. Strides of do have
     the suffix g. Grid: tiles of 64 queries x batch x heads.
@@ -47,7 +47,7 @@ def delta_kernel(
     out_index = batch_head * row_stride + rows
     tl.store(delta_ptr + out_index, delta, mask=inside)
     lse = tl.load(lse_ptr + row_index, mask=inside)
-    tl.store(lse_out_ptr + out_index, drop_huge_lse(lse) * LOG2E, mask=inside)
+    tl.store(lse_out_ptr + out_index, drop_huge_lse(lse), mask=inside)
     tl.store(semaphores_ptr + tl.program_id(0), 0)
 
 

@@ -192,39 +192,6 @@ def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
     # --8<-- [end:turns]
 
 
-# --8<-- [start:step]
-@gluon.jit
-def forward_step(
-    q, k, v, v_next, zeros, m, l, p, acc, ring, i, end, scale_log2,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, OVERLAP: gl.constexpr,
-    TURNS: gl.constexpr, NARROW: gl.constexpr,
-):  # fmt: skip
-    """Start S of step i, accumulate P v of the step before, and compute P of step i."""
-    if TURNS:
-        take_turn(GROUP)
-    s_token = start_matmul(q, k, zeros, NARROW)
-    acc_tokens = accumulate(acc, p, v)
-    if TURNS:
-        pass_turn(GROUP, GROUPS)
-    if OVERLAP:
-        s = warpgroup_mma_wait(len(acc), deps=(s_token,))
-    else:
-        s, acc = wait_all_and(s_token, acc_tokens)
-        release_stage(ring, i - 1)
-    m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
-    p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
-    rescale = gl.exp2(m - m_new)
-    l = l * rescale + gl.sum(p_wide, 1)
-    p = gl.convert_layout(p_wide.to(p.dtype), p.type.layout)
-    k, v_after = wait_full(ring, i + 1, i + 1 < end)
-    if OVERLAP:
-        # Keeps the compiler from sinking the computation of p below the waits.
-        p, acc = wait_all_and(p, acc_tokens)
-        release_stage(ring, i - 1)
-    return k, v_next, v_after, m_new, l, p, scale_rows(acc, rescale)
-    # --8<-- [end:step]
-
-
 # --8<-- [start:consumer]
 @gluon.jit
 def forward_consumer(
@@ -292,20 +259,33 @@ def forward_consumer(
         )
         p = gl.convert_layout(p.to(TYPE), P)
         k, v_next = wait_full(ring, first + 1, first + 1 < steps_done)
-        # A loop of single steps would copy p, which a step leaves in other registers.
-        UNROLL: gl.constexpr = 2 if OVERLAP else 1
-        whole = steps_done - (steps_done - first - 1) % UNROLL
-        for start in range(first + 1, whole, UNROLL):
-            for j in gl.static_range(UNROLL):
-                k, v, v_next, m, l, p, acc = forward_step(
-                    q, k, v, v_next, zeros, m, l, p, acc, ring, start + j, steps_done,
-                    scale_log2, GROUP, GROUPS, OVERLAP, TURNS, NARROW,
-                )  # fmt: skip
-        if whole < steps_done:
-            k, v, v_next, m, l, p, acc = forward_step(
-                q, k, v, v_next, zeros, m, l, p, acc, ring, whole, steps_done,
-                scale_log2, GROUP, GROUPS, OVERLAP, TURNS, NARROW,
-            )  # fmt: skip
+        # --8<-- [start:consumer_loop]
+        for i in range(first + 1, steps_done):
+            if TURNS:
+                take_turn(GROUP)
+            s_token = start_matmul(q, k, zeros, NARROW)
+            acc_tokens = accumulate(acc, p, v)
+            if TURNS:
+                pass_turn(GROUP, GROUPS)
+            if OVERLAP:
+                s = warpgroup_mma_wait(len(acc), deps=(s_token,))
+            else:
+                s, acc = wait_all_and(s_token, acc_tokens)
+                release_stage(ring, i - 1)
+            m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
+            p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
+            rescale = gl.exp2(m - m_new)
+            l = l * rescale + gl.sum(p_wide, 1)
+            m = m_new
+            p = gl.convert_layout(p_wide.to(TYPE), P)
+            v = v_next
+            k, v_next = wait_full(ring, i + 1, i + 1 < steps_done)
+            if OVERLAP:
+                # Keeps the compiler from sinking the computation of p below the waits.
+                p, acc = wait_all_and(p, acc_tokens)
+                release_stage(ring, i - 1)
+            acc = scale_rows(acc, rescale)
+        # --8<-- [end:consumer_loop]
         # Release the queries: the next item's can arrive while o is finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
         acc = wait_all(accumulate(acc, p, v))

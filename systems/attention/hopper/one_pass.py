@@ -38,6 +38,7 @@ from systems.attention.hopper.forward import (
     wait_full,
 )
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
+from systems.attention.triton.primitives import LOG2E
 
 # Keys per program, and how many tiles of 64 queries have as many rows.
 KEYS = gl.constexpr(128)
@@ -134,7 +135,7 @@ def process_tile(
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
         s = apply_mask(s, hidden, limit, RAGGED)
-    lse = statistics.lse.index(i % STAGES).load(COLUMNS)
+    lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if not AT_ONCE:
         dp_token = start_matmul(v, do, zeros, False)
