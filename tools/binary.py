@@ -50,9 +50,7 @@ def count_ops(body: list[str], name: str) -> int:
 
 
 def instructions_per_score(assembly: str) -> float:
-    """Return instructions per exponential, that is per attention score, in the shortest
-    loop; 0 if there is no loop.
-    """
+    """Return instructions per attention score in the shortest loop; 0 without one."""
     body = min(find_loops(assembly), key=len, default=[])
     return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0
 

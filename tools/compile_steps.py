@@ -49,9 +49,7 @@ SAME_KERNEL = {"forward": "one_item_forward"}
 
 
 def make_launch(step: str) -> Callable[[], object]:
-    """Return a function that launches a step's kernels, with the leaderboard's shape
-    and tensors on the meta device.
-    """
+    """Return a call that launches a step's kernels on tensors of the meta device."""
     c = flash_ablation.Config()
     shape = c.heads, c.n, c.d
     q, k, v, do, o = (
@@ -88,9 +86,7 @@ def add_batch(x: object) -> object:
 def first_forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """Launch the forward kernel of `first.FlashAttentionFirst` on meta tensors, which
-    the class itself rejects.
-    """
+    """Launch the forward kernel of `first` on meta tensors, which its class rejects."""
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     first.forward_kernel[grid](q, k, v, o, lse, n, scale, CAUSAL=True, **options)

@@ -79,9 +79,7 @@ def measure_all(
 def plan_task(
     stem: str, results: Path, quick: bool, force: bool, deadline: float
 ) -> Task | Outcome:
-    """Return the task of measuring an experiment, or its outcome if nothing can or need
-    be measured.
-    """
+    """Return the task of measuring an experiment, or its outcome without measuring."""
     from systems.records.device import why_no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import device_for
@@ -243,9 +241,7 @@ class Child:
 
 
 def terminate(children: list[subprocess.Popen[bytes]]) -> None:
-    """Send SIGTERM to all children and their rows, and SIGKILL after GRACE seconds or
-    at a second Ctrl-C.
-    """
+    """End all children by SIGTERM, then SIGKILL after GRACE seconds or a Ctrl-C."""
     # Skip finished children, whose process id may have been reused.
     running = [child for child in children if child.returncode is None]
     last = time.monotonic() + GRACE

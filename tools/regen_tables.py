@@ -50,9 +50,7 @@ def parse_stem(text: str) -> str:
 
 
 def parse_folder(text: str) -> Path:
-    """Return the path, but reject "": an unset shell variable would otherwise select
-    the current folder.
-    """
+    """Return the path. Reject "", which an unset shell variable gives."""
     if text:
         return Path(text)
     raise typer.BadParameter("the name of the folder is empty")
@@ -252,9 +250,7 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Print the outcome of each experiment, then render. Return the exit code. Exit if
-    every experiment was skipped.
-    """
+    """Print all outcomes and render. Return the exit code; exit if all were skipped."""
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)
         stop(f"nothing was measured: {', '.join(reasons)}")

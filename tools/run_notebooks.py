@@ -26,9 +26,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 
 
 def execute_notebook(path: Path) -> str:
-    """Run a notebook in a new kernel, and return its text with outputs. Raise the error
-    of a failing cell.
-    """
+    """Return the text of a notebook run in a new kernel. A failing cell raises."""
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
         # Use file sockets, because other processes could take or read a port.

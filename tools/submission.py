@@ -104,9 +104,7 @@ def find_chromium() -> str:
 
 @contextmanager
 def replace_when_complete(target: Path) -> Iterator[Path]:
-    """Yield a temporary path, and move the file written there to `target` at the
-    end.
-    """
+    """Yield a temporary path; at the end, move the file written there to `target`."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".writing-") as folder:
         yield (path := Path(folder) / target.name)
         os.replace(path, target)
@@ -130,9 +128,7 @@ def run_command(failure: str, *command: str) -> str:
 
 
 def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None:
-    """Print the write-up of a built site as PDF, with the tabs named `label` or all
-    tabs.
-    """
+    """Print the write-up of a built site, with the tabs named `label` or all tabs."""
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright

@@ -110,9 +110,7 @@ def vary_config(c: Config) -> Iterator[Config]:
 
 
 def count_accumulators(kernel: str, d: int, c: Config) -> float:
-    """Return the accumulators per thread, for outputs (o, dq, or dk and dv) and for the
-    results of matmuls.
-    """
+    """Return the accumulators per thread, for outputs and results of matmuls."""
     outputs = 2 * c.k * d if kernel == "dkdv" else c.q * d
     return (outputs + (1 if kernel == "forward" else 2) * c.q * c.k) / (32 * c.warps)
 
@@ -211,9 +209,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time the correct candidates of each key, and write each entry when it is
-    known.
-    """
+    """Time the correct candidates of each key, and write each entry at once."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:

@@ -112,9 +112,7 @@ def check_text(main: Element) -> Iterator[str]:
 
 
 def prose_parts(element: Element) -> Iterator[str]:
-    """Yield an element's text, each block on its own line. A placeholder replaces code,
-    formulas and pictures.
-    """
+    """Yield an element's text; a placeholder replaces code, formulas and pictures."""
     if element.tag in NOT_PROSE:
         yield "\N{OBJECT REPLACEMENT CHARACTER}"
     # Skip comments, whose tag is not a string.

@@ -79,9 +79,7 @@ NAMED = ("lse", "rowsum")
 
 
 def set_spacing(root: ElementTree.Element) -> None:
-    """Correct the spacing that latex2mathml gives to infinity, lse, max, log and to
-    minus signs before a number.
-    """
+    """Correct the spacing of infinity, lse, max, log and minus signs in a formula."""
     for parent in root.iter():
         before = None
         for part, after in zip_longest(parent, parent[1:]):

@@ -32,9 +32,7 @@ class Steps(TypedDict):
 
 
 def read_steps(path: Path = PATH) -> dict[str, Steps]:
-    """Return the steps by Triton version, or {} without a file. Raise RecordError for a
-    damaged file.
-    """
+    """Return the steps by Triton version, or {}. Raise RecordError for a bad file."""
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:
         return store.decode(path, dict[str, Steps], remedy)

@@ -62,9 +62,7 @@ class Drawing:
         )
 
     def svg(self, alt: str, shown: str) -> str:
-        """Return the drawing as SVG, without blank lines, which would end the HTML
-        block in Markdown.
-        """
+        """Return SVG without blank lines, which would end the HTML in Markdown."""
         label = image_label(typeset(alt))
         head = (
             f'<svg class="drawing {shown}" role="img" aria-label="{label}"'
@@ -105,9 +103,7 @@ def to_html(text: str) -> str:
 
 
 def figure_html(pictures: str, caption: str, kind: str, address: str = "") -> str:
-    """Return a figure as an HTML block. tools/hooks/markup.py numbers it, and gives it
-    an id if it has none.
-    """
+    """Return a figure as HTML; tools/hooks/markup.py adds its number and missing id."""
     id_attribute = f' id="{address}"' if address else ""
     caption = f"<figcaption>{caption}</figcaption>"
     return f'<figure class="{kind}"{id_attribute}>\n{pictures}\n{caption}\n</figure>\n'

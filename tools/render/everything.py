@@ -85,9 +85,7 @@ def import_spanning(name: str) -> ModuleType:
 def build_stem(
     stem: str, records: list[Record]
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Return a stem's files and facts. Also judge its claims, and add the names of the
-    records to any error.
-    """
+    """Judge a stem's claims; return its files and facts. Errors name its records."""
     builder = import_module(f"tools.render.stems.{stem}")
     try:
         for claim in claims_in(builder):

@@ -180,9 +180,7 @@ class Frame(list[Line]):
     """A list of rows that can be selected, joined, pivoted and printed."""
 
     def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
-        """Select rows that pass all tests and have the wanted values. A collection
-        matches any of its values.
-        """
+        """Select rows that pass all tests and have a wanted value, or one of some."""
 
         def fits(x: Line) -> bool:
             return all(test(x) for test in tests) and all(
@@ -284,9 +282,7 @@ LAUNCH_BOUND = 1.1
 
 
 def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
-    """Return table columns of a step: GPU time, wall-clock minus GPU time, and whether
-    the step is launch-bound.
-    """
+    """Return columns of a step: GPU time, waiting time, whether it is launch-bound."""
 
     def format_ms(x: Line, ms: float) -> Any:
         # Say "not measured" in rows with wall-clock time only.

@@ -36,9 +36,7 @@ def primary_gpu() -> str:
 
 
 def is_primary(record: Record) -> bool:
-    """Return whether a record was measured on the primary GPU, or needs no GPU (meta
-    device).
-    """
+    """Return whether a record was measured on the primary GPU or the meta device."""
     return record.kind == "measured" and record.device.slug in (primary_gpu(), "meta")
 
 

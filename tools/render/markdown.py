@@ -193,9 +193,7 @@ WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
 
 
 def provenance(record: Record) -> str:
-    """Return the line below a table that names GPU, date and record. `conditions` adds
-    the details once per page.
-    """
+    """Return the line below a table that names its GPU, its date and its record."""
     link = record_link(record)
     if record.kind == "reported":
         source = " ".join([record.source or "", *record.notes])
@@ -286,9 +284,7 @@ def format_mib(value: float) -> str:
 
 
 def typeset(text: str) -> str:
-    """Replace hyphens before numbers by minus signs, and spaces between a number and
-    its unit by no-break spaces.
-    """
+    """Put minus signs before numbers, and no-break spaces between number and unit."""
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
     unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
     return re.sub(unit, "\N{NO-BREAK SPACE}", text)

@@ -125,9 +125,7 @@ def is_narrow(figure: Figure) -> bool:
 
 
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
-    """Return axes for `count` panels, `beside` (default: all) per row; in one column if
-    the figure is narrow.
-    """
+    """Return `count` panels, `beside` or all in a row; in one column if narrow."""
     columns = 1 if is_narrow(figure) else beside or count
     rows = -(-count // columns)
     axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
@@ -178,9 +176,7 @@ def show_vertical_grid(axes: Axes) -> None:
 def heat_map(
     axes: Axes, rows: dict[str, list[tuple[str, float]]], heads: Sequence[str]
 ) -> None:
-    """Draw rows of cells, each a text and a shade from -1 (strongest blue) over 0 (no
-    colour) to 1 (strongest orange).
-    """
+    """Draw cells of text and shade, from -1 (strongest blue) to 1 (orange)."""
     for y, cells in enumerate(rows.values()):
         for x, (text, shade) in enumerate(cells):
             look: dict[str, Any] = {"facecolor": WARN if shade > 0 else ACCENT}
@@ -226,9 +222,7 @@ class ThousandsFormatter(ScalarFormatter):
 
 
 def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
-    """Make an axis logarithmic, with plain numbers at the multiples `subs` of powers of
-    ten.
-    """
+    """Make an axis logarithmic, with plain numbers at `subs` of each power of ten."""
     along_x = axis is axis.axes.xaxis
     (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=subs))
@@ -320,9 +314,7 @@ TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
 
 
 def inline_svg(drawing: str, address: str) -> str:
-    """Convert matplotlib's SVG for use inside a page: unique short ids, rounded
-    coordinates, CSS variables as colours.
-    """
+    """Return matplotlib's SVG for a page: unique ids, short numbers, CSS colours."""
     prefix = f"p{crc32(address.encode()):08x}"
     root = ElementTree.fromstring(drawing)
     parts = "\n".join(map(serialize, clean_elements(root, prefix)))

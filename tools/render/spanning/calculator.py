@@ -87,9 +87,7 @@ def gpu_inputs(name: str) -> dict[str, Any]:
 
 
 def programs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and instructions of a training step for each combination of
-    options.
-    """
+    """Yield name and instructions of a step for each combination of options."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}

@@ -84,9 +84,7 @@ PRODUCTS = all_matmuls("2.7B", 512)
 
 
 def regimes(record: Record | None) -> tuple[Line, Line, Line]:
-    """Return measured examples of kernels that are launch-, memory- and
-    compute-bound.
-    """
+    """Return measured kernels that are launch-, memory- and compute-bound."""
     peak = data_sheet(primary_gpu())
 
     def regime(
@@ -118,9 +116,7 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return facts that compare predictions with records, by stem, and the data sheet's
-    rates.
-    """
+    """Return facts on predictions by stem, and the data sheet's rates."""
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {
@@ -183,9 +179,7 @@ def regime_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds by FLOPs for passes of 2.7B at context 512, and the measured
-    time relative to each.
-    """
+    """Return lower bounds of passes of 2.7B by FLOPs, and measured time over them."""
     peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
     modes = {"forward": ("forward",), "step": ("forward", "backward")}

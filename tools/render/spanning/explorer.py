@@ -91,9 +91,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def record_lines(record: Record) -> Iterator[list[Any]]:
-    """Yield the cells of COLUMNS for each metric of each row. A row without metrics
-    gives one line with its status.
-    """
+    """Yield the cells of COLUMNS for each metric of a row, or for its status."""
     for row in record.rows:
         name = [
             explorer_name(record),

@@ -103,9 +103,7 @@ def format_duration(us: float) -> str:
 
 
 def draw_utilization(d: Drawing, x: float, y: float, shares: dict[str, float]) -> float:
-    """Draw a bar for the utilization of each resource. Return the end's y
-    coordinate.
-    """
+    """Draw a bar for the utilization of each resource. Return the y of the end."""
     label, end = (x + 66, d.width - 44)
     for i, (what, share) in enumerate(shares.items()):
         top = y + 4 + 26 * i

@@ -67,9 +67,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
-    """Return the lower bound of a pass in ms, by default that of its matmuls (five per
-    tile in the backward pass).
-    """
+    """Return the least time of a pass's matmuls, or of another job, in ms."""
     kernel = {"forward": "forward", "backward": "one_pass"}[of]
     return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
 
@@ -98,9 +96,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def needs_table(record: Record | None) -> str:
-    """Print the resources of each step's kernels, compiled with the Triton version of
-    the record.
-    """
+    """Return what each step's kernels need, compiled with the record's Triton."""
     version = record.software.get("triton", "") if record else ""
     there = read_steps().get(version)
     if record is None or record.device.capability != "9.0" or not there:
@@ -136,9 +132,7 @@ def needs_table(record: Record | None) -> str:
 
 
 def bars_figure(record: Record) -> str:
-    """Draw the time of each step and its difference from the step above, with a tick at
-    the predicted time.
-    """
+    """Draw the time of each step, with a tick at the predicted time."""
     rungs = Frame(x for x in steps(record, FORWARD) if x["step"] != "first_forward")
     bound = bound_ms(record, "forward")
     times = [x["ms"] or 0.0 for x in rungs]

@@ -29,9 +29,7 @@ FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `scripts.md` with sections `prints-NAME` (output) and `adds-NAME`
-    (diff).
-    """
+    """Return `scripts.md`: output (`prints-NAME`) and diff (`adds-NAME`) of scripts."""
     parts = {
         f"prints-{command.split('.')[0]}": console_block(command, lines)
         for command, lines in script_outputs(found).items()

@@ -1,6 +1,4 @@
-"""Render the tables of docs/hand_in.md: what the assignment's problems cost on a
-GPU.
-"""
+"""Render the tables of docs/hand_in.md: what the problems cost on a GPU."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -61,9 +59,7 @@ def problems_table(found: Found) -> str:
 
 
 def cost_cells(records: list[Record]) -> list[str]:
-    """Return minutes (measured, then predicted for TIMES) and counts of out-of-memory
-    rows (for MEMORY).
-    """
+    """Return minutes, measured and predicted for TIMES, and OOM counts for MEMORY."""
     if not records:
         return [NOT_MEASURED] * len(HEADS)
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
@@ -80,9 +76,7 @@ def slowdown(gpu: Gpu) -> float:
 
 
 def rows_too_large(records: list[Record], free_bytes: int) -> str:
-    """Count the rows that ran out of memory or peaked above `free_bytes`. Return a dash
-    if no row has a peak.
-    """
+    """Count rows out of memory or above `free_bytes`; return a dash without peaks."""
     rows = [row for record in records for row in record.rows]
     peaks = [row.metrics.get("peak_allocated_bytes") for row in rows]
     if not any(peaks):

@@ -66,9 +66,7 @@ class Layer:
 
 
 def load_step() -> tuple[list[Kernel], list[tuple[int, int]]]:
-    """Return the step's kernels and the (start, end) of the calls that launched
-    them.
-    """
+    """Return the step's kernels, and (start, end) of the calls that launched them."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
         calls = database.execute(

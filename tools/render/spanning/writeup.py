@@ -43,16 +43,12 @@ class Problem:
 
     @property
     def sections_asked(self) -> str:
-        """The section of NYU's assignment, or the latest CS336 edition with the
-        problem.
-        """
+        """NYU's section, or the latest CS336 edition that asks the problem."""
         return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
 
 
 def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
-    """Read the problems, in the assignment's order. Raise TypeError for a missing or an
-    unknown field.
-    """
+    """Return the problems in order. Raise TypeError for a missing or unknown field."""
     listed = tomllib.loads(path.read_text(encoding="utf-8"))["problem"]
     problems = []
     for problem in listed:
@@ -73,9 +69,7 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 
 def answered_pages(found: Found) -> dict[str, bool]:
-    """Return whether each page's answer has its records, of the primary GPU or of the
-    meta device.
-    """
+    """Return for each page whether the primary or the meta device has its records."""
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
     return {a.page: bool(counts & gpus_with_records(a.stems, found)) for a in answers}
@@ -85,9 +79,7 @@ def answered_pages(found: Found) -> dict[str, bool]:
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `writeup.md` with sections for the overview, each question, and the claims
-    of each problem.
-    """
+    """Return `writeup.md`: overview, each question, and the claims of each problem."""
     problems = load_problems()
     known = answered_pages(found)
     parts = {"overview": overview_table(problems)}

@@ -62,9 +62,7 @@ def transformer_table(record: Record) -> str:
 
 
 def parts_table(record: Record, part: str) -> str:
-    """Return a table with a line per part of a model and a column per autocast
-    dtype.
-    """
+    """Return a table with a line per model part and a column per autocast dtype."""
     found = frame(record, part=part, dtype=("fp16", "bf16"))
     has = {name for x in found if x and x.row for name in x.row.metrics}
     return items_table(

@@ -72,9 +72,7 @@ def split_rounds(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
 
 
 def compile_seconds(x: Line, start: str, *phases: str) -> float:
-    """Return the compile time in seconds: the extra time of the compiled phases in the
-    first steps over later steps.
-    """
+    """Return compile time in s: extra time of compiled phases in the first steps."""
     if not x.get(f"{start}_forward_ms"):
         return x.missing
     return sum(

@@ -155,9 +155,7 @@ def latency_table(record: Record) -> str:
 
 
 def format_ratio_and_range(x: Line) -> Any:
-    """Return plain attention's time over FlashAttention's as median and range over
-    rounds: "19.50 (19.10 to 19.80)".
-    """
+    """Return the speedup over plain attention: "19.50 (19.10 to 19.80)"."""
     ratio, rounds = x["both / plain"], round_ratios(x["plain"], x["ours"], "both")
     return f"{ratio:.2f} ({span(rounds)})" if rounds else ratio
 

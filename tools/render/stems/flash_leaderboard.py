@@ -1,6 +1,4 @@
-"""Tables and facts of `flash_leaderboard`: time of the course's leaderboard test, and
-lower bounds for its kernels.
-"""
+"""Tables and facts of `flash_leaderboard`: the course's test, and lower bounds."""
 
 from typing import Any
 
@@ -93,9 +91,7 @@ def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return the kernels of a call by role, with median times and lower bounds in
-    ms.
-    """
+    """Return the kernels of a call by role, with median times and bounds in ms."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:

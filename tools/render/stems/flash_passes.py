@@ -1,6 +1,4 @@
-"""Columns for experiments that time attention: time ratios, throughput, and whether a
-call is launch-bound.
-"""
+"""Columns of timed attention: time ratios, throughput, launch-bound calls."""
 
 from statistics import median
 
@@ -18,9 +16,7 @@ WAITS = 1.1
 
 
 def is_launch_bound(x: Line) -> bool:
-    """Return whether both passes together take over WAITS times the sum of each
-    alone.
-    """
+    """Return whether both passes in a row exceed WAITS times the sum of each alone."""
     if "both_ms" not in x.metrics:
         return False
     return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])
@@ -45,9 +41,7 @@ def time_ratio(x: Line, other: Line, of: str) -> float:
 
 
 def tflops(x: Line, of: str) -> float:
-    """Return the throughput of a pass in TFLOP/s. Rows that don't name batch, heads or
-    mask have one causal head.
-    """
+    """Return the TFLOP/s of a pass; by default of one causal head."""
     return count_flops(x, of) / x.kernel_ms(of) / 1e9 if x else x.missing
 
 

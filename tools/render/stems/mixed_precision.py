@@ -1,6 +1,4 @@
-"""Figure, tables and facts of `mixed_precision`: loss curves, and the share of weights
-that a step leaves unchanged.
-"""
+"""Figure, tables and facts of `mixed_precision`: losses, and unchanged weights."""
 
 from statistics import fmean, median
 
@@ -26,9 +24,7 @@ fragments = Fragments()
 
 
 def all_runs(record: Record | None) -> Frame:
-    """Return training runs, joined with the fp32 run of the same seed and learning
-    rate.
-    """
+    """Return training runs, each with the fp32 run of its seed and learning rate."""
     found = frame(record).derive(
         final=lambda x: fmean(x["loss"][-LAST:]) if x else x.missing
     )
@@ -37,9 +33,7 @@ def all_runs(record: Record | None) -> Frame:
 
 
 def runs(record: Record | None) -> Frame:
-    """Return the runs at the learning rate of the bf16 autocast runs, sorted by
-    seed.
-    """
+    """Return the runs at the learning rate of bf16 autocast, sorted by seed."""
     found = all_runs(record)
     rate = found.one(precision="bf16").get("learning_rate")
     return Frame(sorted(found.where(learning_rate=rate), key=lambda x: x["seed"]))
@@ -96,9 +90,7 @@ def second_half(values: list[float]) -> list[float]:
 
 
 def format_difference(differences: list[float]) -> str:
-    """Describe differences from fp32, as words before "fp32": "within 0.0003 nats of",
-    "0.0179 to 0.0184 nats below".
-    """
+    """Return "within 0.0003 nats of" or "0.0179 to 0.0184 nats below" (fp32)."""
     if not differences:
         return NOT_MEASURED
     sizes = sorted(round(abs(difference), 4) for difference in differences)

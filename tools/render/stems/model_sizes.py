@@ -1,6 +1,4 @@
-"""Table and facts of `model_sizes`: parameters, weight memory and FLOPs by model
-size.
-"""
+"""Table and facts of `model_sizes`: parameters, weight memory and FLOPs."""
 
 from systems.formulas.costs import FP32_BYTES
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
@@ -61,8 +59,6 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def ungated_parameters(s: ModelSize) -> int:
-    """Return the number of parameters if feed-forward networks had no gate, which is
-    where the name 2.7B comes from.
-    """
+    """Return the parameters without gates, a count that gives 2.7B its name."""
     block = 4 * s.d_model**2 + 2 * s.d_model * s.d_ff
     return s.num_layers * block + 2 * VOCAB_SIZE * s.d_model

@@ -1,6 +1,4 @@
-"""Table, facts and claim of `nsys`: kernels of the same step under Nsight Systems and
-torch.profiler.
-"""
+"""Table, facts and claim of `nsys`: steps under Nsight Systems and torch.profiler."""
 
 from systems.records.record import PHASES, Record
 from tools.render.claims import Judgement, claim

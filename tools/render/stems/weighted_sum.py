@@ -33,9 +33,7 @@ def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
 
 
 def kernels(record: Record | None) -> Frame:
-    """Return a row for each implementation and dtype. A copy's time counts as
-    forward.
-    """
+    """Return a row per implementation and dtype. A copy's time counts as forward."""
 
     def ms(x: Line, of: str) -> float:
         name = "copy" if (x["implementation"], of) == ("copy", "forward") else of
@@ -86,9 +84,7 @@ def rates_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return times predicted from the data sheet, and measured times relative to
-    them.
-    """
+    """Return times predicted by the data sheet, and measured relative to them."""
     peak = data_sheet(primary_gpu())
     least = {
         (of, dtype): 1e3 * moved_bytes(of, dtype) / peak.bandwidth

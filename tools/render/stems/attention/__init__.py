@@ -80,9 +80,8 @@ def reported_ms(x: Line, of: str) -> str:
 @fragments.add("variants.md", "Plain attention at d = 64, by dtype and mask.")
 def variants_table(record: Record) -> str:
     found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
-    return found.arrange(
-        dtype=frame(record).values("dtype"), causal=(False, True)
-    ).table(
+    dtypes = frame(record).values("dtype")
+    return found.arrange(dtype=dtypes, causal=(False, True)).table(
         "dtype",
         ("causal mask", "causal"),
         ("N", "n"),
@@ -184,9 +183,7 @@ def times_figure(record: Record) -> Drawn:
 
 
 def growth_factor(found: Frame, of: str) -> float:
-    """Return eager time at the longest N over eager time at half that N, which is 4 for
-    time that grows with N².
-    """
+    """Return the ratio of eager times at the longest N and half of it: 4 for N²."""
     return find_pass(found).ms(of) / find_pass(found, LONGEST // 2).ms(of)
 
 
@@ -235,22 +232,18 @@ def facts(record: Record | None) -> dict[str, str]:
     memory = (record.device.memory_bytes if record else None) or MISSING
     n = accounted_length(record) if record and memory else 0
     kept = {e: find_pass(found, e=e)["kept"] for e in EXECUTIONS}
-    a100 = {f"out_on_{gb}": GPUS[f"a100-{gb}"].free_bytes for gb in (40, 80)}
     return {
         **{of: say(find_pass(found).ms(of), "{:.1f} ms") for of in PASSES},
-        **{
-            f"forward_{d}": say(find_pass(found, d=d).ms("forward"), "{:.1f} ms")
-            for d in (16, 128)
-        },
+        "forward_16": say(find_pass(found, d=16).ms("forward"), "{:.1f} ms"),
+        "forward_128": say(find_pass(found, d=128).ms("forward"), "{:.1f} ms"),
         **{f"growth_{of}": say(growth_factor(found, of), "{:.2f}") for of in PASSES},
         **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
         "one_matrix": f"{gib(BATCH * LONGEST**2 * 4)} GiB",
         "kept": say(kept["eager"], lambda v: f"{gib(v)} GiB"),
         "tried_need": f"{gib(peak_bytes(n))} GiB" if n else say(MISSING),
-        **{
-            name: say(size, lambda size: two_digits(shortest_out(size)))
-            for name, size in {"shortest_out": memory, **a100}.items()
-        },
+        "shortest_out": say(memory, lambda size: two_digits(shortest_out(size))),
+        "out_on_40": two_digits(shortest_out(GPUS["a100-40"].free_bytes)),
+        "out_on_80": two_digits(shortest_out(GPUS["a100-80"].free_bytes)),
         "tried_length": say(n or MISSING, "{:,}"),
         "tried_eager": describe_outcome(record, n, "eager"),
         **compiled.facts(record),

@@ -1,6 +1,4 @@
-"""Columns of `attention`: eager and compiled passes, and the memory that formulas
-predict for them.
-"""
+"""Columns of `attention`: eager and compiled passes, and predicted memory."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -27,9 +25,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return the rows up to LONGEST, sorted by d and N, with their speedups over
-    eager.
-    """
+    """Return the rows up to LONGEST by d and N, with their speedups over eager."""
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: speedup(x, *PASSES),

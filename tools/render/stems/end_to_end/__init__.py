@@ -79,9 +79,7 @@ def reported_mean_std(x: Line, part: str) -> str:
 
 
 def passes_table(record: Record, precision: str) -> str:
-    """Return a table with a row for each size and context, and a column for each
-    pass.
-    """
+    """Return a table with a row for each size and context, a column for each pass."""
     cells = passes(record).where(batch=BATCH, precision=precision)
     return cells.pivot("mode", *MODES).table(
         "size",

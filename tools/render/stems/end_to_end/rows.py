@@ -75,9 +75,7 @@ def has_gpu_time(record: Record) -> bool:
 
 
 def gpu_or_wall_ms(x: Line, *phases: str) -> float:
-    """Return the GPU time of phases (default: all) in ms, or wall-clock time if there
-    is none.
-    """
+    """Return the GPU time of phases (default: all) in ms, else wall-clock time."""
     if not x:
         return x.missing
     return x.gpu_ms(*phases) or (x.ms(*phases) if phases else x["step_ms"])

@@ -65,9 +65,7 @@ def link_clock(record: Record, shown: str) -> str:
 
 
 def all_phases(x: Line, metric: str) -> float:
-    """Return the median time of a pass in ms, summed over its phases. `metric` is a
-    pattern such as "profiled_{}".
-    """
+    """Return the time of a pass in ms: a metric like "profiled_{}" over its phases."""
     names = [metric.format(phase) for phase in PHASES]
     measured = [name for name in names if f"{name}_ms" in x.metrics]
     return x.ms(*measured) if measured else x.missing

@@ -1,6 +1,4 @@
-"""Columns of `peak_memory`: peak and predicted peak of each pass, the phase of the
-peak, and memory by category.
-"""
+"""Columns of `peak_memory`: measured and predicted peaks, memory by category."""
 
 from dataclasses import fields
 from typing import Any
@@ -79,9 +77,7 @@ def peak_place(x: Line) -> str | Missing:
 
 
 def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
-    """Return the bytes of a category at the pass's peak, or with `which="most_bytes"`
-    its own maximum.
-    """
+    """Return the bytes of a category at the peak, or with "most_bytes" its maximum."""
     if not x:
         return x.missing
     return {c["category"]: c[which] for c in x["categories"]}[name]
@@ -98,9 +94,7 @@ def largest_error(record: Record | None) -> float:
 
 
 def used_categories(found: list[Line]) -> list[str]:
-    """Return the categories with memory in any of these rows, in the order of
-    drawing.
-    """
+    """Return the categories with memory in any of these rows, as they are drawn."""
     return [
         n for n in CATEGORIES if any(category_bytes(x, n, "most_bytes") for x in found)
     ]
