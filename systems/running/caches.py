@@ -14,13 +14,6 @@ def compiled_folder() -> Path:
     return Path(given) if given else Path(home, ".triton", "cache")
 
 
-def set_compiled_folder() -> None:
-    """Set Triton's cache folder for this process and its children, because PyTorch's
-    compiler would otherwise use another one.
-    """
-    os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
-
-
 def why_unwritable(folder: Path) -> str:
     """Return why a folder can't store kernels, with a remedy, or "" if it can."""
     try:
@@ -28,5 +21,4 @@ def why_unwritable(folder: Path) -> str:
         with TemporaryFile(dir=folder):
             return ""
     except OSError as error:
-        why = f"can't keep compiled kernels in {folder}: {error.strerror}"
-        return f"{why}; {REMEDY}"
+        return f"can't keep compiled kernels in {folder}: {error.strerror}; {REMEDY}"

@@ -23,6 +23,7 @@ from systems.running.memory import limit_host_memory
 
 # The largest size of a tensor.
 LARGEST = 2**63 - 1
+KEYWORD = Parameter.KEYWORD_ONLY
 
 
 def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
@@ -38,7 +39,7 @@ def options_of(config: Any) -> list[str]:
     given = []
     for name, value in asdict(config).items():
         if isinstance(value, bool):
-            given.append(option_name(name) if value else negated_option(name))
+            given.append(option_name(name if value else f"no_{name}"))
         else:
             given += [option_name(name), str(value)]
     return given
@@ -47,11 +48,6 @@ def options_of(config: Any) -> list[str]:
 def option_name(name: str) -> str:
     """Return the option's name for a field: `--keep-traces` for `keep_traces`."""
     return f"--{name.replace('_', '-')}"
-
-
-def negated_option(name: str) -> str:
-    """Return the option that switches a field off: `--no-keep-traces`."""
-    return option_name(f"no_{name}")
 
 
 def main(config_class: type, run: Run) -> NoReturn:
@@ -78,15 +74,10 @@ def main(config_class: type, run: Run) -> NoReturn:
         print(json.dumps(row, default=structs.asdict)) if as_json else _print_table(row)
 
     as_json = typer.Option(False, "--json", help="Print the row as one line of JSON.")
-    keyword = Parameter.KEYWORD_ONLY
-    signature = Signature(
-        [_parameter(f) for f in fields(config_class)]
-        + [Parameter("json", keyword, default=as_json, annotation=bool)]
-    )
-    command.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    command.__annotations__ = {
-        name: parameter.annotation for name, parameter in signature.parameters.items()
-    }
+    json_flag = Parameter("json", KEYWORD, default=as_json, annotation=bool)
+    parameters = [*map(_parameter, fields(config_class)), json_flag]
+    command.__signature__ = Signature(parameters)  # pyright: ignore
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
     run_as_command(command, sys.modules["__main__"].__doc__)
     raise AssertionError("typer ends the process")
 
@@ -94,24 +85,23 @@ def main(config_class: type, run: Run) -> NoReturn:
 def _parameter(f: Any) -> Parameter:
     assert f.default is not MISSING, f"the field {f.name} needs a default"
     annotation: Any = f.type
+    bounds: dict[str, Any] = {}
     default = f.default
     if choices := f.metadata["choices"]:
         annotation = Enum(f.name, {choice: choice for choice in choices}, type=str)
         default = annotation(default)
-    bounds: dict[str, Any] = {}
     if f.type is int:
         bounds = {"min": 0 if f.name == "warmup" else 1, "max": LARGEST}
-    shown = typer.Option(
+    names = option_name(f.name)
+    if f.type is bool:
+        names += f"/{option_name(f'no_{f.name}')}"
+    parsed = typer.Option(
         default,
-        f"{option_name(f.name)}/{negated_option(f.name)}"
-        if f.type is bool
-        else option_name(f.name),
+        names,
         help=f.metadata["help"][0].upper() + f.metadata["help"][1:] + ".",
         **bounds,
     )
-    return Parameter(
-        f.name, Parameter.KEYWORD_ONLY, default=shown, annotation=annotation
-    )
+    return Parameter(f.name, KEYWORD, default=parsed, annotation=annotation)
 
 
 def _print_table(row: Row) -> None:
@@ -145,11 +135,8 @@ def _print_table(row: Row) -> None:
 
 def is_table(value: Any) -> bool:
     """Return whether a metric is a list of objects."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, dict) for item in value)
-    )
+    rows = value if isinstance(value, list) else []
+    return bool(rows) and all(isinstance(item, dict) for item in rows)
 
 
 def _make_table(title: str, items: list[dict[str, Any]]) -> Table:

@@ -11,6 +11,7 @@ from systems.records.outcome import one_line
 from systems.records.record import Record, Row
 from systems.running import machine, profilers
 from systems.running.processes import has_own_process, run_turns
+from systems.running.reports import report
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
@@ -31,15 +32,14 @@ def measure_into(
     """Measure the rows of a group, and update the range of SM clocks in the record. The
     seconds of the first row count from `since`, a value of time.monotonic().
     """
-    device = record.device
     machine.free_memory()
     rows = measure_group(module, group)
     profilers.detach_cupti()
     for row in rows:
         row.seconds, since = round(time.monotonic() - since, 3), time.monotonic()
-    if device.is_gpu and (clock := sm_clock_mhz()):
-        seen = [*device.sm_clocks_mhz, clock]
-        device.sm_clocks_mhz = [min(seen), max(seen)]
+    if record.device.is_gpu and (clock := sm_clock_mhz()):
+        clocks = [*record.device.sm_clocks_mhz, clock]
+        record.device.sm_clocks_mhz = [min(clocks), max(clocks)]
     return rows
 
 
@@ -47,24 +47,30 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
     """Measure these configurations in alternation, and return their rows. An error
     gives a failed row, which the next run measures again.
     """
-    going = {config: run_turns(module, config) for config in configs}
+    unfinished = {config: run_turns(module, config) for config in configs}
     rows: dict[Any, Row] = {}
-    while going:
-        for config, left in list(going.items()):
-            if (row := next_turn(config, left)) is not None:
+    while unfinished:
+        for config, turns_left in list(unfinished.items()):
+            if (row := next_turn(config, turns_left)) is not None:
                 rows[config] = row
-                del going[config]
+                del unfinished[config]
     return [rows[config] for config in configs]
 
 
-def next_turn(config: Any, left: Iterator[Row | None]) -> Row | None:
+def next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
     """Run the next turn of a configuration. Return its row after the last turn."""
     try:
-        return next(left)
+        return next(turns_left)
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Row(asdict(config), "failed", reason=one_line(reason))
+
+
+def report_rows(rows: list[Row]) -> None:
+    """Report the result of each row, without its metrics."""
+    for row in rows:
+        report(event="row", config=row.config, status=row.status, reason=row.reason)
 
 
 def gpu_is_broken(module: Any, rows: list[Row]) -> bool:

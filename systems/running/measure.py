@@ -23,8 +23,8 @@ from systems.records import store
 from systems.records.device import Device, why_no_gpu
 from systems.records.store import RecordError
 from systems.running import machine
-from systems.running.caches import compiled_folder, set_compiled_folder, why_unwritable
-from systems.running.groups import gpu_is_broken, groups_of, measure_into
+from systems.running.caches import compiled_folder, why_unwritable
+from systems.running.groups import gpu_is_broken, groups_of, measure_into, report_rows
 from systems.running.precompile import compile_ahead, folder_for_compiled
 from systems.running.reports import (
     CannotStart,
@@ -57,6 +57,7 @@ def measure_stem(
     if said := lacks(*stem.needs):
         raise CannotStart(said)
     path = record_path(results, device, name, grid)
+    progress = partial_path(path)
     with lock_record(path), folder_for_compiled(path):
         if seen not in (None, modified_ns(path)):
             report(event="already")
@@ -64,13 +65,11 @@ def measure_stem(
         module = import_experiment(stem, device)
         configs = module.configs(quick=grid == "quick")
         record = new_record(name, device, grid, configs, module.PROTOCOL)
-        progress = partial_path(path)
         record = resume(progress, record, configs)
         # Measure all rows of an incomplete group, because they must alternate.
-        groups = groups_of(module, configs)
         missing = [
             group
-            for group in groups
+            for group in groups_of(module, configs)
             if any(record.row(asdict(config)) is None for config in group)
         ]
         pending = [config for group in missing for config in group]
@@ -92,19 +91,13 @@ def measure_stem(
             ended = time.monotonic()
             record.rows += rows
             store.write(record, progress)
-            for row in rows:
-                report(
-                    event="row", config=row.config, status=row.status, reason=row.reason
-                )
+            report_rows(rows)
             if gpu_is_broken(module, rows):
                 break
         if not record.complete:
             failed = sum(row.status == "failed" for row in record.rows)
-            report(
-                event="failed",
-                failed=failed,
-                missing=record.expected_rows - len(record.rows),
-            )
+            lacking = record.expected_rows - len(record.rows)
+            report(event="failed", failed=failed, missing=lacking)
             return 1
         order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
         record.rows.sort(key=lambda row: order[json.dumps(row.config)])
@@ -120,7 +113,9 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     if device.is_gpu:
         if fault := why_unwritable(compiled_folder()):
             raise CannotStart(fault)
-        set_compiled_folder()
+        # Otherwise PyTorch's compiler sets another one, without the kernels compiled
+        # ahead.
+        os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
@@ -149,14 +144,12 @@ def main(
             if value not in known:
                 raise CannotStart(f"{value!r} is none of {', '.join(known)}")
         if verify:
-            code = verify_stem(stem, results)
-        else:
-            code = measure_stem(stem, results, grid, deadline, seen)
+            raise typer.Exit(verify_stem(stem, results))
+        raise typer.Exit(measure_stem(stem, results, grid, deadline, seen))
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except OSError as error:
         stop(describe_error(error, results))
-    raise typer.Exit(code)
 
 
 def describe_error(error: OSError, results: Path) -> str:

@@ -47,7 +47,6 @@ def available_cores() -> int:
 
 
 def configs_of(stem: str, grid: str) -> list[Any]:
-    """Return all configurations in the grid of an experiment."""
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
@@ -81,31 +80,30 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
     count = min(MOST_PROCESSES, available_cores() // STEMS[stem].cores_of_each)
-    wanted = [
-        config for config in pending if implementation_or_execution(config) in kinds
-    ]
+    wanted = [c for c in pending if implementation_or_execution(c) in kinds]
     if len(wanted) < LEAST_ROWS or count < 2 or ends <= started:
         return
     configs = configs_of(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
     # Distribute each implementation evenly, because their compile times differ.
-    rows.sort(
-        key=lambda row: kinds.index(implementation_or_execution(configs[row]) or "")
-    )
+    kind_of = [implementation_or_execution(config) for config in configs]
+    rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
     if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
         needs = {row: needed(configs[row]) for row in rows}
         shares = shares_that_fit(needs, count, free_gpu_bytes())
-    own = ("-m", "systems.running.precompile", stem, grid, str(os.getpid()))
+    module = "systems.running.precompile"
+    own = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
     environment = os.environ | threads | {AT_ONCE: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     children: list[subprocess.Popen[Any]] = []
     try:
         for share in shares:
-            command = [sys.executable, *own, *map(str, share)]
-            child = subprocess.Popen(command, cwd=ROOT, env=environment, **silent)
-            children.append(child)
+            command = [*own, *map(str, share)]
+            children.append(
+                subprocess.Popen(command, cwd=ROOT, env=environment, **silent)
+            )
         for child in children:
             child.wait(timeout=max(0.0, ends - time.time()))
     except subprocess.TimeoutExpired:
@@ -142,7 +140,6 @@ def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[in
 
 
 def free_gpu_bytes() -> int:
-    """Return the free GPU memory in bytes."""
     import torch
 
     return torch.cuda.mem_get_info()[0]

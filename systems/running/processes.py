@@ -37,9 +37,9 @@ def run_turns(module: Any, config: Any) -> Iterator[Row | None]:
 
 def measure_in_process(module: Any, config: Any) -> Row:
     """Measure a configuration in a new process, and return its row."""
-    asked = json.dumps(asdict(config)), str(os.getpid())
+    own = (sys.executable, "-m", "systems.running.processes", module.__name__)
     done = subprocess.run(
-        [sys.executable, "-m", "systems.running.processes", module.__name__, *asked],
+        [*own, json.dumps(asdict(config)), str(os.getpid())],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -19,13 +19,13 @@ from systems.records import store
 from systems.records.device import Device
 from systems.records.files import open_regular
 from systems.records.record import Record
+from systems.records.source_hash import source_hash
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError, UnreadableError
 from systems.running.reports import CannotStart
 from systems.running.software import (
     configured_attention,
     drop_peer,
     git_state,
-    hash_configs,
     kernel_status,
     launches_kernels,
     tuned_software,
@@ -46,9 +46,7 @@ def partial_path(path: Path) -> Path:
 
 @contextmanager
 def lock_record(path: Path) -> Iterator[None]:
-    """Hold a lock on a record, which the system releases when the process ends. Raise
-    CannotStart if another process holds it.
-    """
+    """Lock a record until the process ends. CannotStart if another holds the lock."""
     # Import here, because Windows has no fcntl but needs this module's paths.
     import fcntl
 
@@ -58,10 +56,9 @@ def lock_record(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            by = printable(handle.read(300).decode(errors="replace"))
-            raise CannotStart(
-                f"{path} is being measured by {by}: wait for it, or stop it"
-            ) from None
+            owner = printable(handle.read(300).decode(errors="replace"))
+            reason = f"{path} is being measured by {owner}: wait for it, or stop it"
+            raise CannotStart(reason) from None
         handle.truncate()
         handle.write(f"process {os.getpid()} of {platform.node()}".encode())
         handle.flush()
@@ -83,12 +80,11 @@ def new_record(
     protocol: dict[str, Any],
 ) -> Record:
     """Return a record without rows, with the current device, software and source."""
-    software, stem = drop_peer(versions(), configs), STEMS[stem_name]
-    attention = configured_attention(configs)
-    software |= tuned_software(
-        stem.module, attention, device.slug, software.get("triton", "")
-    )
-    launched = device.is_gpu and launches_kernels(stem.module, attention)
+    software, module = drop_peer(versions(), configs), STEMS[stem_name].module
+    attention, triton = configured_attention(configs), software.get("triton", "")
+    software |= tuned_software(module, attention, device.slug, triton)
+    option = " --quick" if grid == "quick" else ""
+    launched = device.is_gpu and launches_kernels(module, attention)
     return Record(
         stem=stem_name,
         kind="measured",
@@ -100,10 +96,9 @@ def new_record(
         software=software,
         kernels=kernel_status(device) if launched else {},
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        command=f"python tools/regen_tables.py --only {stem_name}"
-        + (" --quick" if grid == "quick" else ""),
+        command=f"python tools/regen_tables.py --only {stem_name}{option}",
         git=git_state(),
-        source_hash=hash_configs(stem, configs),
+        source_hash=source_hash(module, attention),
     )
 
 
@@ -149,6 +144,7 @@ def grid_difference(record: Record, configs: list[Any]) -> str | None:
     """Return how a complete record's rows differ from `configs`, or None."""
     if odd := outside_grid(record, configs):
         return f"has a row that is not in today's grid, {odd[0]}"
-    missing = (asdict(config) for config in configs)
-    first = next((config for config in missing if record.row(config) is None), None)
-    return f"lacks a row of today's grid, {first}" if first else None
+    for config in map(asdict, configs):
+        if record.row(config) is None:
+            return f"lacks a row of today's grid, {config}"
+    return None

@@ -6,16 +6,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
 from systems import ROOT, lacks
 from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
-from systems.experiments import Stem
 from systems.records.device import Device
 from systems.records.record import Git, Record
-from systems.records.source_hash import Reach, source_hash
+from systems.records.source_hash import Reach
 from systems.running.reports import CannotStart
 
 # The function that every launch of this project's Triton kernels calls.
@@ -30,19 +30,15 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that run on the GPU."""
     found = {"python": platform.python_version()}
     for name in ("torch", "triton", PEER):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            pass
     if "torch" in sys.modules:
         import torch
 
         found["torch"] = str(torch.__version__)
         if torch.version.cuda:
-            found |= {
-                "cuda": torch.version.cuda,
-                "cudnn": str(torch.backends.cudnn.version()),
-            }
+            found["cuda"] = torch.version.cuda
+            found["cudnn"] = str(torch.backends.cudnn.version())
     return found
 
 
@@ -69,10 +65,8 @@ def git_state() -> Git | None:
         ).stdout.strip()
 
     try:
-        return Git(
-            git("rev-parse", "HEAD"),
-            dirty=bool(git("status", "--porcelain", "--", "systems")),
-        )
+        dirty = bool(git("status", "--porcelain", "--", "systems"))
+        return Git(git("rev-parse", "HEAD"), dirty)
     except FileNotFoundError:
         why = "git is not installed"
     except (OSError, subprocess.CalledProcessError) as error:
@@ -93,11 +87,6 @@ def named_commit() -> str | None:
             f"got {text!r:.80}: set it right, or unset it"
         )
     return text
-
-
-def hash_configs(stem: Stem, configs: list[Any]) -> str:
-    """Return the hash of the source code that these configurations run."""
-    return source_hash(stem.module, configured_attention(configs))
 
 
 def configured_attention(configs: list[Any]) -> list[str]:

@@ -17,7 +17,7 @@ from systems.records.source_hash import source_hash
 from systems.records.summary import summarize
 from systems.running import machine
 from systems.running.command import is_table
-from systems.running.groups import groups_of, measure_group
+from systems.running.groups import groups_of, measure_group, report_rows
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import grid_difference, lock_record, record_path
 from systems.running.software import TUNED, recorded_attention, tuned_software
@@ -86,20 +86,16 @@ def format_metric(value: Any) -> str:
     """Format a metric for a message: median of samples, length of a table."""
     if is_table(value):
         return f"{len(value)} entries"
-    samples = (
-        isinstance(value, list)
-        and value
-        and all(isinstance(item, int | float) for item in value)
-    )
-    return f"median {summarize(value).median:g}" if samples else str(value)
+    samples = value if isinstance(value, list) else []
+    if samples and all(isinstance(item, int | float) for item in samples):
+        return f"median {summarize(samples).median:g}"
+    return str(value)
 
 
 def without_times(item: dict[str, Any]) -> str:
     """Return an object without its times as JSON, which can be sorted."""
-    return json.dumps(
-        {key: value for key, value in item.items() if not key.endswith("_ms")},
-        sort_keys=True,
-    )
+    kept = {key: value for key, value in item.items() if not key.endswith("_ms")}
+    return json.dumps(kept, sort_keys=True)
 
 
 def verify_stem(name: str, results: Path) -> int:
@@ -112,9 +108,7 @@ def verify_stem(name: str, results: Path) -> int:
         raise CannotStart(f"{name} {why_no_gpu()}")
     path = record_path(results, device, name, "full")
     if not path.is_file():
-        raise CannotStart(
-            f"{path} does not exist: there is nothing to verify, measure it first"
-        )
+        raise CannotStart(f"{path} does not exist: there is nothing to verify")
     with lock_record(path):
         module = import_module(stem.module)
         machine.check_torch(device)
@@ -132,22 +126,17 @@ def verify_stem(name: str, results: Path) -> int:
         grid = module.configs()
         if unlike := grid_difference(record, grid):
             raise CannotStart(f"{path} {unlike}: measure it again by --only {name}")
-        configs = [
-            c for c in grid if (row := record.row(asdict(c))) and row.status == "ok"
-        ]
+        ok = [row.config for row in record.rows if row.status == "ok"]
+        configs = [config for config in grid if asdict(config) in ok]
         if not configs:
-            raise CannotStart(
-                f"{path} has no row to measure again: measure it with --force"
-            )
+            raise CannotStart(f"{path} has no row to measure again: use --force")
         groups = groups_of(module, configs)
         chosen = [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
         report(event="start", total=sum(map(len, chosen)), done=0)
         for group in chosen:
             machine.free_memory()
             for new in measure_group(module, group):
-                report(
-                    event="row", config=new.config, status=new.status, reason=new.reason
-                )
+                report_rows([new])
                 require_agreement(
                     name, record.row(new.config), new, getattr(module, "ONCE", ())
                 )
