@@ -19,9 +19,7 @@ class CannotShare(Exception):
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the first `count` visible GPUs, as named in CUDA_VISIBLE_DEVICES.
-    Raise CannotShare unless these are different GPUs of one model.
-    """
+    """Return the first visible GPUs. Raise CannotShare unless they are of one model."""
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
         raise CannotShare(f"{flag} {why_no_gpu()}: leave it out")

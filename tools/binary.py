@@ -76,9 +76,7 @@ LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 def load_widths(assembly: str) -> tuple[int, ...]:
-    """Return the distinct widths, in bytes per thread, of loads from global memory. The
-    name of a 4-byte load contains no width.
-    """
+    """Return the distinct widths of loads from global memory, in bytes per thread."""
     widths = {
         next((LOAD_BYTES[x] for x in suffixes.split(".") if x in LOAD_BYTES), 4)
         for suffixes in LOAD.findall(assembly)

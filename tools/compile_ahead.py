@@ -198,9 +198,7 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return the launch configurations of the tables, by kernel name: first those for
-    many query rows, then those for few.
-    """
+    """Return the tables' configurations by kernel: for many query rows, for few."""
     name, size = architecture(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
@@ -249,9 +247,7 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile the Hopper kernels for bf16 inputs: forward, two-pass backward, and
-    one-pass backward with both tile orders.
-    """
+    """Compile the Hopper kernels for bf16; one-pass backward with both tile orders."""
     hopper.plan_forward.cache_clear()
     hopper.plan_backward.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()

@@ -104,9 +104,7 @@ def first_backward(
 
 
 def compile_step(step: str) -> list[Kernel]:
-    """Compile a step, and return the resources of each kernel that computes
-    exponentials. The other kernels take negligible time.
-    """
+    """Compile a step; return what each kernel that computes exponentials needs."""
     result = compile_launch(GPU, make_launch(step))
     if isinstance(result, str):
         stop(f"{step}: {result}", 1)

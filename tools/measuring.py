@@ -114,9 +114,7 @@ def plan_task(
 
 
 def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
-    """Run a child process for each task, one at a time on each GPU, with progress bars.
-    The GPU "" is the first visible one.
-    """
+    """Run a child process per task, one at a time on each GPU; "" is the first GPU."""
     outcomes, free, running = [], list(gpus), list[Child]()
     with progress_bars() as bars, DefaultSelector() as selector:
         try:

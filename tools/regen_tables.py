@@ -209,9 +209,7 @@ def measure(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure experiments whose records are missing or stale, or all with `force`. Exit
-    if compiled kernels can't be stored.
-    """
+    """Measure missing or stale experiments. Exit if kernels can't be stored."""
     need("torch", "fcntl")
     from systems.records.device import find_gpu
     from systems.running.caches import compiled_folder, why_unwritable
@@ -230,9 +228,7 @@ def measure(
 
 
 def verify_record(stem: str, results: Path, generated: Path | None) -> int:
-    """Measure three rows of a stale record again, mark the record as verified if they
-    agree with it, and render. Return the exit code.
-    """
+    """Verify a stale record by measuring three rows; render. Return the exit code."""
     need("torch", "fcntl")
     arguments = [str(results.resolve()), "--verify"]
     (outcome,) = run_all(iter([Task(stem, arguments)]))

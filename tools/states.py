@@ -10,9 +10,7 @@ from systems.experiments import STEMS
 
 
 def state_of(path: Path) -> tuple[str, Any]:
-    """Return (state, record), or (state, None) for a missing record. Raise RecordError
-    if it can't be read or was edited by hand.
-    """
+    """Return a record's state and the record, if any. Raise RecordError if damaged."""
     from systems.records import store
     from systems.running.resuming import partial_path
     from tools.render.load import age, read

@@ -111,9 +111,7 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 
 
 def run_command(failure: str, *command: str) -> str:
-    """Return the output of a command. If it fails, exit with the message `failure` and
-    the command's last warning or line.
-    """
+    """Return a command's output. On failure exit with its last warning or line."""
     try:
         return subprocess.check_output(
             command, cwd=ROOT, stderr=subprocess.PIPE, text=True

@@ -98,9 +98,7 @@ def list_candidates(key: Key, gpu: str) -> list[Candidate]:
 
 
 def vary_config(c: Config) -> Iterator[Config]:
-    """Yield variants of a configuration: half or twice the rows of a tile, 4 instead of
-    8 warps or the reverse, one stage more or less.
-    """
+    """Yield variants: half or twice the rows, 4 or 8 warps, one stage more or less."""
     for side in ("q", "k"):
         for rows in (2 * getattr(c, side), getattr(c, side) // 2):
             if 16 <= rows <= 256:
@@ -122,9 +120,7 @@ def make_inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
 
 
 def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
-    """Return a function that runs the forward or backward pass with a candidate. Loops
-    are not split, because the timed heads fill the GPU.
-    """
+    """Return a call of a candidate's pass. Many heads fill the GPU without splits."""
     high = candidate.arithmetic == "high"
     torch.set_float32_matmul_precision("high" if high else "highest")
     q, k, v, do = make_inputs(heads, n, candidate)

@@ -1,6 +1,4 @@
-"""Check that each fresh record has exactly the rows of its experiment's grid, because a
-matching source hash does not prove that every row was measured.
-"""
+"""Check that each fresh record has exactly the rows of its experiment's grid."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -13,9 +11,7 @@ from tools.render.load import is_fresh
 
 
 def check_grids(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a finding for each record whose rows differ from the grid. Skip experiments
-    that need packages, such as Triton, that are not installed.
-    """
+    """Yield a finding for each record that lacks rows; skip what can't be imported."""
     for stem, records in found.items():
         if lacks("torch", *STEMS[stem].needs):
             continue

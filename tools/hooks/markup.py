@@ -123,9 +123,7 @@ def map_text(page_html: str, change: Callable[[str], str]) -> str:
 
 
 def split_commands(match: re.Match[str]) -> str:
-    """Wrap each line of a shell listing, and each option, in an element, so that narrow
-    pages break lines only between options.
-    """
+    """Wrap the lines and options of a shell listing, so that options never break."""
     lines = match[2].removesuffix("\n").split("\n")
     if any(line.count("<span") != line.count("</span") for line in lines):
         return match[0]
@@ -164,9 +162,7 @@ def makeExtension(**options: object) -> FinishExtension:
 
 
 def thin_tooltips(page_html: str) -> str:
-    """Keep only the first tooltip of each word in a section. Folds, figures and tables
-    count separately, because readers may skip them.
-    """
+    """Keep the first tooltip of each word in a section, a fold, a figure or a table."""
     seen: set[str] = set()
 
     def drop_repeat(match: re.Match[str]) -> str:

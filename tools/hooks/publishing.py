@@ -55,9 +55,7 @@ def on_page_content(content: str, /, **_: object) -> str:
 def on_page_context(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    """Begin a page's search entry with its description, and keep its tags in that entry
-    only, not in those of its sections.
-    """
+    """Begin a page's search entry with its description; sections have no tags."""
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
     # The search plugin has just added entries for the page and for its sections.

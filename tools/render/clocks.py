@@ -1,6 +1,4 @@
-"""Match rows of different experiments that ran the same pass ("cell"), so that profiles
-can be compared with wall-clock times measured without a profiler.
-"""
+"""Match rows of different experiments that ran the same pass ("cell")."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -76,9 +76,7 @@ Draw = Callable[[Drawing], None]
 
 
 def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> str:
-    """Return a figure with the wide and the narrow drawing. `finding` and `key` make
-    the caption, `numbers` is the address of the data.
-    """
+    """Return a figure with a wide and a narrow drawing, and a caption."""
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):
         drawing = Drawing(width)

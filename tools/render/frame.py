@@ -112,9 +112,7 @@ class Line(dict[str, Any]):
 
     @property
     def why(self) -> str:
-        """The reason why the row has no numbers, such as "out of memory". It is "" for
-        rows with numbers and for absent rows.
-        """
+        """Why the row has no numbers ("out of memory"); "" if it has or is absent."""
         if self.row is None or self:
             return ""
         if (self.row.reason or "").startswith(NOT_INSTALLED):
@@ -127,9 +125,7 @@ class Line(dict[str, Any]):
         return Missing(self.why or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """Return the time of each repetition in ms, summed over the named phases
-        (default: all timed phases). Empty if a phase was not timed.
-        """
+        """Return each repetition's time in ms, summed over phases (default: all)."""
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
@@ -153,9 +149,7 @@ class Line(dict[str, Any]):
         return text if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
-        """Return the median GPU time of the named phases together, or of all timed
-        phases without names. Missing if it was not measured.
-        """
+        """Return the median GPU time of phases (default: all timed), or Missing."""
         timed = names or self.timed_phases
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
@@ -240,9 +234,7 @@ class Frame(list[Line]):
         return self
 
     def pivot(self, axis: str, *values: Any) -> "Frame":
-        """Merge rows that differ only in `axis`. A merged row stores each original row
-        in a column named by its value of the axis.
-        """
+        """Merge rows that differ only in `axis`; store each under its value of it."""
         rows: dict[tuple[Any, ...], Line] = {}
         for x in self.where(**{axis: values}):
             rest = {key: value for key, value in x.config.items() if key != axis}

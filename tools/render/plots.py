@@ -235,9 +235,7 @@ DIGIT, GAP = 0.64 * SMALL, 8
 
 
 def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """Make an axis logarithmic (base 2) with these ticks, and label as many of them as
-    there is room for, starting with the last.
-    """
+    """Make an axis logarithmic (base 2); label the ticks that fit, the last first."""
     axes = axis.axes
     axes.set_xscale("log", base=2)
     figure = axis.get_figure(root=True)
@@ -323,9 +321,7 @@ def inline_svg(drawing: str, address: str) -> str:
 
 
 def clean_elements(element: Element, prefix: str) -> Iterator[Element]:
-    """Yield an element's children without metadata, styles and groups without
-    attributes. Put the prefix before each id.
-    """
+    """Yield children without metadata, styles and empty groups; prefix their ids."""
     for child in element:
         child.tag = child.tag.rpartition("}")[2]
         if child.tag in ("metadata", "style"):

@@ -18,9 +18,7 @@ Text = str | Callable[[Any], str]
 
 
 class Missing(float):
-    """A missing number. It is false, compares like NaN and formats as `words`, the
-    reason why it is missing; arithmetic with it returns it.
-    """
+    """A missing number: false, like NaN, printed as `words`; arithmetic returns it."""
 
     words: str
     # The row that lacks the number.
@@ -81,9 +79,7 @@ def known(values: Iterable[float]) -> list[float]:
 
 
 def missing_reason(values: Iterable[float]) -> Missing:
-    """Return the common reason of values that are all missing: "out of memory" if any
-    value has that reason, else "not measured".
-    """
+    """Return "out of memory" if any missing value has that reason, else MISSING."""
     reasons = (value for value in values if isinstance(value, Missing))
     return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
 

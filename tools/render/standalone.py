@@ -18,9 +18,7 @@ GROUND = "--md-default-bg-color"
 
 
 def standalone_svg(fragment: str) -> str:
-    """Return the first figure of a fragment as an SVG file with light and dark colours;
-    an empty picture if there is none.
-    """
+    """Return a fragment's first figure as an SVG file with colours, or an empty one."""
     svg = FIGURE.search(fragment)
     if svg is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>\n'

@@ -1,6 +1,4 @@
-"""Compare back-of-the-envelope predictions, from formulas and data sheets, with
-measured times. Without a record, ratios read "not measured".
-"""
+"""Compare back-of-the-envelope predictions with measured times."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -65,9 +63,7 @@ def attention_work(size: str, context: int, *parts: str) -> Work:
 
 
 def all_matmuls(size: str, context: int) -> Work:
-    """Return FLOPs and bytes of all matmuls of a forward pass in fp32, if each reads
-    its operands once and writes its result once.
-    """
+    """Return FLOPs and least bytes of all matmuls of a forward pass in fp32."""
     model, tokens = SIZES[size], BATCH * context
     d, wide, layers = model.d_model, model.d_ff, model.num_layers
     projection = matmul_work(tokens, d, d, FP32_BYTES)
@@ -225,9 +221,7 @@ def warmup_facts(record: Record | None) -> dict[str, str]:
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
-    """Return the predicted speedup of bf16 for a step of 2.7B at context 512, if it
-    speeds up only matmuls, by the ratio of the peak rates.
-    """
+    """Predict the speedup of a step of 2.7B if bf16 speeds up matmuls alone."""
     config = {"size": "2.7B", "context": 512, "mode": "step", "precision": "fp32"}
     step = frame(profile).one(**config)
     share = total_ms(step, category="matmul") / total_ms(step)
@@ -303,9 +297,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return attention's share of a bf16 forward pass of 2.7B at context 1024, the
-    speedup if attention took no time, and the measured speedup by FlashAttention.
-    """
+    """Return attention's share of a bf16 forward pass of 2.7B, and its speedups."""
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)

@@ -114,9 +114,7 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
 
 
 def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
-    """Yield derived metrics as name, unit and value: the median time of a step, summed
-    over its phases, and times relative to cuDNN on the same inputs.
-    """
+    """Yield name, unit and value of a step's time, and of times over cuDNN's."""
     phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
     if all(isinstance(times, list) and times for times in phases):
         steps = [fsum(times) for times in zip(*phases, strict=False)]
@@ -149,9 +147,7 @@ def describe_rest(row: Row) -> str:
 
 
 def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
-    """Return (median, number of samples) of a list of times, (value, None) of a single
-    number or text, and None for curves.
-    """
+    """Return (median, count) of times, (value, None) of one value, None of curves."""
     if isinstance(value, list):
         return (
             (round_fraction(summarize(value).median), len(value))

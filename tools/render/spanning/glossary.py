@@ -9,9 +9,7 @@ FILE = Path(__file__).with_name("glossary.toml")
 
 
 def fragments() -> dict[str, str]:
-    """Return `glossary-terms.md`, which a page includes, and `glossary-tooltips.md`,
-    which mkdocs.yml appends to every page.
-    """
+    """Return the list of terms for a page, and the tooltips of every page."""
     groups = tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
     terms = [term for group in groups for term in group["term"]]
     tooltips = sorted(

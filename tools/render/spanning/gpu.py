@@ -59,9 +59,7 @@ def timelines(record: Record | None) -> str:
 
 
 def draw_lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
-    """Draw the launches of the CPU above the kernels of the GPU, with times in µs, and
-    the utilization of each resource. Return the y coordinate of the panel's end.
-    """
+    """Draw CPU launches over GPU kernels, and utilizations. Return the y of the end."""
     kernel_us = x["each_us"]
     left, right = 40, (500 if d.wide else d.width - 4)
     starts, free = [], 0.0

@@ -1,6 +1,4 @@
-"""Draw the figures of docs/index.md: memory over a training step, and the peak at the
-context length that a slider selects.
-"""
+"""Draw the figures of docs/index.md: memory over a step, and its peak by context."""
 
 from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.formulas.memory_peak import peak

@@ -47,9 +47,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
-    """Return the steps of a pass in order, each with its speedup over the step above.
-    The first kernel's forward pass is listed, but is no step of the ladder.
-    """
+    """Return the steps of a pass in order, each with its speedup over the one above."""
     rows = frame(record).arrange(step=named)
     # On other GPUs, the Hopper kernel's steps would repeat the step above.
     found = rows.where(

@@ -1,6 +1,4 @@
-"""Render the output that the scripts of docs/scripts would print on the primary GPU,
-from its records, and the difference of each script from the previous one.
-"""
+"""Render what the scripts of docs/scripts print, from records, and how they differ."""
 
 import re
 from difflib import unified_diff

@@ -35,9 +35,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def problems_table(found: Found) -> str:
-    """Return a table by graded problem: its experiments, minutes on each GPU, and the
-    number of rows that run out of memory.
-    """
+    """Return a table of problems: experiments, minutes by GPU, rows out of memory."""
     # Skip records of the meta device, which take seconds.
     measured = {stem: gpu_record(found, stem, primary_gpu()) for stem in found}
     rows, seen, shown = [], set[str](), []
@@ -86,9 +84,7 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
 
 
 def check_output(found: Found) -> str:
-    """Return the first lines that `python -m systems.check_setup` prints on the primary
-    GPU, from its record of `flash_benchmarking`.
-    """
+    """Return the first lines of `python -m systems.check_setup` on the primary GPU."""
     if (record := primary_record(found, "flash_benchmarking")) is None:
         return "\n"
     gpu = record.device

@@ -1,6 +1,4 @@
-"""Draw the ranges, launches and kernels of one layer in a training step, from a trace
-of Nsight Systems that the site offers for download.
-"""
+"""Draw a layer's ranges, launches and kernels, from a trace of Nsight Systems."""
 
 import lzma
 import sqlite3

@@ -1,6 +1,4 @@
-"""Render the write-up: the graded problems of problems.toml and the claims about them.
-The module `pages` copies the answers.
-"""
+"""Render the write-up: the graded problems of problems.toml, and their claims."""
 
 import tomllib
 from collections.abc import Mapping
@@ -123,9 +121,7 @@ def all_claims() -> list[Claim]:
 
 
 def claim_tabs(problem: Problem, found: Found) -> str:
-    """Return a collapsed box with a tab per GPU that lists the outcomes of the
-    problem's claims. Records of the meta device count for every GPU.
-    """
+    """Return a collapsed box with a tab per GPU: the outcomes of a problem's claims."""
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]
     claims.sort(key=lambda claim: [*stems, claim.stem].index(claim.stem))

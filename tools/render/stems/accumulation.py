@@ -22,9 +22,7 @@ fragments = Fragments()
 
 
 def sums(record: Record | None) -> Frame:
-    """Return a row for each sum: its error, split into rounding of the term and
-    rounding of the additions, and the value at which adding no longer changes the sum.
-    """
+    """Return a row per sum: its error from rounding and adding, and where it stalls."""
     found = frame(record).derive(name=name_fact, sum=label_sum)
     for x in filter(None, found):
         # The exact decimal term, and the term rounded to its format.

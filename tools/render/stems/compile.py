@@ -1,6 +1,4 @@
-"""Tables, figure, facts and claims of `compile`: speedup of compiled training steps,
-and the number of steps after which compiling pays.
-"""
+"""Tables, figure, facts and claims of `compile`: steps eager and compiled."""
 
 import math
 from statistics import median
@@ -57,9 +55,7 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def speedup(x: Line, *phases: str) -> float:
-    """Return the speedup over eager: the median over rounds of the ratio of medians.
-    Within a round the state of the host changes least.
-    """
+    """Return the speedup over eager: the median over rounds of ratios of medians."""
     both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]

@@ -1,6 +1,4 @@
-"""Optimization steps of `flash_ablation`, and the gain from each choice of the
-launchers. The module `spanning.ladder` renders the steps.
-"""
+"""Steps of `flash_ablation`, which `spanning.ladder` renders, and launch choices."""
 
 from typing import NamedTuple
 

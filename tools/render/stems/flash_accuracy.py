@@ -1,6 +1,4 @@
-"""Tables, figure, facts and claims of `flash_accuracy`: errors against float64,
-relative to the errors of plain attention in the same dtype.
-"""
+"""Tables, figure, facts and claims of `flash_accuracy`: errors against float64."""
 
 from functools import partial
 from math import erf, sqrt
@@ -189,9 +187,7 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the largest error ratios by dtype, measured errors, and the errors
-    predicted if a result is rounded once or twice.
-    """
+    """Return the largest error ratios by dtype, and errors measured and predicted."""
     found = errors(record)
     worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:

@@ -1,6 +1,4 @@
-"""Tables, figures, facts and claims of `flash_benchmarking`: this guide's attention
-beside plain PyTorch, compiled PyTorch and SDPA.
-"""
+"""Tables, figures, facts and claims of `flash_benchmarking`: flash beside PyTorch."""
 
 from typing import Any
 
@@ -270,9 +268,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def prediction_facts(longest: Line) -> dict[str, str]:
-    """Predict forward + backward time of the longest head in bf16: plain attention by
-    bytes moved, FlashAttention by matmul FLOPs, at the data sheet's rates.
-    """
+    """Predict bf16 times of the longest head: plain by bytes, flash by matmul FLOPs."""
     peak = data_sheet(primary_gpu())
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     moved = 2 * scores * sum(PLAIN_MOVES.values())

@@ -47,9 +47,7 @@ fragments = Fragments()
 
 
 def kernel_role(kernel: str) -> str:
-    """Return the role of a kernel by its name; "rest" for kernels of PyTorch, whose C++
-    names contain "::" or a return type.
-    """
+    """Return the role of a kernel by its name; "rest" for kernels of PyTorch."""
     if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
         return "rest"
     return next((role for role in ROLES if role in kernel), "rest")

@@ -23,18 +23,14 @@ def is_launch_bound(x: Line) -> bool:
 
 
 def round_ratios(x: Line, other: Line, of: str) -> list[float]:
-    """Return the ratio of a pass's time to another row's, for each round in which both
-    alternated. Empty without rounds, or if the numbers of rounds differ.
-    """
+    """Return a pass's time over another row's for each common round, if any."""
     rounds = [one.samples(f"{of}_rounds") for one in (x, other)]
     alike = len({*map(len, rounds)}) == 1
     return [a / b for a, b in zip(*rounds, strict=True)] if alike else []
 
 
 def time_ratio(x: Line, other: Line, of: str) -> float:
-    """Return the median of `round_ratios`, or the ratio of medians without rounds.
-    Within a round, the GPU's clock changes least.
-    """
+    """Return the median of `round_ratios`, or else the ratio of the medians."""
     if ratios := round_ratios(x, other, of):
         return median(ratios)
     return x.kernel_ms(of) / other.kernel_ms(of)

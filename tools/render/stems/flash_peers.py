@@ -1,6 +1,4 @@
-"""Tables, figure, facts and claims of `flash_peers`: interleaved times of several
-attention libraries, and whether their results are deterministic.
-"""
+"""Tables, figure, facts and claims of `flash_peers`: attention by library."""
 
 from functools import partial
 
@@ -70,9 +68,7 @@ def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
 
 
 def every_shape(record: Record | None) -> Frame:
-    """Return a row for each shape, which contains the row of each implementation by
-    name. Column "both / fa4" is the Hopper kernel's time over FlashAttention-4's.
-    """
+    """Return a row per shape with each implementation's row and relative time."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,
@@ -87,9 +83,7 @@ def every_shape(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return the ratio of a pass's time to another implementation's. It is missing if
-    the other result is wrong or either implementation is launch-bound.
-    """
+    """Return a pass's time over another's; Missing if wrong or launch-bound."""
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")
@@ -112,9 +106,7 @@ def error_ratio(x: Line) -> float:
 
 
 def shape_text(x: Line) -> str:
-    """Return tokens, head dimension, mask, and batch × query heads / KV heads, such as
-    "8k · d 128 · full · 2 × 64/8 heads".
-    """
+    """Return a shape in words, such as "8k · d 128 · full · 2 × 64/8 heads"."""
     batch, heads, n, d = (x[key] for key in ("batch", "heads", "n", "d"))
     tokens = f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}"
     mask = "causal" if x["causal"] else "full"

@@ -1,6 +1,4 @@
-"""Tables, figure, facts and claims of `gradient_checkpointing`: measured and predicted
-peak memory, and time, by what the backward pass recomputes.
-"""
+"""Tables, figure, facts and claims of `gradient_checkpointing`: peaks and times."""
 
 from functools import cache
 
@@ -81,9 +79,7 @@ def describe_recomputation(x: Line) -> str:
 
 
 def predict_peaks(x: Line) -> tuple[float, float]:
-    """Return the predictions for PEAKS in bytes. They are missing if blocks are
-    compiled, because then the compiler decides what is kept.
-    """
+    """Return the predictions for PEAKS; Missing if a compiler decides what is kept."""
     if x["blocks_compiled"]:
         return MISSING, MISSING
     # SDPA keeps what FlashAttention keeps: its output and the log-sum-exp.
@@ -123,9 +119,7 @@ def name_run(x: Line) -> str:
     "most, and how much is computed. For halves, N is a power of two.",
 )
 def orders_table(_: list[Record]) -> str:
-    """Return a table of recomputation strategies: the most block inputs and blocks in
-    memory, and the number of computed blocks, by formula and for 2.7B.
-    """
+    """Return a table of strategies: the most in memory, and the blocks computed."""
     p = make_pass()
     n = p.shape.num_layers
 

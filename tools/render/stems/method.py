@@ -1,6 +1,4 @@
-"""Tables and facts of `method`, which compares clocks: wall-clock time with CUDA
-events, and kernel sums by CUPTI with CUDA-graph replays.
-"""
+"""Tables and facts of `method`: our clock beside CUDA events, CUPTI beside graphs."""
 
 from systems.records.record import Record
 from tools.render.fragments import Fragments

@@ -1,6 +1,4 @@
-"""Table, figure and facts of `model_attention`: training steps of the model with eager
-attention, SDPA and this guide's FlashAttention.
-"""
+"""Table, figure and facts of `model_attention`: steps with each attention."""
 
 from matplotlib.figure import Figure
 

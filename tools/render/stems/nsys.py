@@ -11,9 +11,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with kernel time under both profilers and wall-clock time without a
-    profiler, sorted by GPU utilization.
-    """
+    """Return steps with both profilers' kernel times, sorted by GPU utilization."""
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,

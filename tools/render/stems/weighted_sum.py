@@ -1,6 +1,4 @@
-"""Table and facts of `weighted_sum`: measured and predicted time and bandwidth of a
-first Triton kernel, PyTorch's operations and a copy.
-"""
+"""Table and facts of `weighted_sum`: bandwidth of a first kernel and of PyTorch."""
 
 from typing import Any
 

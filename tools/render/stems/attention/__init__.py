@@ -1,6 +1,4 @@
-"""Tables, figures, facts and claims of `attention`: time and memory of plain attention
-by head dimension d and length N. The module `compiled` covers compiled attention.
-"""
+"""Tables, figures, facts and claims of `attention`: time and memory by d and N."""
 
 from bisect import bisect_left
 
@@ -96,9 +94,7 @@ def variants_table(record: Record) -> str:
     "Tensors alive at the peak of the first pass that does not fit, by formula.",
 )
 def accounting_table(record: Record) -> str:
-    """Return a table of the tensors at the peak of the shortest N that runs out of
-    memory, with the outcome of running that N.
-    """
+    """Return the tensors at the peak of the shortest N that runs out of memory."""
     n = accounted_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
@@ -128,9 +124,7 @@ def accounted_length(record: Record) -> int:
 
 
 def shortest_out(memory_bytes: float) -> int:
-    """Return the smallest N whose predicted peak exceeds this memory, without counting
-    the CUDA context and cuBLAS's workspace.
-    """
+    """Return the smallest N whose predicted peak exceeds this memory."""
     every = range(1, 2**24)
     return every[bisect_left(every, True, key=lambda n: peak_bytes(n) > memory_bytes)]
 

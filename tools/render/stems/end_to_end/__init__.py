@@ -1,6 +1,4 @@
-"""Tables, facts and claims of `end_to_end`: passes and steps of every size, context and
-precision, and what bf16 gains.
-"""
+"""Tables, facts and claims of `end_to_end`: passes, steps, and what bf16 gains."""
 
 from collections.abc import Callable
 from dataclasses import asdict

@@ -37,9 +37,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def steps(record: Record | None) -> Frame:
-    """Return training steps of the assignment's batch size, joined with the same steps
-    in fp32 and TF32. Columns `pass_*` exclude AdamW.
-    """
+    """Return steps, joined with those in fp32 and TF32; `pass_*` excludes AdamW."""
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(

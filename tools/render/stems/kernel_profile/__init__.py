@@ -1,6 +1,4 @@
-"""Tables, facts and claims of `kernel_profile`: wall-clock time and GPU time, the top
-kernels, what bf16 gains, and attention's parts.
-"""
+"""Tables, facts and claims of `kernel_profile`: GPU time by kernel and by cause."""
 
 from typing import Any
 
@@ -82,9 +80,7 @@ TOPS = {"forward": "top_forward", "forward and backward": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
-    """Return a kernel's short name, for matmuls with the full name on a click. Names of
-    element-wise kernels are too long to print.
-    """
+    """Return a kernel's short name; a matmul's full name shows on a click."""
     whole = kernel.name if kernel.category == MATMUL else kernel.short
     return fold_name(whole, kernel.short)
 

@@ -1,6 +1,4 @@
-"""Columns of `kernel_profile`: wall-clock time, GPU span and GPU time of a pass,
-kernels by name and category, and parts of attention. Times are in ms per pass.
-"""
+"""Columns of `kernel_profile`: times of passes, kernels and attention's parts."""
 
 import re
 from collections import defaultdict
@@ -49,9 +47,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def wall_ms(x: Line, *phases: str) -> float:
-    """Return the wall-clock time of phases (default: all) of the same pass in
-    `end_to_end`, which ran without a profiler.
-    """
+    """Return the wall-clock time of phases (default: all) in `end_to_end`."""
     clock = x.row.clock if x and x.row else None
     return Line.of(clock).ms(*phases) if clock else x.missing
 
@@ -80,9 +76,7 @@ def idle_share(x: Line) -> float:
 
 
 def steps(record: Record | None) -> Frame:
-    """Return the time of forward, loss and backward of each step by kernel category,
-    joined with the same step in fp32.
-    """
+    """Return forward, loss and backward by kernel category, joined with fp32's."""
     peak = data_sheet(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     return (
@@ -152,9 +146,7 @@ class Kernel(NamedTuple):
 
     @property
     def short(self) -> str:
-        """A name for tables. It says whether an element-wise kernel is vectorized (for
-        contiguous tensors) or unrolled (with casts).
-        """
+        """A name for tables; element-wise kernels are vectorized or unrolled."""
         if SCALAR_MUL.search(self.name):
             return "mul by a number"
         found, short = VARIANT.search(self.name), short_name(self.name)
