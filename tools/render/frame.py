@@ -70,6 +70,10 @@ class Line(dict[str, Any]):
         if self.row is None or not self:
             return self.missing
         metrics, (phase, _, spread) = self.row.metrics, name.partition(" ")
+        if spread == "±" and f"{phase}_mean_ms" in metrics:
+            # Others report a mean, and some its standard deviation.
+            reported = (metrics.get(f"{phase}_{x}_ms") for x in ("mean", "std"))
+            return " ± ".join(f"{ms:.2f}" for ms in reported if ms is not None)
         if spread == "±":
             return self.mean_std(*self.phases(phase))
         if isinstance(metrics.get(name, []), list) and name.endswith("_ms"):

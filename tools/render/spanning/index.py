@@ -55,19 +55,17 @@ def slider_figure() -> str:
     longest = max(max(parts.values()) for parts in peaks.values())
     charts = (peak_chart(context, peaks[context], longest) for context in CONTEXTS)
     opens = CONTEXTS.index(OPENS_AT)
-    return "\n".join(
-        [
-            '<figure class="hero" markdown="0">',
-            '<label>Context length <input type="range" min="0" '
-            f'max="{len(CONTEXTS) - 1}" value="{opens}" '
-            f'aria-valuetext="{OPENS_AT} tokens"></label>',
-            *charts,
-            "<figcaption>Peak memory of one step of <code>2.7B</code>, fp32, batch 4, "
-            "by formula.</figcaption>",
-            "</figure>",
-            "",
-        ]
-    )
+    lines = [
+        '<figure class="hero" markdown="0">',
+        '<label>Context length <input type="range" min="0" '
+        f'max="{len(CONTEXTS) - 1}" value="{opens}" '
+        f'aria-valuetext="{OPENS_AT} tokens"></label>',
+        *charts,
+        "<figcaption>Peak memory of one step of <code>2.7B</code>, fp32, batch 4, by "
+        "formula.</figcaption>",
+        "</figure>",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def peak_chart(context: int, parts: dict[str, int], longest: int) -> str:

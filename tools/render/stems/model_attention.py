@@ -19,15 +19,11 @@ fragments = Fragments()
 
 def steps(record: Record | None) -> Frame:
     """Return a row for each size and context, containing the step of each attention."""
-    return (
-        frame(record)
-        .derive(peak=lambda x: x.get(PEAK), gpu_ms=gpu_ms)
-        .pivot("attention", *NAMES)
-        .derive(
-            gain=lambda x: x["eager.step_ms"] / x["flash.step_ms"],
-            gpu_gain=lambda x: x["eager.gpu_ms"] / x["flash.gpu_ms"],
-            sdpa_over_ours=lambda x: x["sdpa.step_ms"] / x["flash.step_ms"],
-        )
+    found = frame(record).derive(peak=lambda x: x.get(PEAK), gpu_ms=gpu_ms)
+    return found.pivot("attention", *NAMES).derive(
+        gain=lambda x: x["eager.step_ms"] / x["flash.step_ms"],
+        gpu_gain=lambda x: x["eager.gpu_ms"] / x["flash.gpu_ms"],
+        sdpa_over_ours=lambda x: x["sdpa.step_ms"] / x["flash.step_ms"],
     )
 
 

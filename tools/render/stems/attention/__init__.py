@@ -10,7 +10,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn
-from tools.render.frame import Frame, Line, frame
+from tools.render.frame import Frame, frame
 from tools.render.markdown import format_at_most, format_ms, gib, table, two_digits
 from tools.render.plots import ACCENT, DARK
 from tools.render.rows import MISSING, most, say
@@ -58,8 +58,6 @@ MEMORY = (
 def grid_table(record: Record) -> str:
     found = passes(record).where(execution="eager", **PLAIN)
     times = [(f"{of}, ms", f"{of} ±") for of in PASSES]
-    if record.kind == "reported":
-        times = [(f"{of}, ms", lambda x, of=of: reported_ms(x, of)) for of in PASSES]
     gpu = [
         (f"{of}, GPU, ms", lambda x, of=of: x.get(f"{of}_gpu_ms"), format_ms)
         for of in PASSES
@@ -67,12 +65,6 @@ def grid_table(record: Record) -> str:
     ]
     shown = ("d", ("N", "n"), *times, *gpu, *MEMORY)
     return found.table(*shown, telling=lambda x: x["d"] == WIDTH)
-
-
-def reported_ms(x: Line, of: str) -> str:
-    deviation = x.get(f"{of}_std_ms", None)
-    mean = f"{x[f'{of}_mean_ms']:.2f}"
-    return mean if deviation is None else f"{mean} ± {deviation:.2f}"
 
 
 @fragments.add("variants.md", "Plain attention at d = 64, by dtype and mask.")

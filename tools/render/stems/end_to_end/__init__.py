@@ -62,18 +62,13 @@ def reported_table(record: Record) -> str:
     heads = {"forward": "forward", "backward": "backward"}
     heads |= {"total": "forward + backward"}
     columns: list[tuple[str, Callable[[Line], str]]] = [
-        (f"{head}, ms", lambda x, part=part: reported_mean_std(x, part))
+        (f"{head}, ms", lambda x, part=part: x.get(f"{part} ±", ""))
         for part, head in heads.items()
     ]
     columns.append(("status", lambda x: x.why))
     shown = [column for column in columns if any(map(column[1], rows))]
     names = ("context", "batch", "precision")
     return rows.table("size", *names, *shown, alike=names)
-
-
-def reported_mean_std(x: Line, part: str) -> str:
-    mean, std = (x.get(f"{part}_{name}_ms", None) for name in ("mean", "std"))
-    return f"{mean:.2f} ± {std:.2f}" if mean else ""
 
 
 def passes_table(record: Record, precision: str) -> str:

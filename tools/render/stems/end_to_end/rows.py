@@ -25,14 +25,11 @@ COMPARED = {
 def passes(record: Record | None) -> Frame:
     """Return every pass, joined with the same pass at context 128."""
     slug = record.device.slug if record else ""
-    return (
-        frame(record)
-        .join("short", context=128)
-        .derive(
-            growth=lambda x: x["step_ms"] / x["short.step_ms"],
-            share=lambda x: share_of_peak(slug, x, x["step_ms"]),
-            variation=lambda x: x.summary().variation,
-        )
+    found = frame(record).join("short", context=128)
+    return found.derive(
+        growth=lambda x: x["step_ms"] / x["short.step_ms"],
+        share=lambda x: share_of_peak(slug, x, x["step_ms"]),
+        variation=lambda x: x.summary().variation,
     )
 
 
@@ -51,19 +48,16 @@ def steps(record: Record | None) -> Frame:
             x["backward_kernels_ms"] / x["forward_kernels_ms"]
         ),
     )
-    return (
-        found.join("fp32", precision="fp32")
-        .join("tf32", precision="tf32")
-        .derive(
-            gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
-            pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
-            **{
-                f"{name}_kernel_gain": lambda x, of=f"{name}_kernels_ms": (
-                    x[f"fp32.{of}"] / x[of]
-                )
-                for name in COMPARED
-            },
-        )
+    found.join("fp32", precision="fp32").join("tf32", precision="tf32")
+    return found.derive(
+        gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
+        pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
+        **{
+            f"{name}_kernel_gain": lambda x, of=f"{name}_kernels_ms": (
+                x[f"fp32.{of}"] / x[of]
+            )
+            for name in COMPARED
+        },
     )
 
 

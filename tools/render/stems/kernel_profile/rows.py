@@ -27,22 +27,19 @@ CAUSES = {
 
 def passes(record: Record | None) -> Frame:
     """Return every profiled pass, joined with the training step of the same cell."""
-    return (
-        frame(record)
-        .join("step", mode="step")
-        .derive(
-            wall_ms=wall_ms,
-            profiled_ms=lambda x: all_phases(x, "profiled_{}"),
-            span_ms=lambda x: all_phases(x, "{}_gpu_span"),
-            busy_ms=lambda x: all_phases(x, "{}_gpu_busy"),
-            idle_share=idle_share,
-            matmul_forward=lambda x: category_share(x, MATMUL, "forward"),
-            matmul_both=lambda x: category_share(x["step"], MATMUL, PASSES),
-            matmul_step=lambda x: category_share(x["step"], MATMUL),
-            adamw=lambda x: total_ms(x["step"], "optimizer") / total_ms(x["step"]),
-            top_forward=lambda x: top_kernel(x, "forward"),
-            top_both=lambda x: top_kernel(x["step"], PASSES),
-        )
+    found = frame(record).join("step", mode="step")
+    return found.derive(
+        wall_ms=wall_ms,
+        profiled_ms=lambda x: all_phases(x, "profiled_{}"),
+        span_ms=lambda x: all_phases(x, "{}_gpu_span"),
+        busy_ms=lambda x: all_phases(x, "{}_gpu_busy"),
+        idle_share=idle_share,
+        matmul_forward=lambda x: category_share(x, MATMUL, "forward"),
+        matmul_both=lambda x: category_share(x["step"], MATMUL, PASSES),
+        matmul_step=lambda x: category_share(x["step"], MATMUL),
+        adamw=lambda x: total_ms(x["step"], "optimizer") / total_ms(x["step"]),
+        top_forward=lambda x: top_kernel(x, "forward"),
+        top_both=lambda x: top_kernel(x["step"], PASSES),
     )
 
 
@@ -79,30 +76,24 @@ def steps(record: Record | None) -> Frame:
     """Return forward, loss and backward by kernel category, joined with fp32's."""
     peak = data_sheet(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
-    return (
-        frame(record, mode="step")
-        .derive(
-            wall_ms=lambda x: wall_ms(x, *PASSES),
-            **{
-                cause: lambda x, names=names: sum(
-                    total_ms(x, PASSES, name) for name in names
-                )
-                for cause, names in CAUSES.items()
-            },
-            gpu_ms=lambda x: x["matmuls"] + x["copies"] + x["rest"],
-            idle=lambda x: x["wall_ms"] - x["gpu_ms"],
-            idle_share=lambda x: x["idle"] / x["wall_ms"],
-            copies_share=lambda x: x["copies"] / x["gpu_ms"],
-        )
-        .join("fp32", precision="fp32")
-        .derive(
-            # Predicted speedup if bf16 sped up only matmuls, by the data sheet.
-            expected_gain=lambda x: (
-                x["fp32.wall_ms"]
-                / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
-            ),
-            gain=lambda x: x["fp32.wall_ms"] / x["wall_ms"],
-        )
+    found = frame(record, mode="step").derive(
+        wall_ms=lambda x: wall_ms(x, *PASSES),
+        **{
+            cause: lambda x, names=names: sum(total_ms(x, PASSES, n) for n in names)
+            for cause, names in CAUSES.items()
+        },
+        gpu_ms=lambda x: x["matmuls"] + x["copies"] + x["rest"],
+        idle=lambda x: x["wall_ms"] - x["gpu_ms"],
+        idle_share=lambda x: x["idle"] / x["wall_ms"],
+        copies_share=lambda x: x["copies"] / x["gpu_ms"],
+    )
+    return found.join("fp32", precision="fp32").derive(
+        # Predicted speedup if bf16 sped up only matmuls, by the data sheet.
+        expected_gain=lambda x: (
+            x["fp32.wall_ms"]
+            / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
+        ),
+        gain=lambda x: x["fp32.wall_ms"] / x["wall_ms"],
     )
 
 

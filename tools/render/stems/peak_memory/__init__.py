@@ -88,12 +88,7 @@ def predicted_table(record: Record) -> str:
         ("off", "off", lambda off: f"{100 * off:+.1f} %".replace("-0.0", "+0.0")),
         ("where", lambda x: x["place"] if x else ""),
         left=5,
-        telling=lambda x: (
-            x["size"] == SIZE
-            and x["context"] == LONGEST
-            and x["mode"] in DRAWN
-            and x["remedy"] == "as written"
-        ),
+        telling=lambda x: x["mode"] in DRAWN and AT.items() <= x.items(),
     )
 
 
