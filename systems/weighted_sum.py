@@ -1,16 +1,15 @@
-"""A first Triton kernel: y = Σ_d w_d x_d, the weighted sum of each row, forward and
+"""A first Triton kernel: the weighted sum y = Σ_d w_d x_d of each row, forward and
 backward.
 
-One program (Triton's thread block) computes ROWS rows: it loops over tiles of columns
-and keeps the sum in registers. Backward: dx_nd = dy_n w_d is written tile by tile. dw_d
-= Σ_n x_nd dy_n sums over the rows of all programs, so each program writes a partial
-row, and PyTorch sums them: no atomics, and bitwise reproducible.
+A program (thread block) computes ROWS rows: it loops over tiles of columns and keeps
+the sum in registers. The backward pass writes dx_nd = dy_n w_d tile by tile. dw_d = Σ_n
+x_nd dy_n sums over the rows of all programs, so each program writes a partial sum, and
+PyTorch adds these, without atomics and bitwise reproducibly.
 
     weighted_sum(x, w)      # x (..., d), w (d,) -> (...)
 """
 
-# The type checker doesn't know that `triton.jit` kernels take a grid, launch options
-# and plain numbers.
+# The type checker does not know the calling convention of `triton.jit` kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -142,9 +141,9 @@ class WeightedSum(torch.autograd.Function):
 def weighted_sum(
     x: Float[Tensor, "... d"], w: Float[Tensor, " d"]
 ) -> Float[Tensor, "..."]:
-    """Return Σ_d w_d x_d for each row of x, summed in float32, in the dtype of x:
-    float32, float16 or bfloat16. `TypeError` or `ValueError` names an unsupported
-    argument. Differentiable once.
+    """Return Σ_d w_d x_d for each row of x, summed in float32, in the dtype of x
+    (float32, float16 or bfloat16). Differentiable once. Raises TypeError or ValueError
+    for unsupported arguments.
     """
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:

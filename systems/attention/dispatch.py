@@ -1,6 +1,6 @@
-"""Flash attention on the Triton or the Hopper kernels: the autograd Function, the
-custom operators and the choice of backend. Both families save o and lse, so the
-backward pass may run on other kernels than the forward pass.
+"""Run flash attention with the Triton or the Hopper kernels: choice of backend,
+autograd Function, custom operators. Both backends save o and lse, so the backward pass
+may use another backend than the forward pass.
 """
 
 import torch
@@ -35,10 +35,9 @@ LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
 def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return the kernel family to run; "auto" picks the faster one.
+    """Return the backend to run: "triton" or "hopper". "auto" picks the faster one.
 
-    `ValueError` for an unknown backend, or for inputs that the Hopper kernels can't
-    take.
+    Raise ValueError for an unknown backend or inputs that it does not support.
     """
     if backend == "auto":
         if not limits.is_faster(q, k):
@@ -59,7 +58,7 @@ def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse) from the kernel family that `choose_backend` picks."""
+    """Return (o, lse), computed by the backend that `choose_backend` returns."""
     check_device(q.device)
     launcher = LAUNCHERS[choose_backend(backend, q, k, v)]
     return launcher.launch_forward(q, k, v, causal, scale)
@@ -76,8 +75,8 @@ def run_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) from the kernel family that `choose_backend` picks, for any
-    layout, since hooks on saved tensors can change it.
+    """Return (dq, dk, dv), computed by the backend that `choose_backend` returns, for
+    any strides, because hooks on saved tensors can change them.
     """
     inputs = q, k, v
     if backend == "hopper":
@@ -88,7 +87,7 @@ def run_backward(
     )
     if backend != "hopper":
         return gradients
-    # `register_fake` promised torch.compile gradients with the layout of `empty_like`.
+    # torch.compile expects the layout of `empty_like`, as `register_fake` declares.
     dq, dk, dv = (
         dx if x is copy else torch.empty_like(x).copy_(dx)
         for x, copy, dx in zip(inputs, (q, k, v), gradients, strict=True)
@@ -100,8 +99,8 @@ def run_backward(
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse); the forward operator for torch.compile and torch.export. A
-    direct call drops forward-mode tangents silently.
+    """Forward operator for torch.compile and torch.export: return (o, lse). A direct
+    call ignores forward-mode tangents.
     """
     return run_forward(q, k, v, causal, scale, backend)
 
@@ -118,7 +117,7 @@ def flash_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv); the backward operator for torch.compile and torch.export."""
+    """Backward operator for torch.compile and torch.export: return (dq, dk, dv)."""
     return run_backward(do, q, k, v, o, lse, causal, scale, backend)
 
 
@@ -167,10 +166,9 @@ flash_forward.register_autograd(
 
 class FlashAttentionTriton(torch.autograd.Function):
     """Autograd Function: `FlashAttentionTriton.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d), d up to 256; float32, float16 or bfloat16.
+    n, d) or (batch, heads, n, d), d up to 256, in float32, float16 or bfloat16.
 
-    `ValueError` or `TypeError` names an unsupported argument; second derivatives are
-    unsupported.
+    Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """
 
     @staticmethod
@@ -191,7 +189,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         if is_traced(q):
-            # In eager mode PyTorch itself refuses both.
+            # Outside of compilers, PyTorch itself rejects both.
             refuse_transforms()
             refuse_forward_mode(q, k, v)
         check_call(q, k, v, is_causal, scale)
@@ -220,8 +218,8 @@ class FlashAttentionTriton(torch.autograd.Function):
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
-# Bypass PyTorch's own `apply`, which searches every argument, in Python, for tensors of
-# finished transforms. `attention` refuses active ones.
+# Skip the checks for torch.func transforms in PyTorch's `apply`, which are slow Python
+# code: `attention` rejects transforms itself.
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 
 

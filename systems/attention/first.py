@@ -13,8 +13,7 @@ its first query, j its first key. `head` is the first row of a head in the (batc
 d) view.
 """
 
-# The type checker doesn't know that `triton.jit` kernels take a grid, launch options
-# and plain numbers.
+# The type checker does not know the calling convention of `triton.jit` kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import torch
@@ -35,7 +34,7 @@ from systems.attention.inputs import (
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (16, 32, 64, 128)
-# n is a multiple of LENGTH, so every tile is full and no load needs a mask.
+# n must be a multiple of LENGTH, so that all tiles are full and loads need no mask.
 LENGTH = 64
 
 
@@ -182,7 +181,7 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """Return launch options: tiles that fit shared memory from the A100 on."""
+    """Return launch options, with tiles that fit an A100's shared memory."""
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 
@@ -220,7 +219,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape
         grid = (batch * n // ctx.options["TILE"],)
-        # A sum has a gradient with strides of zero; kernels need it materialized.
+        # Copy expanded gradients, such as that of a sum, whose strides are zero.
         do = do.contiguous()
         delta = (o.float() * do.float()).sum(-1)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
@@ -246,10 +245,10 @@ def first_attention(
 ) -> Float[Tensor, "batch n d"]:
     """Return softmax(scale · q kᵀ) v without storing the scores; differentiable once.
 
-    q, k and v are contiguous and have one shape: n a multiple of 64, d 16, 32, 64 or
-    128; float32, float16, or on a GPU bfloat16. `causal` hides key j from query i where
-    j > i; `scale` None is 1 / sqrt(d). `ValueError` or `TypeError` names an unsupported
-    argument, `NotImplementedError` a transform of torch.func.
+    q, k and v must be contiguous and have equal shapes, n a multiple of 64 and d 16,
+    32, 64 or 128; float32, float16, or on a GPU bfloat16. `causal` hides key j from
+    query i if j > i; `scale` defaults to 1 / sqrt(d). Raises ValueError or TypeError
+    for unsupported arguments, NotImplementedError inside transforms of torch.func.
     """
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)

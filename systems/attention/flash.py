@@ -1,4 +1,4 @@
-"""`flash_attention`, the public function. A named backend runs or raises."""
+"""The public function `flash_attention`."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,38 +14,36 @@ def flash_attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "... q d"]:
-    """Return softmax(scale · q kᵀ) v without ever storing the scores. Leading
-    dimensions are free; the last of them is heads. For tensors of flash-attn, (batch,
-    n, heads, d), call `x.transpose(1, 2)` on q, k, v and the result.
+    """Return softmax(scale · q kᵀ) v without storing the scores in global memory.
+    Shapes are (..., heads, n, d); for the layout of flash-attn, (batch, n, heads, d),
+    call `x.transpose(1, 2)` on q, k, v and the result.
 
-    `causal` hides key j from query i where j > i, counted from the top left like
-    PyTorch's `is_causal`. k and v may have fewer heads than q: adjacent query heads
-    then share a KV head. `scale` None is 1 / sqrt(d). The result has the dtype of q;
-    sums are kept in float32 or wider.
+    `causal` hides key j from query i if j > i, as PyTorch's `is_causal`. k and v may
+    have fewer heads than q: adjacent query heads then share a KV head. `scale` defaults
+    to 1 / sqrt(d). The result has the dtype of q; sums are float32 or wider.
 
     `backend` is one of
 
-    - "triton": the Triton kernels, for any GPU from the A100 on. float32, float16 and
+    - "triton": Triton kernels for the A100 and later GPUs. float32, float16 and
       bfloat16, d up to 256, any strides.
-    - "hopper": the Gluon kernels for a Hopper GPU. float16 and bfloat16, d a multiple
-      of 8 from 40 to 128, contiguous rows whose addresses are multiples of 16 bytes.
-    - "torch": the same algorithm in PyTorch, slow, on any device; float64 too.
-    - "first": the kernel that the guide teaches, for contiguous (batch, n, d): n a
-      multiple of 64, d 16, 32, 64 or 128.
-    - "auto": "hopper" where it can run and is faster, else "triton".
+    - "hopper": Gluon kernels for Hopper GPUs. float16 and bfloat16, d a multiple of 8
+      from 40 to 128, contiguous rows aligned to 16 bytes.
+    - "torch": the same algorithm in PyTorch, slow, on any device; also float64.
+    - "first": the kernel that the guide explains first, for contiguous (batch, n, d): n
+      a multiple of 64, d 16, 32, 64 or 128.
+    - "auto": "hopper" if it supports the inputs and is faster, else "triton".
 
-    All backends work under autocast and, except for "first", in
-    `torch.compile(fullgraph=True)` and `torch.export`. After one call of a shape CUDA
-    graphs can capture both passes. "first" refuses a batch of gradients
-    (`is_grads_batched`), others compute one member after another. A row whose largest
-    scaled score lies beyond ±1.8e8 contributes nothing to the gradients of "triton" and
-    "hopper".
+    A named backend runs or raises an error. All work under autocast and, except for
+    "first", in `torch.compile(fullgraph=True)` and `torch.export`. CUDA graphs can
+    capture both passes after one call with the same shape. "first" rejects batched
+    gradients (`is_grads_batched`); others loop over them. With "triton" and "hopper",
+    rows whose largest scaled score exceeds 1.8e8 in magnitude get no gradient.
 
-    `TypeError` or `ValueError` names an unsupported argument or what a backend lacks.
-    Transforms of torch.func (vmap, grad, jvp) raise `NotImplementedError`, except for
-    vmap inside `torch.compile`.
+    Raises TypeError or ValueError for unsupported arguments or a backend that can't
+    run, and NotImplementedError inside transforms of torch.func (vmap, grad, jvp),
+    except for vmap inside `torch.compile`.
     """
-    # Imported here, so that the PyTorch tiles work without Triton installed.
+    # Import here, so that backend "torch" works without Triton.
     if backend in ("auto", "hopper", "triton"):
         from systems.attention import dispatch
 

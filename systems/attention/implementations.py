@@ -1,6 +1,6 @@
-"""Attention implementations that a model can use, by name."""
+"""The attention implementations that a model can use, by name."""
 
-# name -> "module:function"; each function is causal and takes q, k, v of (b, h, s, e).
+# "module:function" by name. Each function computes causal attention of (b, h, s, e).
 IMPLEMENTATIONS = {
     "eager": "systems.model.transformer:eager_attention",
     "eager_annotated": "systems.profiling.annotated_attention:causal_attention",

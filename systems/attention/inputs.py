@@ -1,5 +1,5 @@
-"""Argument checks of flash attention, and its behavior under autocast and transforms.
-Every error names the argument, what it got and what is supported.
+"""Check the arguments of flash attention, and handle autocast and transforms. Each
+error names the argument, the value and what is supported.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch._C._functorch import TransformType, is_batchedtensor, is_legacy_batch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
-# The properties of a tensor that decide whether attention supports it.
+# The properties of a tensor on which support depends.
 TensorProperties = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
@@ -29,11 +29,13 @@ def check_inputs(
     scale: float | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Raise TypeError or ValueError for q (..., n_q, d), k or v that do not fit."""
+    """Raise TypeError or ValueError for unsupported arguments: q (..., n_q, d), k and v
+    (..., n_k, d).
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    # While a compiler traces, shapes are symbolic and can't be keys of a cache.
+    # Under a compiler, shapes are symbolic and can't be cache keys.
     check = check_properties if is_traced(q) else check_properties_cached
     try:
         properties = tensor_properties(q), tensor_properties(k), tensor_properties(v)
@@ -42,7 +44,7 @@ def check_inputs(
         raise TypeError("q, k and v must not be nested tensors") from error
     check(*properties, dtypes)
     if not isinstance(causal, bool):
-        # Printing a tensor would copy it from the GPU and fill the message.
+        # Don't print a tensor, which would copy it from the GPU.
         received = type_name(causal) if hasattr(causal, "shape") else repr(causal)
         raise TypeError(
             f"causal must be True or False, got {received}; it is the fourth argument, "
@@ -53,8 +55,8 @@ def check_inputs(
             raise TypeError(
                 f"scale must be an int, a float or None, got {type_name(scale)}"
             )
-        # Kernels use scale · log2(e) in float32. With a subnormal scale a masked score
-        # of -inf times 0 would be NaN, with a huge one 0 times infinity.
+        # Kernels use scale · log2(e) in float32: 0 or infinity would give NaN, as in
+        # -inf · 0 for a masked score.
         if not SMALLEST_SCALE <= scale < LARGEST_SCALE:
             raise ValueError(
                 "scale must be positive and finite, a normal number of float32 that is "
@@ -63,7 +65,7 @@ def check_inputs(
 
 
 def type_name(x: object) -> str:
-    """Return the name of the type of x with its module: "torch.Tensor"."""
+    """Return the full name of the type of x, such as "torch.Tensor"."""
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
@@ -126,12 +128,12 @@ def check_properties(
         )
 
 
-# Only successes are cached: lru_cache does not store exceptions.
+# Only successful checks are cached, because lru_cache does not store exceptions.
 check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Return whether a compiler traces this call, or q has no memory to read."""
+    """Return whether a compiler traces this call, or q is a tensor without memory."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
@@ -145,12 +147,12 @@ def is_differentiated(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def has_tangents(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether q, k or v is differentiated in forward mode."""
+    """Return whether q, k or v has a forward-mode tangent."""
     return any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v))
 
 
 def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise NotImplementedError for a tangent, which a custom operator would drop."""
+    """Raise NotImplementedError for tangents, which custom operators would ignore."""
     if has_tangents(q, k, v):
         raise NotImplementedError(
             "flash attention has no jvp: it can't be differentiated in forward mode"
@@ -159,9 +161,9 @@ def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def refuse_transforms() -> None:
     """Raise NotImplementedError inside torch.func transforms (grad, vmap, jvp), except
-    for vmap under a compiler, which computes one batch after another.
+    in vmap under a compiler, which loops over the batch.
     """
-    # PyTorch makes the same check before each autograd Function.
+    # PyTorch's autograd Functions use the same check.
     if torch._C._are_functorch_transforms_active() and not (
         torch.compiler.is_compiling()
         and retrieve_current_functorch_interpreter().key() == TransformType.Vmap
@@ -173,8 +175,8 @@ def refuse_transforms() -> None:
 
 
 def is_batched(do: Tensor) -> bool:
-    """Return whether a backward pass gets a batch of gradients as one tensor: from
-    `is_grads_batched`, `jacobian(vectorize=True)`, or vmap around `autograd.grad`.
+    """Return whether a backward pass got batched gradients, from `is_grads_batched`,
+    `jacobian(vectorize=True)`, or vmap around `autograd.grad`.
     """
     return not torch.compiler.is_compiling() and (
         is_legacy_batchedtensor(do) or is_batchedtensor(do)
@@ -182,7 +184,9 @@ def is_batched(do: Tensor) -> bool:
 
 
 def register_vmap_loop(operator: Any) -> None:
-    """Register a vmap rule that calls an operator of three results in a loop."""
+    """Register a vmap rule that loops over the batch, for an operator with three
+    results.
+    """
 
     @operator.register_vmap
     def _(info, in_dims: tuple[int | None, ...], *arguments):
@@ -199,7 +203,7 @@ def register_vmap_loop(operator: Any) -> None:
 
 
 def refuse_batched_gradients(do: Tensor, operation: str) -> None:
-    """Raise NotImplementedError if a backward pass gets a batch of gradients."""
+    """Raise NotImplementedError if a backward pass got batched gradients."""
     if is_batched(do):
         raise NotImplementedError(
             f"the gradient of {operation} can't be computed for a batch of gradients "
@@ -219,11 +223,11 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast q, k and v under autocast like SDPA: all floats but float64."""
-    # Asking another device about autocast would break a graph of torch.compile.
+    """Cast q, k and v under autocast as SDPA does: all floats except float64."""
+    # Querying autocast for other devices would break graphs of torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v
-    # Reading `q.device.type` costs more CPU time than both of these checks.
+    # Faster than reading `q.device.type`.
     device = "cuda" if q.is_cuda else "cpu"
     if not torch.is_autocast_enabled(device):
         return q, k, v

@@ -1,9 +1,8 @@
-"""Cached launches of both passes for calls with equal shapes, strides, dtypes and
+"""Cache the launches of both passes for calls with equal shapes, strides, dtypes and
 options.
 
-Short calls are CPU-bound, mostly because of checks: are the inputs valid, and which
-kernels run? A prepared call holds the answers, and autograd carries it from the forward
-pass to the backward pass.
+Short calls are CPU-bound, mostly because they check arguments and choose kernels. A
+prepared call stores the results, and autograd passes it to the backward pass.
 """
 
 from functools import lru_cache
@@ -36,7 +35,7 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class PreparedCall:
-    """Both passes of the Triton kernels for one layout of q, k and v: (b, n, d) or (b,
+    """The launches of the Triton kernels for one layout of q, k and v: (b, n, d) or (b,
     h, n, d) with contiguous rows.
     """
 
@@ -62,7 +61,7 @@ class PreparedCall:
             arithmetic, self.dtype, self.device, None, None, None, causal, scale,
             *self.inputs, self.outputs[0],
         )  # fmt: skip
-        # Cached by the strides of do and the matmul precision of the backward pass.
+        # Cache by the strides of do and the arithmetic of the backward pass.
         self.backward_launches = lru_cache(maxsize=64)(self.make_backward_launches)
 
     def make_backward_launches(self, do_strides: tuple[int, ...], arithmetic: str):
@@ -89,7 +88,7 @@ class PreparedCall:
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (dq, dk, dv)."""
-        # The gradient of a sum is one number with strides of zero.
+        # Copy expanded gradients, such as that of a sum, whose strides are zero.
         if do.stride(-1) != 1:
             do = do.contiguous()
         launches = self.backward_launches(do.stride(), choose_arithmetic(self.dtype))
@@ -101,10 +100,10 @@ class PreparedCall:
 def prepare_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
-    """Return a prepared call, or None if a compiler traces, the Hopper kernels may run,
-    rows have gaps, or `dispatch.check_call` has to raise.
+    """Return a prepared call. None under a compiler, if the Hopper kernels may run, if
+    rows are not contiguous, or for arguments that `dispatch.check_call` must reject.
     """
-    # As cache keys True and 1 are equal, but only True is valid: check types.
+    # Check types first, because True and 1 are equal as cache keys.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):
         return None
     if is_traced(q) or not (isinstance(k, Tensor) and isinstance(v, Tensor)):

@@ -1,7 +1,7 @@
 """The backward pass as the assignment describes it: PyTorch under `torch.compile`.
 
-It recomputes P from the saved lse, but materializes S, P, dP and dS whole, each n_q x
-n_k; `torch_tiles` works tile by tile.
+It recomputes P from the saved lse, but stores the full matrices S, P, dP and dS, each
+n_q x n_k; `torch_tiles` works tile by tile.
 """
 
 import torch

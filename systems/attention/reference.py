@@ -1,5 +1,5 @@
-"""Plain attention, the oracle of all tests: it materializes all scores, and no fast
-path imports it. It computes in the dtype of its inputs, float64 included.
+"""Plain attention, which stores all scores, as the reference of all tests. It computes
+in the dtype of its inputs, including float64.
 
     S = scale · Q Kᵀ      lse = log Σ exp S      P = exp(S - lse)      O = P V
 """
@@ -18,9 +18,9 @@ def attention_reference(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """Return (o, lse), where lse uses the natural logarithm. `causal` hides key j from
-    query i where j > i. If k and v have fewer heads than q (third dimension from the
-    end), adjacent query heads share one. Arguments are not checked.
+    """Return (o, lse); lse uses the natural logarithm. `causal` hides key j from query
+    i if j > i. If k and v have fewer heads (dimension -3) than q, adjacent query heads
+    share one. Arguments are not checked.
     """
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]

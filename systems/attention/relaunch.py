@@ -1,9 +1,9 @@
-"""Cached launches of a Triton kernel for tensors of one layout, without most of the CPU
+"""Launch a Triton kernel repeatedly for tensors of one layout, without most of the CPU
 overhead of `kernel[grid](...)`.
 
-At each call Triton inspects every argument (strides of one, addresses that are
-multiples of 16), which takes the CPU longer than a short kernel takes the GPU. The
-result, like a TMA descriptor, depends only on dtypes, shapes, strides and alignment.
+At each call Triton inspects every argument, which can take longer than a short kernel.
+The result, as also a TMA descriptor, depends only on dtypes, shapes, strides and
+alignment, so it is cached here.
 """
 
 import threading
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
     strides: tuple[int, ...]
 
 
-# What a cached launch reads from a tensor, because making a `Layout` takes longer.
+# (shape, strides) of a tensor, used as cache key because making a `Layout` is slow.
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -50,30 +50,31 @@ NO_DEVICE_CHANGE = nullcontext()
 
 
 def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context that makes the GPU of x current, for launches by Triton."""
+    """Return a context manager that makes the GPU of x the current device."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return NO_DEVICE_CHANGE
     return torch.cuda.device(x.device)
 
 
-# Per thread; the attribute `context` is set once the thread has a CUDA context.
+# Thread-local state: `context` is set once the thread has a CUDA context.
 THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Return `use_device_of(x)`, and give this thread a CUDA context for TMA."""
+    """Return `use_device_of(x)`, and make sure that this thread has a CUDA context,
+    which TMA descriptors need.
+    """
     device = use_device_of(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
-        # Creates and binds the context; `set_device` would do nothing for a current
-        # device.
+        # This call creates the context; `set_device` does nothing for a current device.
         torch.cuda.mem_get_info()
         THREAD.context = True
     return device
 
 
 class Launch:
-    """A kernel with its grid and all arguments except the tensors, which come first.
-    Tensors that TMA accesses are passed as `Descriptor`.
+    """A kernel with its grid and all arguments except tensors and TMA descriptors,
+    which come first.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Launch:
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.scalars, self.constants = scalars, constants
-        # Triton's present default; 3.9 warns that a later version changes it.
+        # Triton's current default, which 3.9 requires to be written out.
         self.options = {"enable_fp_fusion": True, **options}
         self.again: Callable[..., None] | None = None
 
@@ -128,9 +129,9 @@ class Launch:
 def make_launcher(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[..., None]:
-    """Return `compiled[grid]` for the current device and stream, as a function of the
-    leading arguments; `rest` holds the others. Triton's own launcher looks the device
-    up each time.
+    """Return a function that launches a compiled kernel on the current stream, given
+    the leading arguments; `rest` are the others. It is faster than `compiled[grid]`,
+    which looks up the device each time.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active
@@ -140,7 +141,7 @@ def make_launcher(
 
     def launch(*arguments: Any) -> None:
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        # Triton's hook is a chain with a list `calls`; users may set a function.
+        # Use Triton's launcher if hooks are set: a chain with `calls`, or a function.
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             return with_hooks(*arguments, *rest)
         return run(
@@ -162,18 +163,18 @@ def make_launcher(
 
 
 def empty_row_statistics(x: Tensor) -> Tensor:
-    """Return uninitialized float32 memory with one number for each row of x."""
+    """Return an uninitialized float32 tensor with one number for each row of x."""
     shape = x.shape[:-1]
     strides = (
         (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
     )
-    # Computing the strides here is cheaper than in torch.empty.
+    # Faster than torch.empty, which would compute the strides.
     return torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
 
 
 class Descriptor:
     """A TMA descriptor for tensors of one layout, validated once. TMA moves blocks of
-    `block` elements; outside of the tensor it reads zeros and never writes.
+    the shape `block`; outside of the tensor it reads zeros and writes nothing.
     """
 
     def __init__(
@@ -213,12 +214,12 @@ class Descriptor:
 def rows_descriptor(
     x: Layout, rows: int, columns: int, dtype: torch.dtype
 ) -> Descriptor:
-    """Return the descriptor of tensors (b, h, n, d) that moves `rows` rows of one head
-    and `columns` columns, at least d.
+    """Return the descriptor of tensors (b, h, n, d) that moves tiles of `rows` rows of
+    one head and `columns` ≥ d columns.
     """
     return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return the descriptor of row statistics (heads, stride) of n columns."""
+    """Return the descriptor of row statistics (heads, n) with this row stride."""
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

@@ -1,4 +1,4 @@
-"""PyTorch's fused attention for the model; PyTorch picks the backend."""
+"""PyTorch's fused attention (SDPA) as an attention implementation of the model."""
 
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention

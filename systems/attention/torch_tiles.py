@@ -1,11 +1,10 @@
-"""FlashAttention-2 in PyTorch, tile by tile: the algorithm without a GPU language (Dao
-2023, algorithms 1 and 2).
+"""FlashAttention-2 (Dao 2023, algorithms 1 and 2) in PyTorch, tile by tile.
 
-The forward pass keeps, for each query row, the running maximum m of its scores, the
-running sum l of exp(score - m) and the unnormalized output. If a new tile of keys
-raises m, the earlier sums are rescaled by exp(m_old - m_new). The backward pass
-recomputes P = exp(S - lse) tile by tile. Letters: s scores, p probabilities, lse = m +
-log l, delta = rowsum(o · do).
+For each query row, the forward pass updates the running maximum m of scores, the
+running sum l of exp(score - m) and the unnormalized output. When a tile of keys raises
+m, earlier sums are rescaled by exp(m_old - m_new). The backward pass recomputes P =
+exp(S - lse) tile by tile. Letters: s scores, p probabilities, lse = m + log l, delta =
+rowsum(o · do).
 """
 
 from functools import cache
@@ -25,12 +24,12 @@ from systems.attention.inputs import (
 )
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# Rows of queries and of keys in a tile.
+# Rows of a tile of queries, and of a tile of keys.
 Q_TILE, K_TILE = 64, 64
 
 
 def accumulator_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of sums: float64 for float64, else float32."""
+    """Return the dtype of sums: float64 for a float64 tensor, else float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -42,8 +41,8 @@ def forward_tiles(
     causal: bool,
     scale: float,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """Return (o, lse) by online softmax, tile by tile of queries (algorithm 1). o has
-    the dtype of q; lse is float32, or float64 for float64.
+    """Return (o, lse) by online softmax (algorithm 1). o has the dtype of q; lse is
+    float64 for float64, else float32.
     """
     n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=wide)
@@ -53,7 +52,7 @@ def forward_tiles(
         m = q_i.new_full(q_i.shape[:-1], float("-inf"))
         l = torch.zeros_like(m)
         acc = torch.zeros_like(q_i)
-        # Skip tiles of keys that lie entirely above the diagonal.
+        # Skip tiles of keys above the diagonal.
         for k_start in range(0, min(n_k, rows.stop) if causal else n_k, K_TILE):
             keys = slice(k_start, min(k_start + K_TILE, n_k))
             s = q_i @ k[..., keys, :].to(wide).mT
@@ -72,7 +71,7 @@ def forward_tiles(
 
 
 def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
-    """Return a mask that is True above the diagonal, where a query sees no key."""
+    """Return a mask [rows, keys] that is True above the diagonal (hidden keys)."""
     return torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(
         keys.start, keys.stop, device=device
     )
@@ -89,7 +88,7 @@ def backward_tiles(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), tile by tile of keys (algorithm 2)."""
+    """Return (dq, dk, dv), looping over tiles of keys (algorithm 2)."""
     n_q, n_k, wide = q.shape[-2], k.shape[-2], accumulator_dtype(q)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     # Scale q once: S = (scale q) kᵀ, and dk = dSᵀ (scale q).
@@ -99,7 +98,7 @@ def backward_tiles(
     step = compiled_key_tile() if q.is_cuda else key_tile
     for k_start in range(0, min(n_k, n_q) if causal else n_k, K_TILE):
         keys = slice(k_start, min(k_start + K_TILE, n_k))
-        # Queries before k_start see no key of this tile.
+        # Skip queries before k_start, which see no key of this tile.
         rows = slice(k_start if causal else 0, n_q)
         tiles = (
             q[..., rows, :],
@@ -109,8 +108,7 @@ def backward_tiles(
             delta[..., rows],
             do[..., rows, :],
         )
-        # Contiguous, because torch.compile recompiles for new relations between
-        # strides.
+        # Make tiles contiguous, because torch.compile recompiles for new strides.
         dq_j, dk_j, dv_j = step(
             *(x.to(wide).contiguous() for x in tiles), causal=causal
         )
@@ -131,8 +129,8 @@ def key_tile(
     do: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the contribution of one tile of keys to dq, and its dk and dv. q is
-    scaled; under a causal mask query 0 is at the position of key 0.
+    """Return the contribution of a tile of keys to dq, and its dk and dv. q is already
+    scaled. If causal, the first query has the position of the first key.
     """
     p = torch.exp(q @ k.mT - lse[..., None])
     if causal:
@@ -146,11 +144,11 @@ def key_tile(
 
 @cache
 def compiled_key_tile():
-    """Return `key_tile` fused by torch.compile; one compilation serves every length."""
+    """Return `key_tile` compiled for all lengths, so that its operations are fused."""
     return torch.compile(key_tile, dynamic=True)
 
 
-# For batches of gradients: vmap can't batch the in-place writes of `backward_tiles`.
+# Used for batched gradients, because vmap can't batch in-place writes.
 backward_operator = torch.library.custom_op(
     "systems::tiles_backward",
     backward_tiles,
@@ -163,10 +161,9 @@ register_vmap_loop(backward_operator)
 
 class FlashAttentionPyTorch(torch.autograd.Function):
     """Autograd Function: `FlashAttentionPyTorch.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d) of every float dtype; k and v have as many heads as q.
+    n, d) or (batch, heads, n, d) in any float dtype, with as many KV heads as heads.
 
-    `ValueError` or `TypeError` names an unsupported argument; second derivatives are
-    unsupported.
+    Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """
 
     @staticmethod
@@ -185,7 +182,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
                 f"got {tuple(k.shape[:-2])}"
             )
         ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
-        # Autocast would round the matmuls of the tiles.
+        # Disable autocast, which would round the inputs of matmuls.
         with torch.autocast(q.device.type, enabled=False):
             o, lse = forward_tiles(q, k, v, ctx.causal, ctx.scale)
         ctx.save_for_backward(q, k, v, o, lse)
@@ -194,7 +191,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_second_derivative()
-        # Detached, because torch 2.11 warns when it reads .grad of a compiled input.
+        # Detach, because torch 2.11 warns about .grad of inputs of compiled code.
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
             run = backward_operator if is_batched(do) else backward_tiles

@@ -1,5 +1,5 @@
-"""Ordered accumulation of dq: programs add their partial dq in global memory one after
-another, so that the sum is bitwise reproducible. A semaphore per tile sets the order.
+"""Ordered accumulation of dq in global memory: a semaphore per tile makes programs add
+their contributions (partials) in a fixed order, so that dq is bitwise reproducible.
 """
 
 from triton.experimental import gluon
@@ -15,11 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from systems.attention.hopper.forward import async_store
 
-# Query rows of a step.
+# Query rows per step.
 QUERIES = gl.constexpr(64)
-# Columns of a partial dq computed at a time.
+# Columns of a partial dq that are computed at a time.
 DQ_COLUMNS = gl.constexpr(64)
-# Rows of 32 numbers that store those columns.
+# Number of 32-element rows that store these columns.
 PACKED_ROWS = gl.constexpr(128)
 DQ_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
@@ -29,9 +29,9 @@ DQ_LAYOUT = gl.constexpr(
 # --8<-- [start:dq]
 @gluon.jit
 def pack_for_reduce(x):
-    """Reorder x [QUERIES, DQ_COLUMNS] into rows of 32 numbers, in the order of the
-    threads that hold them, so that stores have no bank conflicts. Innermost first: a
-    thread's four, lanes, columns, warps.
+    """Reorder x [QUERIES, DQ_COLUMNS] into rows of 32 numbers in the order of registers
+    and threads, so that stores have no bank conflicts. Innermost first: four numbers of
+    a thread, lanes, columns, warps.
     """
     N: gl.constexpr = x.shape[1]
     return (
@@ -62,7 +62,7 @@ def compute_partial_dq(
     mbarrier.wait(ds_ring.full.index(stage), step // ds_ring.tiles.shape[0] & 1)
     ds = ds_ring.tiles.index(stage)
     for i in gl.static_range(BLOCKS):
-        # If NARROW, all columns of the first block and half of the second.
+        # If NARROW, the second block has only half of the columns.
         k = kv.k.slice(i * DQ_COLUMNS, DQ_COLUMNS // (i + 1 if NARROW else 1), 1)
         token = start_dq_matmul(k, ds)
         dq = warpgroup_mma_wait(0, deps=(token,))
@@ -81,7 +81,7 @@ def compute_partial_dq(
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """Add shared memory to global memory by TMA, for which Gluon has no public name."""
+    """Add a tile in shared memory to global memory by TMA; Gluon has no public API."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
         ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle
@@ -90,7 +90,7 @@ def add_shared_to_global(desc, coord, src, _semantic=None):
 
 @gluon.jit
 def load_acquire(semaphore_ptr):
-    """Load a semaphore with acquire order: writes before its release become visible."""
+    """Load a semaphore with acquire semantics."""
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];",
         "=r,l",
@@ -103,7 +103,9 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """Order this thread's TMA additions after the TMA writes that it has acquired."""
+    """Order this thread's TMA additions after TMA writes of other programs that its
+    acquire has observed.
+    """
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",
@@ -116,7 +118,7 @@ def fence_after_acquire():
 
 @gluon.jit
 def fence_before_release():
-    """Wait until TMA's writes are in global memory, visible to other SMs."""
+    """Wait until this thread's TMA writes are visible to other SMs."""
     gl.inline_asm_elementwise(
         "{ cp.async.bulk.wait_group 0; fence.proxy.async.global; "
         "bar.warp.sync 0xffffffff; mov.u32 $0, 0; }",
@@ -130,13 +132,13 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq of stage ME to tile `number` of dq, after `order` others."""
+    """Add the partial dq in stage ME to tile `number` of dq, as the `order`-th one."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
-    # A narrow head skips the last of four boxes, which holds columns from 96 on.
+    # If NARROW, skip the last of four boxes, with columns from 96 on.
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
-    # Wait for the semaphore first: usually its turn comes before the partial is ready.
+    # Wait for the semaphore first, because the partial is usually ready later.
     while load_acquire(semaphores_ptr + number) != order:
         pass
     fence_after_acquire()

@@ -5,25 +5,25 @@ from typing import NamedTuple
 
 # --8<-- [start:configs]
 class Config(NamedTuple):
-    """Launch configuration: `groups` x 64 rows stay in a program, tiles of `rows`
-    stream through a ring of `stages`.
+    """Launch configuration: a program owns `groups` x 64 rows, and tiles of `rows`
+    other rows pass through a ring buffer of `stages` stages.
     """
 
     groups: int
     rows: int
     stages: int
-    # Registers of a consumer thread, and the average over all threads.
+    # Registers per consumer thread, and per thread on average (Triton's maxnreg).
     registers: int = 240
     maxnreg: int = 168
-    # Forward: P v of a step overlaps with the next softmax of the same consumer.
+    # Forward: P V of a step overlaps with the next softmax of the same consumer.
     overlap: bool = True
-    # Forward: consumers start their matmuls in turns.
+    # Forward: consumers start their matmuls one after another.
     turns: bool = False
     # dk and dv: k and v stay in registers as matmul operands.
     in_registers: bool = False
-    # Forward: programs per SM; above one only to measure the schedule's gain.
+    # Forward: programs per SM; more than one only for an experiment.
     programs: int = 1
-    # Forward: the last heads (about `last_items` items per program) are interleaved.
+    # Forward: number of last items per program whose heads are interleaved.
     last_items: int = 2
 
 
@@ -38,8 +38,8 @@ CONFIGS = {
 }
 
 
-# The one-pass backward by padded head dimension: stages of q and do, of dS and of
-# partial dq; registers per thread of a key group and of the dq group.
+# One-pass backward by padded head dimension: stages of q and do, of dS and of partial
+# dq; registers per thread in the key groups and in the dq group.
 ONE_PASS = {
     64: {
         "STAGES": 5,
@@ -58,8 +58,8 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# Up to SHORT keys under a causal mask (half without) and padded head dimension 64, four
-# warp groups are faster: while one starts or ends its rows, the others keep computing.
+# With a padded head dimension of 64 and up to SHORT keys under a causal mask (half
+# without), four warp groups are faster: others compute while one starts or ends.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -1,4 +1,6 @@
-"""Kernels before and after the one-pass backward: delta, and rounding of dq."""
+"""Kernels that run before and after the one-pass backward: delta, and rounding of
+dq.
+"""
 
 import triton
 import triton.language as tl
@@ -14,8 +16,9 @@ def delta_kernel(
 ):  # fmt: skip
     """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
 
-    lse passes through `drop_huge_lse` into rows that TMA can read. Strides of do have
-    the suffix g. Grid: tiles of 64 queries x batch x heads.
+    Row statistics are written with a stride that TMA can read; huge lse become infinite
+    (`drop_huge_lse`). Strides of do have the suffix g. Grid: tiles of 64 queries x
+    batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -67,7 +70,7 @@ def round_kernel(
     RAGGED: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Scale dq and round it to its dtype. The input is float32 in the order of
+    """Scale dq and round it from float32 to its dtype. Undo the element order of
     `accumulation.pack_for_reduce`. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)

@@ -1,5 +1,5 @@
-"""dk and dv for Hopper in Gluon: tiles of keys and values stay in a program, tiles of
-queries and do stream past with their lse and delta, which `dq` computes.
+"""Kernel for dk and dv on Hopper, in Gluon: a program owns tiles of k and v, and loops
+over tiles of q and do, with lse and delta from the kernel in `dq`.
 """
 
 from typing import NamedTuple
@@ -27,14 +27,14 @@ from systems.attention.hopper.forward import (
     wait_full,
 )
 
-# Shared memory for a float32 statistic per row of a tile.
+# Layout in shared memory of one float32 statistic per row of a tile.
 STATISTICS = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 )
 
 
 class Statistics(NamedTuple):
-    """lse and delta for the rows of each stage, in shared memory."""
+    """lse and delta of the rows in each stage, in shared memory."""
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
@@ -49,7 +49,7 @@ def make_statistics(STAGES: gl.constexpr, ROWS: gl.constexpr):
 
 
 class Streamed(NamedTuple):
-    """TMA descriptors of the tensors that stream past a tile of keys."""
+    """TMA descriptors of the tensors that a program loops over."""
 
     q: tma.tensor_descriptor
     do: tma.tensor_descriptor
@@ -61,7 +61,7 @@ class Streamed(NamedTuple):
 def fill_stage_with_statistics(
     ring, statistics, i, descs, batch, head, batch_head, row
 ):
-    """Fill a stage with tiles of q and do, and the lse and delta of their rows."""
+    """Start the copies of step i: tiles of q and do, with lse and delta."""
     MORE: gl.constexpr = 2 * descs.lse.block_type.nbytes
     stage, full = fill_stage(ring, i, descs.q, descs.do, batch, head, row, MORE)
     coords = [batch_head, row]
@@ -78,7 +78,7 @@ class Keys(NamedTuple):
 
 
 class KeyTile(NamedTuple):
-    """A program's tile of keys, and its steps over the queries that attend to it."""
+    """A program's tile of keys, with first step and number of steps over queries."""
 
     batch: gl.tensor
     kv_head: gl.tensor
@@ -113,7 +113,9 @@ def dkdv_step(
     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, hidden,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dv of one tile of queries, and dk of the step before; compute ds."""
+    """Process one tile of queries: accumulate dv, and dk of the previous step; compute
+    ds.
+    """
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(
@@ -129,7 +131,7 @@ def dkdv_step(
     else:
         s = warpgroup_mma_wait(1, deps=(s_token,))
     if FIRST and CAUSAL:
-        # Row x of the tile is a key, column y a query: y sees x if y - x ≥ hidden.
+        # Scores are transposed: query (column) y sees key (row) x if y - x ≥ hidden.
         keys = gl.arange(0, zeros.shape[0], gl.SliceLayout(1, zeros.type.layout))
         rows = gl.arange(0, zeros.shape[1], COLUMNS)
         s = gl.where(rows[None, :] - keys[:, None] >= hidden, s, -float("inf"))
@@ -144,7 +146,7 @@ def dkdv_step(
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64, BQ]
     ds = gl.convert_layout((p * (dp - delta[None, :])).to(TYPE), A)
-    # This wait also keeps the compiler from moving ds behind the next wait.
+    # This wait also keeps the compiler from moving the computation of ds further down.
     q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
     dv, ds = warpgroup_mma_wait(0, deps=(dv_token, ds))
     return dk, dv, ds, q, q_next, do_next
@@ -156,7 +158,7 @@ def dkdv_consumer(
     GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 keys from transposed scores [keys, queries]."""
+    """Compute dk and dv of 64 keys. Scores are transposed: [keys, queries]."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BQ, 16]
     )
@@ -171,7 +173,7 @@ def dkdv_consumer(
     TYPE: gl.constexpr = dk_desc.dtype
 
     k_start += 64 * GROUP
-    # Skip the first tiles of queries if only other consumers need them.
+    # Skip the first tiles of queries, if only other consumers need them.
     skip = 0
     if CAUSAL:
         skip = gl.minimum(k_start // BQ - first, steps)
@@ -225,7 +227,7 @@ def dkdv_kernel(
     """Compute dk and dv of one tile of keys. Grid: key tiles x batch x KV heads."""
     BK: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_k, BK)
-    # Under a causal mask the first tile has the most queries, and already starts first.
+    # Under a causal mask, the first tile has the most queries, and it starts first.
     k_start = gl.program_id(0) % tiles * BK
     batch_head = gl.program_id(0) // tiles
     kv_heads = heads // HEADS_PER_KV

@@ -1,10 +1,10 @@
-"""dq for Hopper in Gluon, with the warp roles of `forward`: 64 x GROUPS rows of queries
-stay in a program, tiles of keys and values stream past.
+"""Kernel for dq on Hopper, in Gluon, with the warp roles of `forward`: a program owns
+64 x GROUPS rows of q, and loops over tiles of k and v.
 
-Because it holds o and do, it also computes delta = rowsum(o · do) for `dkdv`. Both
-kernels recompute P = exp(S - lse). Each step starts with the matmul left over from the
-step before, so that tensor cores work during the exponentials. No matmul is in flight
-at the end of an iteration, or the compiler would serialize all of them.
+It also computes delta = rowsum(o · do) for `dkdv`. Both kernels recompute P = exp(S -
+lse). Each step begins with the matmul for dq of the previous step, which overlaps with
+the exponentials. No matmul may be in flight at the end of an iteration, or the compiler
+would serialize all of them.
 """
 
 from typing import NamedTuple
@@ -46,7 +46,7 @@ class Queries(NamedTuple):
 
 
 class QueryTile(NamedTuple):
-    """A program's tile of queries, and its steps over the keys that they attend to."""
+    """A program's tile of queries, with the number of steps over keys."""
 
     batch: gl.tensor
     head: gl.tensor
@@ -78,7 +78,7 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dq of the step before, compute ds, start the next scores."""
+    """Accumulate dq of the previous step, compute ds, and start the next scores."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
     )
@@ -87,9 +87,9 @@ def dq_step(
         dq_token = warpgroup_mma(ds, k_before, dq, is_async=True)
     # [64, BK]
     p = gl.exp2(s * scale_log2 - lse[:, None])
-    # This wait also keeps the compiler from moving p behind the next wait.
+    # This wait also keeps the compiler from moving the computation of p further down.
     k_next, v_next = wait_full(ring, i + 1, i + 1 < steps)
-    # After the last step this multiplies stale tiles, and the result is unused.
+    # After the last step this reads old tiles, and the result is unused.
     s_token = warpgroup_mma(
         q, k_next.permute((1, 0)), zeros, use_acc=False, is_async=True
     )
@@ -129,7 +129,7 @@ def dq_consumer(
     if CAUSAL:
         seen_by_any = gl.minimum(n_k, q_start + 64)
     last = gl.cdiv(seen_by_any, BK) - 1
-    # Skip the last tiles of keys if only other consumers need them.
+    # Skip the last tiles of keys, if only other consumers need them.
     skip = steps - 1 - last
     for i in range(skip):
         skip_step(ring, i)
@@ -170,7 +170,7 @@ def dq_consumer(
 
 
 class Rows(NamedTuple):
-    """Row statistics of a head: lse, and the lse and delta that `dkdv_kernel` reads."""
+    """Pointers to a head's row statistics: lse (input), lse · log2(e) and delta."""
 
     lse_ptr: gl.tensor
     lse_log2_ptr: gl.tensor

@@ -1,7 +1,7 @@
-"""Recompute rows with huge scores, in the program that computed them first.
+"""Recompute rows with huge scores exactly, at the end of the forward kernel.
 
-The forward kernel computes scale · score minus the scaled maximum in one multiply-add,
-but the maximum was rounded before. For huge scores the largest p is then infinite or
+The forward kernel subtracts the rounded product scale · maximum from scale · score in
+one multiply-add. For huge scores the rounding error makes the largest p infinite or
 zero instead of 1. Here the maximum is subtracted before scaling.
 """
 
@@ -38,7 +38,7 @@ def recompute_huge_rows(
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory
     n_q, n_k, heads, scale_log2 = problem
-    # The caller's maximum over all rows was a barrier, so all stores are visible.
+    # The reduction before this call was a barrier, so all stores are visible.
     for position in range(schedule.first, schedule.end):
         number = gl.load(schedule.items_ptr + position)
         item = get_item(number, problem, BQ, BK, CAUSAL)

@@ -1,26 +1,25 @@
-"""The forward kernel for Hopper, in Gluon; `limits` lists what it supports and
-`launches` launches it.
+"""The forward kernel for Hopper, in Gluon. `limits` lists the supported inputs.
 
 One persistent program per SM computes items one after another; an item is GROUPS x 64
-rows of o of one head. A schedule made on the CPU (`schedule`) assigns the items. Warps
-have roles and synchronize only through barriers, so the keys and queries of the next
-item arrive while o of this one is finished:
+rows of o of one head. The CPU assigns items to programs (`schedule`). Warps have roles
+and synchronize through barriers only, so that tiles of the next item are copied while o
+of this item is finished:
 
-    producer (1 warp)             copies tiles of k and v into a ring of STAGES stages,
-                                  ahead of the consumers
+    producer (1 warp)             copies tiles of k and v into a ring buffer of STAGES
+                                  stages
     consumers (GROUPS warp        64 rows of queries each: S = q kᵀ, online softmax,
     groups of 4 warps)            o += P v
 
 A consumer starts S of the next tile of keys together with P v of the current one, and
-the tensor cores work for one consumer while another computes exponentials. With TURNS
-consumers start their matmuls in turns, so that they don't all compute exponentials at
-the same time. A consumer goes from the last tile of keys that its rows see to the
-first: only that first step needs the mask, and it precedes the loop.
+tensor cores work for one consumer while another computes exponentials. With TURNS,
+consumers start their matmuls one after another, so that they don't all compute
+exponentials at the same time. A consumer loops from the last visible tile of keys to
+the first, because then only the step before the loop needs a mask.
 
 Letters as in `triton.forward`; i counts steps, and stage i % STAGES of the ring holds
-step i. The compiler hoists a wait for matmuls above arithmetic that doesn't need them,
-but not above a wait for a barrier. So the wait for the next tiles is placed where
-matmuls and arithmetic should overlap.
+step i. The compiler moves a wait for matmuls up across arithmetic, but not across a
+wait for a barrier, so the wait for the next tiles is placed after the arithmetic that
+should overlap with matmuls.
 """
 
 from typing import NamedTuple
@@ -50,7 +49,7 @@ from systems.attention.hopper.matmuls import (
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 PRODUCER_REGISTERS = gl.constexpr(24)
-# Rows of 64 16-bit elements, in the swizzled order of TMA and tensor cores.
+# Layout of 16-bit tiles in shared memory, swizzled for TMA and tensor cores.
 TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
 
 
@@ -65,7 +64,9 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 class Ring(NamedTuple):
-    """Stages of two tiles, a and b: full when both arrived, empty when all read."""
+    """Ring buffer of two tiles, a and b, per stage, with barriers for full and
+    empty.
+    """
 
     a: gl.shared_memory_descriptor
     b: gl.shared_memory_descriptor
@@ -74,7 +75,7 @@ class Ring(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Tiles in shared memory, each with a full and an empty barrier."""
+    """Tiles in shared memory, each with barriers for full and empty."""
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
@@ -95,8 +96,8 @@ def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
 # --8<-- [start:waits]
 @gluon.jit
 def fill_stage(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0):
-    """Wait until the stage of step i is empty, then start the copies of its tiles.
-    Return (stage, its full barrier), which also waits for MORE bytes from the caller.
+    """Wait until the stage of step i is empty, and start copying its two tiles. Return
+    (stage, full barrier); the barrier also expects MORE bytes that the caller copies.
     """
     STAGES: gl.constexpr = ring.a.shape[0]
     stage = i % STAGES
@@ -119,14 +120,14 @@ def wait_full(ring, i, needed=True):
 
 @gluon.jit
 def release_stage(ring, i):
-    """Signal the producer that this consumer has read the tiles of step i."""
+    """Tell the producer that this consumer has read the tiles of step i."""
     mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
     # --8<-- [end:waits]
 
 
 @gluon.jit
 def skip_step(ring, i):
-    """Release step i unread, because phases of a barrier differ only by parity."""
+    """Release step i unread, so that this consumer misses no phase of a barrier."""
     wait_full(ring, i)
     release_stage(ring, i)
     # --8<-- [end:ring]
@@ -168,7 +169,7 @@ def forward_producer(
 
 
 # --8<-- [start:turns]
-# The first named barrier used here; Triton reserves the first few of 16.
+# Number of the first named barrier to use; Triton reserves the first few of 16.
 FIRST_BARRIER = gl.constexpr(8)
 
 
@@ -183,7 +184,7 @@ def take_turn(GROUP: gl.constexpr):
 
 @gluon.jit
 def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
-    """Signal the next consumer that this one has started its matmuls."""
+    """Tell the next consumer that this one has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r",
         [FIRST_BARRIER + (GROUP + 1) % GROUPS],
@@ -214,7 +215,7 @@ def forward_consumer(
     zeros = gl.zeros([64, BK], gl.float32, S)
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
     steps_done = 0
-    # The largest |maximum| over all items, to detect huge scores.
+    # The largest magnitude of row maxima over all items, to detect huge scores.
     largest = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
     if TURNS and GROUP == GROUPS - 1:
         # Give the first turn to the first consumer.
@@ -232,7 +233,7 @@ def forward_consumer(
         if CAUSAL:
             seen_by_any = gl.minimum(n_k, q_start + 64)
         last = gl.cdiv(seen_by_any, BK) - 1
-        # Skip the last tiles of keys if only other consumers need them.
+        # Skip the last tiles of keys, if only other consumers need them.
         first = steps_done + item.steps - 1 - last
         for i in range(steps_done, first):
             skip_step(ring, i)
@@ -253,7 +254,7 @@ def forward_consumer(
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
         acc = zero_accumulators(D, NARROW)
-        # A matmul operand before the loop, p stays packed in registers.
+        # Convert p to a matmul operand before the loop, so that it stays packed.
         P: gl.constexpr = gl.DotOperandLayout(
             operand_index=0, parent=acc[0].type.layout, k_width=2
         )
@@ -281,12 +282,12 @@ def forward_consumer(
             v = v_next
             k, v_next = wait_full(ring, i + 1, i + 1 < steps_done)
             if OVERLAP:
-                # Keeps the compiler from sinking the computation of p below the waits.
+                # Pass p, or the compiler would move its computation below the wait.
                 p, acc = wait_all_and(p, acc_tokens)
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)
         # --8<-- [end:consumer_loop]
-        # Release the queries: the next item's can arrive while o is finished.
+        # Release q, so that the next item's queries are copied while o is finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
         acc = wait_all(accumulate(acc, p, v))
         release_stage(ring, steps_done - 1)
@@ -296,7 +297,7 @@ def forward_consumer(
         batch_head = (item.batch * problem.heads + item.head).to(gl.int64)
         lse_ptrs = lse_ptr + batch_head * n_q + rows
         gl.store(lse_ptrs, (m + gl.log2(l)) * LN2, mask=rows < n_q)
-        # Stored directly from registers, because shared memory is full.
+        # Store directly from registers, because shared memory is full.
         for i in gl.static_range(len(acc)):
             store_rows(
                 acc[i], o, item.batch, item.head, q_start, n_q, 64 * i, HEAD, True

@@ -1,4 +1,4 @@
-"""Work items of the forward pass: tiles of queries that a program computes in turn."""
+"""Work items of the forward kernel: tiles of queries that a program computes."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 
 
 class Problem(NamedTuple):
-    """Numbers of queries, keys and query heads, and scale · log2(e)."""
+    """The problem's size (queries, keys, query heads), and scale · log2(e)."""
 
     n_q: gl.tensor
     n_k: gl.tensor
@@ -24,7 +24,7 @@ class Schedule(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A tile of queries of one head, and the number of steps over its keys."""
+    """A tile of queries of one head, with the number of steps over keys."""
 
     batch: gl.tensor
     head: gl.tensor
@@ -34,7 +34,7 @@ class Item(NamedTuple):
 
 @gluon.jit
 def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
-    """Return the item of this number: tile + tiles · (batch · heads + head)."""
+    """Decode an item's number: tile + tiles · (batch · heads + head)."""
     tiles = gl.cdiv(problem.n_q, BQ)
     batch_head = number // tiles
     q_start = number % tiles * BQ
@@ -47,7 +47,7 @@ def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.con
 
 @gluon.jit
 def visible_mask(rows, keys, n_k, CAUSAL: gl.constexpr):
-    """Return whether each of `rows` attends to each of `keys`."""
+    """Return a mask [rows, keys] of the keys that each row attends to."""
     if CAUSAL:
         visible = keys[None, :] <= gl.minimum(rows, n_k - 1)[:, None]
     else:

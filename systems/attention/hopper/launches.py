@@ -1,6 +1,6 @@
-"""Launchers of the Hopper kernels: the forward pass, and the backward pass in two
-kernels, or in one (`one_pass_launches`) where that is faster. The kernels are written
-in Gluon, Triton's lower-level dialect: each copy, barrier and matmul is explicit.
+"""Launch the Hopper kernels: forward, and backward in two kernels or in one
+(`one_pass_launches`), whichever is faster. The kernels are written in Gluon, Triton's
+lower-level language, in which copies, barriers and matmuls are explicit.
 """
 
 from functools import lru_cache
@@ -36,7 +36,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class Forward(NamedTuple):
-    """A forward launch, its TMA descriptors and its schedule."""
+    """A forward launch with its TMA descriptors and its schedule."""
 
     launch: Launch
     q: Descriptor
@@ -99,7 +99,7 @@ def launch_forward(
     scale: float,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse). `config` overrides the table."""
+    """Return (o, lse). `config` overrides the launch configuration of the table."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
     plan = plan_forward(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
@@ -182,7 +182,9 @@ def launch_two_passes(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), computed by two kernels, for TMA-readable tensors."""
+    """Return (dq, dk, dv), computed by two kernels. All tensors must be
+    TMA-readable.
+    """
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_backward(
         q.dtype,
@@ -223,9 +225,8 @@ def launch_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), computed in one pass where that is faster, else in two.
-
-    TMA must be able to read q, k and v; other tensors are copied if necessary.
+    """Return (dq, dk, dv), computed in one pass or two, whichever is faster. q, k and v
+    must be TMA-readable; other tensors are copied if necessary.
     """
     do, o = make_tma_readable(do), make_tma_readable(o)
     layouts = (make_layout(*shape_and_strides(x)) for x in (q, k))

@@ -1,6 +1,6 @@
-"""Decide which inputs the Hopper kernels support, and for which they beat the Triton
-kernels. Supported are 16-bit dtypes, head dimensions from 40 to 128 in steps of 8, and
-tensors that TMA can read.
+"""Decide which inputs the Hopper kernels support (16-bit dtypes, head dimensions from
+40 to 128 in steps of 8, TMA-readable tensors), and for which they beat the Triton
+kernels.
 """
 
 from functools import cache
@@ -11,25 +11,25 @@ from torch import Tensor
 from triton import knobs
 
 # --8<-- [start:limits]
-# Tested versions of Triton; Gluon changes with each. Tests of results passed with all
-# of them on an H200, a memory checker with 3.8 and 3.9 on an H100.
+# Tested versions of Triton, because Gluon changes with each. All passed the tests on an
+# H200; 3.8 and 3.9 also passed a memory checker on an H100.
 VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 CAPABILITY = (9, 0)
-# Padded head dimension by head dimension. TMA pads tiles with zeros on load and drops
-# the padding on store, and needs rows at multiples of 16 bytes.
+# Padded head dimension by head dimension. TMA pads tiles with zeros, and needs rows
+# aligned to 16 bytes.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
-# With fewer scores the GPU may finish before the CPU has made TMA descriptors, which
-# the Triton kernels don't need.
+# With fewer scores, calls are CPU-bound: making TMA descriptors takes longer than the
+# kernels. The Triton kernels need no descriptors.
 MIN_SCORES = 2**27
-# With fewer query rows in all heads the tiles don't fill all SMs; the Triton kernels
-# then split their loops.
+# With fewer query rows (over all heads), tiles don't fill the SMs, and the Triton
+# kernels are faster, because they split their loops.
 MIN_ROWS = 2**15
 # --8<-- [end:limits]
 
 
 def missing_requirement(capability: tuple[int, int], version: str) -> str:
-    """Return what the Hopper kernels lack on a GPU with this Triton, or ""."""
+    """Return what the Hopper kernels miss on this GPU and Triton version, or ""."""
     if capability != CAPABILITY:
         version_text = ".".join(map(str, capability))
         return f"needs a GPU of compute capability 9.0, found {version_text}"
@@ -64,12 +64,12 @@ def unsupported_triton(device: torch.device) -> str:
 
 # --8<-- [start:takes]
 def is_tma_readable(x: Tensor) -> bool:
-    """Return whether TMA can read x: contiguous rows, strides divisible by 16 bytes."""
+    """Return whether TMA can read x: contiguous rows, aligned to 16 bytes."""
     *outer, last = x.stride()
     if last != 1 or x.data_ptr() % 16:
         return False
     unit = 16 // x.element_size()
-    # A loop is faster than `all`, and this runs for every tensor of every call.
+    # A loop, because `all` is slower and this runs for every tensor of every call.
     for size, stride in zip(x.shape, outer, strict=False):
         if size > 1 and (stride <= 0 or stride % unit):
             return False
@@ -77,20 +77,20 @@ def is_tma_readable(x: Tensor) -> bool:
 
 
 def make_tma_readable(x: Tensor) -> Tensor:
-    """Return x if TMA can read it, else a copy in new memory. Not `x.contiguous()`: a
-    contiguous x may have any address.
+    """Return x, or a copy if TMA can't read it. `x.contiguous()` would not copy an x
+    that is contiguous but unaligned.
     """
     return x if is_tma_readable(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def statistics_stride(n: int) -> int:
-    """Return a row stride, at least n, with which TMA can read float32 statistics."""
+    """Return n rounded up to a row stride at which TMA can read float32 numbers."""
     return -(-n // 4) * 4
 
 
 def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return why the Hopper kernels can't compute attention of q (..., n_q, d) with k
-    and v (..., n_k, d), or "" if they can.
+    """Return why the Hopper kernels don't support q (..., n_q, d), k and v (..., n_k,
+    d), or "" if they do.
     """
     if q.device.type != "cuda":
         return f"needs a CUDA GPU, found {q.device.type}"
@@ -111,7 +111,7 @@ def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def is_faster(q: Tensor, k: Tensor) -> bool:
-    """Return whether the Hopper kernels are faster for q (..., n_q, d) and k."""
+    """Return whether the Hopper kernels are faster than Triton's for q and k."""
     rows = q.numel() // q.shape[-1]
     return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES
     # --8<-- [end:takes]

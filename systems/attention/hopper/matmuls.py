@@ -1,5 +1,5 @@
-"""Matmuls of tiles in blocks of columns. Head dimensions from 72 to 96 (NARROW) use
-blocks of 64 and 32, because sizes of Triton's tensors are powers of two.
+"""Matmuls of tiles whose columns are divided into blocks. Head dimensions from 72 to 96
+(NARROW) use blocks of 64 and 32, because Triton's tensors have powers of two as sizes.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
-    """Return zeros for 64 rows: D columns, or if NARROW blocks of 64 and 32."""
+    """Return accumulators of 64 rows as blocks: D columns, or if NARROW 64 and 32."""
     FIRST: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64 if NARROW else D, 16]
     )
@@ -33,7 +33,7 @@ def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
 
 @gluon.jit
 def start_matmul(a, b, zeros, NARROW: gl.constexpr):
-    """Start a @ bᵀ and return its token; if NARROW, it reads only columns 0 to 95."""
+    """Start a @ bᵀ and return its token. If NARROW, use only columns 0 to 95."""
     if NARROW:
         token = warpgroup_mma(
             a.slice(0, 64, 1), b.slice(0, 64, 1).permute((1, 0)), zeros, use_acc=False,
@@ -49,7 +49,9 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 @gluon.jit
 def accumulate_block(block, p, x, FIRST: gl.constexpr):
-    """Start block += p @ x for the columns of x from FIRST on; return the token."""
+    """Start block += p @ x for the block's columns of x, from FIRST; return the
+    token.
+    """
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
     )
@@ -78,8 +80,8 @@ def wait_all(tokens):
 
 @gluon.jit
 def wait_all_and(x, tokens):
-    """Wait for all matmuls; return (x, results). Passing x through the wait keeps the
-    compiler from moving the computation of x below the wait.
+    """Wait for all matmuls; return (x, results). Because x passes through the wait, the
+    compiler can't move the computation of x below it.
     """
     if len(tokens) == 2:
         x, first, rest = warpgroup_mma_wait(0, deps=(x, tokens[0], tokens[1]))
@@ -117,7 +119,9 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Store columns FIRST to HEAD of x for rows before n, directly from registers."""
+    """Store x from registers into rows from `start` and columns from FIRST of `out`,
+    except rows from n and columns from HEAD on.
+    """
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr = out.ptr

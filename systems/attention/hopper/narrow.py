@@ -1,6 +1,6 @@
-"""Steps of a key group for head dimensions from 72 to 96, in another order than in
-`one_pass`: S of the next step is issued after dv and dk of this step, and one wait
-covers all three. So tensor cores work while dS is stored.
+"""Steps of the one-pass backward for head dimensions from 72 to 96. The order differs
+from `one_pass`: S of the next step is started after dv and dk of this step, and one
+wait covers all three, so tensor cores work while dS is stored.
 """
 
 from triton.experimental import gluon
@@ -15,7 +15,9 @@ from systems.attention.triton.primitives import LOG2E
 
 @gluon.jit
 def keep_branch():
-    """Do nothing; the assembly keeps a branch from running unconditionally."""
+    """Do nothing. Inline assembly keeps the compiler from removing the branch that
+    contains it.
+    """
     gl.inline_asm_elementwise(
         "mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -27,7 +29,9 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk, dv and this group's half of dS of tile i; start the next scores."""
+    """Process tile i: accumulate dk and dv, store this group's half of dS, and start
+    the next scores.
+    """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
@@ -41,7 +45,7 @@ def process_narrow_tile(
     p = gl.exp2(s * scale_log2 - lse[None, :])
     # This wait also keeps the compiler from moving the wait for dP above exp2.
     stage = wait_empty(ds_ring, i)
-    # dv doesn't need dP and overlaps with the wait for it.
+    # The matmul for dv does not need dP, so it overlaps with the wait for dP.
     dv_tokens = accumulate(dv, p.to(TYPE), do)
     dp = warpgroup_mma_wait(2, deps=(dp_token,))
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
@@ -50,7 +54,7 @@ def process_narrow_tile(
     tokens = dv_tokens + accumulate(dk, ds, q)
     store_ds(ds, ds_ring, stage, GROUP)
     q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
-    # After the last step this multiplies stale tiles, and the result is unused.
+    # After the last step this reads old tiles, and the result is unused.
     s_token = start_matmul(k, q_next, zeros, True)
     sums = warpgroup_mma_wait(0, deps=(s_token,) + tokens)  # noqa: RUF005
     release_stage(ring, i)
@@ -64,8 +68,8 @@ def process_narrow_tiles(
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk and dv over all steps of these query heads. The mask applies to
-    steps `cut` to `cut_end` - 1 of each head.
+    """Accumulate dk and dv over all steps of all query heads. Steps `cut` to `cut_end`
+    - 1 of each head are masked.
     """
     k, v, zeros = resident
     end = steps * heads

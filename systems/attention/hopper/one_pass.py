@@ -1,6 +1,6 @@
-"""The backward pass for Hopper in one kernel: five matmuls where two passes need seven,
-and bitwise reproducible. A program owns 128 rows of keys and values; tiles of 64
-queries stream past them:
+"""The backward pass for Hopper in one kernel, with five matmuls instead of seven in two
+kernels, and bitwise reproducible. A program owns 128 rows of k and v, and loops over
+tiles of 64 queries:
 
     producer (1 warp)             copies k and v, and tiles of q and do with their lse
                                   and delta, into a ring
@@ -8,13 +8,13 @@ queries stream past them:
                                   dk += dSᵀ q; dS into shared memory
     dq group (warp group)         dS k of all 128 keys, this program's partial dq, into
                                   shared memory
-    writers (1 warp each)         one partial dq at a time: wait for its turn at the
-                                  semaphore, have TMA add it to dq
+    writers (1 warp each)         wait for a partial's turn at the semaphore, and add it
+                                  to dq by TMA
 
-Floating-point sums depend on their order, so accumulation is ordered: each tile of dq
-has a semaphore that counts the partials added so far, and a partial waits for its
-number. Two walks, `shift` and `ordered`, set that order (see `walks`). The work per
-tile is here for keys and in `accumulation` for dq.
+Floating-point sums depend on their order. Therefore each tile of dq has a semaphore
+that counts the partials added so far, and a partial waits for its number. The modules
+`shift` and `ordered` define two such orders ("walks"). This module has the work per
+tile of the key groups, `accumulation` that of the dq group and the writers.
 """
 
 from typing import NamedTuple
@@ -40,13 +40,13 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
-# Keys per program, and how many tiles of 64 queries have as many rows.
+# Keys per program, and the same length in tiles of 64 queries.
 KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 
 
 class Keys(NamedTuple):
-    """The keys and values of an item in shared memory."""
+    """A program's tiles of k and v in shared memory, with a barrier for full."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -58,8 +58,8 @@ def allocate_shared(
     q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Return the buffers in shared memory: keys and values, and the rings of q and do,
-    of statistics, of dS and of partial dq.
+    """Allocate shared memory: k and v, and ring buffers for q and do, for row
+    statistics, for dS and for partial dq.
     """
     TYPE: gl.constexpr = k_desc.dtype
     k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
@@ -83,7 +83,7 @@ def allocate_shared(
 
 @gluon.jit
 def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
-    """Mask transposed scores s: query y sees key x if y - x ≥ hidden and x < limit."""
+    """Mask transposed scores: query y sees key x if y - x ≥ hidden and x < limit."""
     keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     queries = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
     visible = queries[None, :] - keys[:, None] >= hidden
@@ -94,7 +94,7 @@ def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ds_ring, i):
-    """Wait until the dq group has emptied the dS stage of step i, and return it."""
+    """Wait until the dq group has read the stage for dS of step i; return the stage."""
     DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
     stage = i % DS_STAGES
     mbarrier.wait(ds_ring.empty.index(stage), (i // DS_STAGES & 1) ^ 1)
@@ -117,14 +117,14 @@ def process_tile(
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """Process tile i of queries: accumulate dk and dv, store this group's half of dS.
-    EARLY: wait for a stage of dS before the wait for dP, so that exponentials overlap.
+    If EARLY, wait for a stage of dS before waiting for dP, to overlap exponentials.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     TYPE: gl.constexpr = q.dtype
-    # At D = 128 two matmuls in flight would be serialized, for lack of registers. dP
-    # below needs no p, and the compiler issues it first.
+    # At D = 128 the compiler would serialize two matmuls in flight, for lack of
+    # registers, so dP is started later.
     AT_ONCE: gl.constexpr = dk[0].shape[1] == 64
     s_token = start_matmul(k, q, zeros, False)
     if AT_ONCE:
@@ -162,9 +162,8 @@ def process_tiles(
     hidden, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process steps `start` to `stop` - 1 of one query head. `steps_done` counts the
-    steps of earlier heads, `end` those of all heads; `hidden` changes by `shift` per
-    step.
+    """Process steps `start` to `stop` - 1 of a query head. `steps_done` is the number
+    of steps of earlier heads, `end` of all heads; `hidden` changes by `shift` per step.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(
@@ -178,7 +177,7 @@ def process_tiles(
 def store_dk_dv(
     dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
 ):
-    """Store dk and dv of 64 rows from `start` on, except rows from n on."""
+    """Store dk and dv of 64 rows from `start`, except rows from n on."""
     dk_out, dv_out = out
     for i in gl.static_range(len(dk)):
         store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)

@@ -1,4 +1,4 @@
-"""Launchers of the one-pass backward for Hopper: delta, the walk, rounding of dq."""
+"""Launch the one-pass backward for Hopper: delta, main kernel, rounding of dq."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class BackwardInOnePass(NamedTuple):
-    """The launches of a one-pass backward, its TMA descriptors, and sizes."""
+    """The launches of a one-pass backward, with TMA descriptors (`of`) and sizes."""
 
     delta: Launch
     main: Launch
@@ -71,7 +71,7 @@ def plan_one_pass(
             shift.one_pass_kernel, (tiles_k * walk.groups,),
             (*strides, batch, heads, tiles_k, walk.groups, *scales),
             constants,
-            # Programs wait for one another, so all of them must run at once.
+            # Programs wait for one another, so all must run at the same time.
             launch_cooperative_grid=True, **options,
         )  # fmt: skip
     else:
@@ -96,8 +96,8 @@ def plan_one_pass(
             "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
             "do": rows_descriptor(do, step, tile_d, dtype),
             "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
-            # Packed dq: 32 numbers per row. A box holds a step's rows, or for narrow
-            # heads a quarter of them.
+            # Packed dq, 32 numbers per row. TMA moves the rows of a step at a time, or
+            # a quarter of them for narrow heads.
             "dq": Descriptor(
                 (tiles * step * tile_d // 32, 32), (32, 1),
                 [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128
@@ -127,7 +127,7 @@ def launch_one_pass(
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     parts = walk.parts if isinstance(walk, Ordered) else 1
     if parts > 1:
-        # [2, ..., h_kv · parts, n_k, d]: separate sums for each part.
+        # [2, ..., h_kv · parts, n_k, d]: dk and dv of each part of the query heads.
         parts_shape = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])
         to_dk, to_dv = sums = k.new_empty(parts_shape, dtype=torch.float32)
     else:
@@ -139,7 +139,7 @@ def launch_one_pass(
     packed_dq = q.new_empty(
         (plan.tiles * ONE_PASS_QUERIES, TILE_DIMS[d]), dtype=torch.float
     )
-    # The delta kernel sets them to zero.
+    # The delta kernel sets the semaphores to zero.
     semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
     of = plan.of
     with prepare_for_tma(q):
@@ -151,7 +151,7 @@ def launch_one_pass(
         )  # fmt: skip
         plan.rounded(packed_dq, dq)
     if parts > 1:
-        # Summed in a fixed order, so the result is reproducible.
+        # Sum the parts in a fixed order.
         total_dk, total_dv = sums.unflatten(-3, (-1, parts)).sum(-3)
         dk.copy_(total_dk)
         dv.copy_(total_dv)

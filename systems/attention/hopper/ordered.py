@@ -1,18 +1,18 @@
-"""The ordered walk: the one-pass backward for any shape, in which programs wait only
-for programs that started before them.
+"""The one-pass backward for any shape ("ordered walk"), in which programs wait only for
+programs that started earlier.
 
-A program takes one tile of keys and loops over the query heads that share it, all or
-some, so that dk and dv stay in registers. Partials are added to a tile of dq in the
-order of program numbers. A program waits only for smaller numbers, which GPUs start
-first (in practice; no manual guarantees it), so there is no deadlock.
+A program owns one tile of keys, and loops over all or some of the query heads that
+share it, so that dk and dv stay in registers. Partials are added to a tile of dq in the
+order of program numbers. There is no deadlock, because a program waits only for smaller
+numbers, which GPUs start first (in practice, although no manual guarantees it).
 
-Under a causal mask heads are visited in two directions. Forwards, programs are numbered
-from the last keys on and begin at their diagonal: none waits, but the longest start
-last. So the last heads go backwards, numbered from the first keys on: there the
-shortest programs start last and fill the idle SMs at the end.
+Under a causal mask, most heads go through queries forwards, with programs numbered from
+the last tile of keys: none waits, but the longest programs start last. So the last
+heads go backwards, with programs numbered from the first tile of keys: the shortest
+programs start last and fill the SMs at the end.
 
-Query heads that share keys may be divided among several programs, each with its own dk
-and dv, which are summed afterwards. `walks` decides when.
+The query heads of a KV head may be divided among several programs, whose dk and dv are
+summed afterwards. `walks` decides when.
 """
 
 from typing import NamedTuple
@@ -40,8 +40,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Parameters of the walk. `side` KV heads are interleaved; those from `turn` on go
-    backwards. With `parts` the query heads of a KV head are divided, and each part
+    """Parameters of the order. `side` KV heads are interleaved; KV heads from `turn` on
+    go backwards. The query heads of a KV head are divided into `parts`, each of which
     counts as a KV head.
     """
 
@@ -55,7 +55,7 @@ class Walk(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A program's work: KV head over all batches, tile of keys, steps, direction."""
+    """A program's work: KV head (over all batches), tile of keys, steps, direction."""
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -92,7 +92,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return the query tile of a step, and how many partials its dq gets before."""
+    """Return a step's tile of queries, and the number of earlier partials of its dq."""
     tile = step
     order = item.keys
     if CAUSAL:
@@ -138,7 +138,7 @@ def key_group(
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 keys of this program's item, and their dS."""
+    """Compute dk and dv of 64 keys, and store dS for the dq group."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
@@ -147,7 +147,7 @@ def key_group(
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
     steps = item.steps
-    # The mask applies to the first steps forwards, and to the last ones backwards.
+    # Forwards the first steps are masked, backwards the last.
     cut, masked = 0, 0
     hidden, shift = 64 * GROUP, -QUERIES
     limit = n_k - item.keys * KEYS - 64 * GROUP
@@ -161,12 +161,12 @@ def key_group(
     else:
         hidden, shift = -QUERIES, 0
     if RAGGED:
-        # Mask all steps if keys end within the tile.
+        # Mask all steps if the last key is inside the tile.
         if item.keys == walk.tiles_k - 1:
             cut, masked = 0, steps
     dk, dv = zero_accumulators(D, NARROW), zero_accumulators(D, NARROW)
     mbarrier.wait(kv.full.index(0), 0)
-    # [64, D], in registers if there is room.
+    # [64, D]; at D = 64 there are enough registers.
     k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
     if D == 64:
         resident = (k.load(A), v.load(A), zeros)
@@ -224,14 +224,14 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, work, ME: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partials of one stage to dq, each in its turn."""
+    """Add the partials of one stage to dq, each when it is its turn."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     kv, ring, statistics, item, walk, n_k = work
     steps = item.steps
     end = steps * HEADS_PER_KV
     # A warp without a stage is idle.
     if ME < DQ_STAGES:
-        # Index over all batches of the first query head that shares these keys.
+        # The first query head of this KV head, over all batches.
         head = item.batch_head * HEADS_PER_KV
         for i in range(ME, end, DQ_STAGES):
             member, head_step = 0, i

@@ -1,5 +1,5 @@
-"""Measure how fast TMA (`cp.reduce`) adds to global memory that is in the L2 cache, if
-every SM does nothing else: an upper bound for `one_pass`.
+"""Measure how fast TMA (`cp.reduce`) can add to global memory in the L2 cache, as an
+upper bound for the one-pass backward.
 """
 
 import torch
@@ -11,17 +11,18 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from systems.attention.hopper.accumulation import DQ_LAYOUT, add_shared_to_global
 from systems.attention.relaunch import Descriptor
 
-# A tile is like a partial dq of 64 queries at head dimension 64: float32, 32 per row.
+# Size of a tile: as a partial dq of 64 queries at head dimension 64, 32 float32 per
+# row.
 ROWS = 128
 TILE_BYTES = ROWS * 32 * 4
-# TMA additions in flight per program: as many as `one_pass` has stages of partial dq.
+# TMA additions in flight per program, as in `one_pass`.
 IN_FLIGHT = gl.constexpr(3)
 
 
 # --8<-- [start:additions]
 @gluon.jit
 def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
-    """Add ones to `steps` tiles, cyclically from a different tile in each program."""
+    """Add ones to `steps` tiles in a cycle that starts at another tile per program."""
     ROWS: gl.constexpr = sum_desc.block_shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     ones = gl.allocate_shared_memory(
@@ -36,7 +37,7 @@ def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
 
 
 def add_ones(sums: Tensor, programs: int, steps: int) -> None:
-    """Add `programs` x `steps` tiles of ones to sums (tiles, ROWS, 32)."""
+    """Add `programs` x `steps` tiles of ones to `sums` (tiles, ROWS, 32)."""
     tiles = len(sums)
     descriptor = Descriptor(
         (tiles * ROWS, 32), (32, 1), [ROWS, 32], torch.float32, swizzle=128

@@ -1,4 +1,4 @@
-"""Schedule of the forward pass for Hopper: the items of each persistent program."""
+"""Assign the items of the Hopper forward pass to its persistent programs."""
 
 from functools import lru_cache, partial
 from heapq import heapreplace
@@ -11,9 +11,9 @@ from torch import Tensor
 from systems.attention.hopper.configs import SHORT
 from systems.attention.relaunch import Layout
 
-# Budget for k and v of interleaved heads, of the L2 cache's 50 MiB.
+# L2 budget for k and v of the interleaved heads, of 50 MiB.
 L2_BYTES = 2**23
-# Overhead of an item, in steps.
+# Overhead of an item, as a number of steps.
 ITEM_STEPS = 1
 
 
@@ -26,10 +26,10 @@ def make_schedule(
     """Return (starts, items): program i computes items[starts[i]] to items[starts[i +
     1] - 1].
 
-    Item tile + tiles · head is a tile of `rows` queries. Under a causal mask the
+    Item number tile + tiles · head is a tile of `rows` queries. Under a causal mask the
     longest items come first, and each goes to the program that is free first.
     `head_swizzle` heads are interleaved, and so are the last heads, so that programs
-    end together.
+    end at the same time.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [
@@ -64,8 +64,8 @@ def make_schedule(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
-    """Return how many heads are interleaved: as many as keep their k and v (b, h, n, d)
-    in the L2 cache, but one without a mask, when all items are equally long.
+    """Return the number of heads to interleave: as many as have k and v (b, h, n, d) in
+    the L2 budget; 1 without a mask, because then all items are equally long.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

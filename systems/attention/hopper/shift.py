@@ -1,16 +1,16 @@
-"""The shift walk: a one-pass backward with persistent programs, in which no program
-waits for another's partial dq.
+"""A one-pass backward with persistent programs ("shift walk"), in which contributions
+to dq (partials) arrive in order, so that programs hardly wait.
 
-All programs of a head run at once. In step s the program of key tile j processes query
-tile j + s. So query tile t gets its partials from key tiles t, t - 1, t - 2, ..., one
-after another.
+All programs of a head run at the same time. In step s, the program of key tile j
+processes query tile j + s, so query tile t gets its partials from key tiles t, t - 1, t
+- 2, ..., one per step.
 
-Under a causal mask, programs of early keys have more steps. So each then takes the
-mirrored key tile of the next head and goes from the last queries backwards, and after
-two heads all programs end together.
+Under a causal mask, programs of early keys have more steps. To balance this, a program
+takes the mirrored key tile of the next head, and goes through queries backwards. After
+two heads all programs end at the same time.
 
-It requires as many KV heads as query heads, as many keys as queries, and at most as
-many whole tiles of keys as SMs; `ordered` handles the rest.
+This requires as many KV heads as query heads, as many keys as queries, and at most as
+many whole tiles of keys as SMs; `ordered` handles other shapes.
 """
 
 from typing import NamedTuple
@@ -42,8 +42,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """The heads and keys of a program: of heads group, group + groups, ... key tile
-    `column` of `tiles`; under a causal mask the mirrored tile in every second head.
+    """A program's work: key tile `column` of `tiles`, of heads group, group + groups,
+    ... Under a causal mask, every second head uses the mirrored tile.
     """
 
     group: gl.tensor
@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A program's work: head over all batches, tile of keys, number of steps."""
+    """A head (over all batches), tile of keys, and number of steps."""
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -76,7 +76,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return the query tile of a step, and how many partials its dq gets before."""
+    """Return a step's tile of queries, and the number of earlier partials of its dq."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES
@@ -117,7 +117,7 @@ def key_group(
     out, ds_ring, work, scales,
     GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 keys of this program's items, and their dS."""
+    """Compute dk and dv of 64 keys of each item, and store dS for the dq group."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
@@ -128,15 +128,14 @@ def key_group(
     steps_done = 0
     for n in range(items):
         batch_head, keys, steps = get_item(n, program, CAUSAL)
-        # Only the steps on the diagonal need the mask: the first, or backwards the
-        # last.
+        # Only steps on the diagonal are masked: the first, or the last if backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut = steps - QUERY_TILES
             hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
         dk, dv = zero_accumulators(D, False), zero_accumulators(D, False)
         mbarrier.wait(kv.full.index(0), n & 1)
-        # [64, D], in registers if there is room.
+        # [64, D]; at D = 64 there are enough registers.
         k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
         if D == 64:
             resident = (k.load(A), v.load(A), zeros)
@@ -187,7 +186,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Add the partials of one stage to dq, each in its turn."""
+    """Add the partials of one stage to dq, each when it is its turn."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     steps_done = 0
     # A warp without a stage is idle.
@@ -224,7 +223,7 @@ def one_pass_kernel(
     kv, ring, statistics, ds_ring, dq_ring = allocate_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
-    # Completes once all groups have read an item's keys and values.
+    # Completes when all three groups have read an item's k and v.
     kv_empty = make_barriers(1, 3)
     out = (
         Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),

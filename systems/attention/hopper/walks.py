@@ -1,8 +1,8 @@
-"""Choose one or two kernels for the Hopper backward pass, and the walk of the one-pass
-kernel.
+"""Choose between one and two kernels for the Hopper backward pass, and the walk of the
+one-pass kernel.
 
-A walk is the order in which the programs of a head, each with a tile of keys, visit the
-tiles of queries, and so the order of the sums in dq. Each choice was timed on an H200.
+A walk is the order in which programs, each with a tile of keys, process the tiles of
+queries. It determines the order of additions to dq. All limits were timed on an H200.
 """
 
 from functools import lru_cache
@@ -19,40 +19,40 @@ from systems.attention.relaunch import Layout
 NARROW_HEAD = 96
 # Fewest keys for the shift walk by padded head dimension; half without a causal mask.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# Smallest share of all SMs' time that must go into steps for the shift walk.
+# Smallest SM utilization (by number of steps) for the shift walk.
 ONE_PASS_USE = 0.9
-# Fewest queries and keys, rounded up to whole tiles, for the ordered walk; half as many
-# without a mask. The shift walk was as fast or faster where it applies, except for
-# narrow heads, whose matmuls only the ordered walk shortens.
+# Fewest queries and keys, rounded up to whole tiles, for the ordered walk; half without
+# a causal mask. Where both walks apply, the shift walk is as fast or faster, except for
+# narrow heads, for which only the ordered walk has shorter matmuls.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
-# Minimum number of programs, about two per SM. Smaller grids divide the query heads of
-# a KV head among more programs; if that is not enough, two kernels run instead.
+# Fewest programs, about two per SM. Smaller grids divide the query heads of a KV head
+# among programs; if these are too few, two kernels run instead.
 ORDERED_MIN_PROGRAMS = 256
-# Give each query head its own programs from this product on: tiles of 128 keys times
-# query heads per KV head. In longer loops neighbors drift apart, and tiles leave the L2
-# cache before the next one reads them.
+# From this number of (tiles of 128 keys) x (query heads per KV head), each query head
+# has its own programs: in longer loops neighboring programs drift apart, and tiles
+# leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Key tiles of heads that are interleaved: about one per SM. Half as many if a program
-# has several query heads under a causal mask; twice as many if each query head has its
-# own programs, and without a mask.
+# Key tiles of all interleaved heads together, about one per SM. Half as many under a
+# causal mask if a program has several query heads; twice as many without a mask, or if
+# each query head has its own programs.
 SIDE_TILES = 128
-# Key tiles of the heads that go backwards: at least two heads, at most half of all.
+# Key tiles of all heads that go backwards (at least two heads, at most half of them).
 BACKWARDS_TILES = 256
-# A single KV head takes the ordered walk only from this many key tiles on, because no
-# other head fills the SMs at its end.
+# Fewest key tiles of a single KV head for the ordered walk, because no other head fills
+# the SMs at its end.
 LONE_TILES = 512
 # --8<-- [end:limits]
 
 
 class Shift(NamedTuple):
-    """The walk of `shift`; `groups` heads run at a time."""
+    """The walk of the module `shift`; `groups` heads run at the same time."""
 
     groups: int
 
 
 class Ordered(NamedTuple):
-    """The walk of `ordered`: `side` KV heads are interleaved, and those from `turn` on
-    go backwards. The query heads of a KV head are divided into `parts`.
+    """The walk of the module `ordered`: `side` KV heads are interleaved, and KV heads
+    from `turn` on go backwards. The query heads of a KV head are divided into `parts`.
     """
 
     side: int
@@ -61,8 +61,8 @@ class Ordered(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Return how many heads the shift walk processes at a time, 0 if it can't run or
-    would leave SMs idle. All programs of a head run at once, one per SM.
+    """Return the number of heads that the shift walk processes at the same time, with
+    one program per SM; 0 if it does not support the shape or would leave SMs idle.
     """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
@@ -71,8 +71,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
-    # Under a causal mask two heads take tiles + 1 steps, a last single one at most
-    # `tiles`.
+    # Under a causal mask, a pair of heads takes tiles + 1 steps, a last single head at
+    # most `tiles`.
     longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2
@@ -82,8 +82,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 # --8<-- [start:walks]
 def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
-    """Return the ordered walk for q (b, h, n_q, d) and k (b, h_kv, n_k, d), or None
-    where two passes are faster.
+    """Return the ordered walk for q (b, h, n_q, d) and k (b, h_kv, n_k, d), or None if
+    two kernels are faster.
     """
     batch, kv_heads, n_k, d = k.shape
     shared, n_q = q.shape[1] // kv_heads, q.shape[2]
@@ -121,7 +121,7 @@ def divisors(n: int) -> list[int]:
 def choose_walk(
     q: Layout, k: Layout, causal: bool, processors: int
 ) -> Shift | Ordered | None:
-    """Return the walk of the one-pass backward, or None where two passes are faster."""
+    """Return the walk of the one-pass backward, or None if two kernels are faster."""
     groups = count_shift_groups(q, k, causal, processors)
     ordered = plan_ordered_walk(q, k, causal)
     if groups and not (ordered and is_narrow(q.shape[-1])):

@@ -1,1 +1,1 @@
-"""FlashAttention-2 in Triton, for any GPU that it runs on."""
+"""FlashAttention-2 in Triton, for the A100 and later GPUs."""

@@ -1,4 +1,4 @@
-"""Report which attention kernels run on a GPU, and log once why faster ones don't."""
+"""Describe which attention kernels run on a GPU, and log why faster ones don't."""
 
 import logging
 from functools import cache
@@ -12,7 +12,7 @@ from systems.attention.triton.chooser import architecture, owner_configs
 from systems.attention.triton.primitives import INTERPRETED
 
 LOG = logging.getLogger(__name__)
-# The GPUs for which each table in `tables.CONFIGS` was made.
+# The GPUs for which each table in `tables.CONFIGS` is made.
 TABLES = {
     "sm_90": "Hopper",
     "sm_80": "the A100",
@@ -20,18 +20,16 @@ TABLES = {
     "sm_100": "the B200",
     "sm_120": "the GeForce RTX 50",
 }
-# The only table whose configurations were timed (on an H200).
+# The table whose configurations were timed (on an H200).
 TIMED = "sm_90"
-# Older GPUs have 64 KiB of shared memory and no bfloat16 tensor cores.
+# Older GPUs lack bfloat16 tensor cores and have only 64 KiB of shared memory.
 MIN_CAPABILITY = (8, 0)
 # Reasons already logged in this process.
 LOGGED: set[str] = set()
 
 
 def log_slower(reason: str) -> None:
-    """Log a reason for slower kernels, once per process and reason. No warning, since
-    the calling program is not at fault.
-    """
+    """Log the reason for slower kernels, once per process and reason."""
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED:
         LOGGED.add(kind)
@@ -39,7 +37,7 @@ def log_slower(reason: str) -> None:
 
 
 def log_hopper_refusal(q: Tensor, reason: str) -> None:
-    """Log why the Hopper kernels refuse a large input, if that can be remedied."""
+    """Log why the Hopper kernels reject a large input, if the user can change that."""
     if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
         return
     if q.device.type == "cuda" and (
@@ -50,8 +48,8 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
 
 @cache
 def check_device(device: torch.device) -> None:
-    """Check a device before the Triton kernels first run on it. ValueError for an
-    unsupported GPU; logs what makes the kernels slow there.
+    """Raise ValueError for an unsupported GPU, and log if the Triton kernels are slower
+    than they could be there.
     """
     if device.type != "cuda":
         return
@@ -66,7 +64,7 @@ def check_device(device: torch.device) -> None:
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
-    """Return for each kernel family whether it runs here or what it lacks."""
+    """Return whether each backend's kernels run on this device, or what they need."""
     if device.type != "cuda":
         status = (
             "runs, in Triton's interpreter"
@@ -85,8 +83,8 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
 def describe_kernels_for(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
-    """Return `describe_kernels` for a compute capability and a version of Triton, with
-    `timed` configurations tuned by the owner.
+    """Return `describe_kernels` for a compute capability and a Triton version. `timed`
+    is the number of configurations that were tuned on this GPU.
     """
     if interpreted:
         version_text = "the interpreter of TRITON_INTERPRET=1"

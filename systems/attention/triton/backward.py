@@ -1,14 +1,12 @@
 """The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
 algorithm 2). SPLITS and letters as in `forward`.
 
-The first kernel computes dq: one program per tile of queries loops over the keys.
-Because it holds rows of do, it also computes their delta = rowsum(o · do). The second
-kernel computes dk and dv: one program per tile of keys loops over the queries. Each
-recomputes P = exp(S - lse). No two programs write the same output, so there are no
-atomics and results are bitwise reproducible.
+The first kernel computes dq: one program per tile of queries loops over keys. It also
+computes delta = rowsum(o · do). The second kernel computes dk and dv: one program per
+tile of keys loops over queries. Both recompute P = exp(S - lse). No two programs write
+the same output, so there are no atomics and results are bitwise reproducible.
 
-lse and delta of a query are adjacent in memory, because loading them separately takes
-the second kernel many small loads.
+lse and delta of a query are adjacent in memory, so that one load reads both.
 """
 
 import triton
@@ -45,7 +43,9 @@ def dq_steps(
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Accumulate unscaled dq of a tile of queries over every SPLITS-th tile of keys."""
+    """Accumulate unscaled dq of a tile of queries, over every SPLITS-th tile of
+    keys.
+    """
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -168,8 +168,8 @@ def dq_kernel(
     row_index, inside = batch_head * n_q + rows, rows < n_q
     lse = tl.load(lse_ptr + row_index, mask=inside, other=float("inf"))
     lse_log2 = drop_huge_lse(lse) * LOG2E
-    # Only split 0 stores. Not `inside & (split == 0)`: the interpreter makes integers
-    # of that, which Triton 3.9 refuses as a mask.
+    # Only split 0 stores. `inside & (split == 0)` would be an integer mask in the
+    # interpreter, which Triton 3.9 rejects.
     stored = rows < tl.where(split == 0, n_q, 0)
     tl.store(statistics_ptr + 2 * row_index, lse_log2, mask=stored)
     tl.store(statistics_ptr + 2 * row_index + 1, delta, mask=stored)
@@ -229,7 +229,7 @@ def dkdv_steps(
         )
         if RECOMPUTE != "tiles":
             do = load_limbs(do_ptrs, rows, columns, n_q, HEAD, RAGGED, LIMBS)
-        # [BQ]; past the end lse is infinite, so that p is zero.
+        # [BQ]; beyond n_q, lse is infinite, so that p is zero.
         pairs = statistics_ptr + 2 * rows[:, None] + tl.arange(0, 2)[None, :]
         if RAGGED:
             lse_log2, delta = tl.split(
@@ -238,7 +238,8 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; both precede exp2, so that the matmul for dv overlaps with ds.
+        # [BK, BQ]; compute both before exp2, so that the matmul for dv overlaps with
+        # ds.
         if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
             s = matmul_from_memory(
@@ -301,7 +302,7 @@ def dkdv_kernel(
         stride_dvb, stride_dvh, stride_dvn, UNIT
     )
     tiles = tl.cdiv(n_k, BK)
-    # Under a causal mask the first tile has the most queries, and already starts first.
+    # Under a causal mask, the first tile has the most queries, and it starts first.
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     k_start = tile * BK
     kv_heads = heads // GROUP
@@ -315,7 +316,7 @@ def dkdv_kernel(
     keys, columns = k_start + tl.arange(0, BK), tl.arange(0, D)
     q_offsets = offsets(tl.arange(0, BQ), columns, stride_qn, stride_qd)
     do_offsets = offsets(tl.arange(0, BQ), columns, stride_gn, stride_gd)
-    # [BK, D]; rows past n_k are zero, and their results are never stored.
+    # [BK, D]; rows beyond n_k are zero, and their results are not stored.
     k = load_limbs(
         k_ptr + offsets(keys, columns, stride_kn, stride_kd),
         keys,
@@ -337,15 +338,15 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # Queries before `first` see no key of this tile, and all from `unmasked_start` on.
+    # Queries before `first` see no key of this tile, queries from `unmasked_start` all.
     first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ
         unmasked_start = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
-    # The splits take steps in turn, and the count goes on across loops and heads.
+    # Splits alternate steps; the count of steps continues across loops and heads.
     masked_steps, steps = tl.cdiv(unmasked_start - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
-        # Multiplied, because Triton 3.6 would treat a running sum as zero.
+        # Multiply, because Triton 3.6 would miscompile a running sum.
         head, earlier_steps = kv_head * GROUP + member, member * steps
         statistics_head = statistics_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = (

@@ -1,5 +1,5 @@
-"""Choose the launch configuration of a Triton kernel: from `FEW_ROWS` with few rows,
-else as tuned on this GPU (`tuned`) or from `CONFIGS`.
+"""Choose the launch configuration of a Triton kernel: for few rows from `FEW_ROWS`,
+else as tuned on this GPU (`tuned`), else from `CONFIGS`.
 """
 
 from functools import cache
@@ -11,14 +11,14 @@ import triton
 from systems.attention.triton.configs import ByMask, Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 
-# The folder of configurations that GPU owners had timed, read by `tuned`.
+# The folder of configurations tuned on the user's GPU, which `tuned` reads.
 TUNED = Path(__file__).with_name("tuned")
 # The interpreter runs serially: warps and stages have no effect.
 INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """Return the key of the table for a compute capability; for unknown GPUs the table
+    """Return the name of the table for a compute capability. Unknown GPUs get the table
     that needs the least shared memory.
     """
     if capability[0] in (9, 12):
@@ -29,7 +29,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def pad_head_dim(d: int) -> int:
-    """Return d padded to a power of two, at least 16, as tensor cores need."""
+    """Return d rounded up to a power of two, at least 16, as tensor cores need."""
     # Triton 3.7 declares another return type.
     return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
 
@@ -43,12 +43,12 @@ def select_by_mask(entry: Config | ByMask, causal: bool) -> Config:
 
 @cache
 def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
-    """Return the configurations tuned on this GPU, for many rows: {(arithmetic, kernel,
-    padded head dimension, causal): configuration}.
+    """Return the configurations tuned on this GPU for many rows, by (arithmetic,
+    kernel, padded head dimension, causal).
     """
     if not any(TUNED.glob("*.json")):
         return {}
-    # Imported here, because most users have no such file and so need no records.
+    # Import here, because most users have no tuned configurations.
     from systems.attention.triton import tuned
     from systems.records.files import slug_of
 
@@ -60,8 +60,8 @@ def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Conf
 def choose_config(
     kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
 ) -> Config:
-    """Return the configuration of a kernel ("forward", "dkdv" or "dq"). `rows` counts
-    the tiled rows of all heads: queries, or keys for dkdv.
+    """Return the configuration of a kernel ("forward", "dkdv" or "dq"). `rows` is the
+    number of queries (for dkdv: keys) over all heads.
     """
     if device.type == "cpu":
         return INTERPRETER_CONFIG

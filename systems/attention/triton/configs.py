@@ -10,17 +10,16 @@ from systems.attention.relaunch import Layout
 
 # --8<-- [start:config]
 class Config(NamedTuple):
-    """Launch configuration of one kernel: tiles of `q` queries and `k` keys, and
-    `stages` tiles of the inner loop in flight.
+    """Launch configuration of a kernel: tiles of `q` queries and `k` keys, with
+    `stages` stages of the software pipeline.
 
-    `registers` limits the registers per thread, so that more programs fit on an SM.
-    Even 255, the hardware's limit, is worth setting: without a limit NVIDIA's assembler
-    gives a thread that needs more only 32, and spills the rest. `ahead`: a previous
-    kernel has split float32 q, k, v and do into limbs.
+    `registers` limits the registers per thread, so that more programs fit on an SM. A
+    limit of 255, the hardware's, also matters: without it, NVIDIA's assembler may use
+    only 32 and spill. If `ahead`, a separate kernel first splits float32 q, k, v and do
+    into limbs.
 
-    `recompute` saves registers in a backward step. "addresses": recompute the addresses
-    of tiles. "tiles": also load tiles twice, so that shared memory holds them only
-    briefly.
+    `recompute` saves registers in a backward step: "addresses" recomputes the addresses
+    of tiles, "tiles" also loads tiles twice, which saves shared memory.
     """
 
     q: int
@@ -33,7 +32,7 @@ class Config(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Return the launch options for Triton."""
+        """Triton's launch options."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
@@ -48,9 +47,9 @@ class ByMask(NamedTuple):
 
 # --8<-- [start:splits]
 class SplitRule(NamedTuple):
-    """Rule to split loops until an SM has `warps` warps, with at least `least_rows`
-    rows per split and at least `least_splits` splits. Partial results must be written,
-    read and combined, which pays off only for long loops.
+    """Rule for splitting loops: until an SM has `warps` warps, with at least
+    `least_rows` rows per split and `least_splits` splits. Combining partial results
+    costs time, so only long loops are split.
     """
 
     warps: int
@@ -58,7 +57,7 @@ class SplitRule(NamedTuple):
     least_splits: int = 2
 
 
-# Many warps hide latency. Combining costs relatively more if matmuls are cheap.
+# By arithmetic: the cheaper matmuls are, the more rows a split must have.
 SPLIT_RULES = {
     "half": (
         SplitRule(warps=8, least_rows=128, least_splits=4),
@@ -70,25 +69,24 @@ SPLIT_RULES = {
 MAX_SPLITS = 16
 # --8<-- [end:splits]
 # L2 budget for k and v of the heads that run concurrently, of 40 MiB (A100) or 50 MiB
-# (Hopper). Above it programs of one head drift apart and no longer share loads. Float32
-# may use more, because its matmuls are slow.
+# (Hopper), by arithmetic. Float32 has more, because its matmuls are slow.
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
-# {pass: {padded head dimension: configuration, or one per mask}}; {arithmetic: Passes}.
+# Configurations by pass and padded head dimension.
 Passes = dict[str, dict[int, Config | ByMask]]
 ByArithmetic = dict[str, Passes]
 
 
 class FewRows(NamedTuple):
-    """Configurations that are faster if all heads together have at most `most_rows`
-    rows: mostly smaller tiles, which occupy more SMs.
+    """Configurations for at most `most_rows` rows over all heads. Their tiles are
+    smaller, to occupy more SMs.
     """
 
     most_rows: int
     configs: Passes
 
 
-# {arithmetic: entries by ascending `most_rows`}; without an entry `CONFIGS` applies.
+# By arithmetic, in order of `most_rows`; without an entry `CONFIGS` applies.
 FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 
@@ -101,8 +99,8 @@ def count_sms(device: torch.device) -> int:
 def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """Return the number of splits of a loop over n rows in steps of `rows`, a power of
-    two. There are `programs` tiles, each with `warps` warps if its loop is not split.
+    """Return into how many splits (a power of two) to divide a loop over n rows in
+    steps of `rows`. Without splits there are `programs` programs of `warps` warps.
     """
     if device.type == "cpu":
         return 1
@@ -116,9 +114,9 @@ def count_splits(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
-    """Return the head swizzle: how many heads run their long tiles before any short
-    tile, so that their k and v fit the L2 budget; 1 without a mask, when all tiles are
-    equally long.
+    """Return the head swizzle: the number of heads whose tiles are interleaved, longest
+    first, such that k and v fit the L2 budget; 1 without a mask, because then all tiles
+    are equally long.
     """
     if not causal:
         return 1

@@ -1,18 +1,18 @@
 """The forward kernel of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
 algorithm 1).
 
-One program (Triton's thread block) per tile of queries loops over the tiles of keys
-with online softmax; only o and lse are written. Tiles above the causal diagonal are
-skipped, and only tiles that the diagonal cuts are masked. Scores are in base 2, since
-GPUs compute exp2.
+One program (thread block) per tile of queries loops over tiles of keys with online
+softmax, and writes only o and lse. Tiles above the causal diagonal are skipped, and
+only tiles on the diagonal are masked. Exponentials have base 2, because GPUs compute
+exp2.
 
-If there are too few tiles to fill the GPU, the loop of a tile is split: each of SPLITS
-programs takes every SPLITS-th step, and a second kernel combines their partial results.
+If there are too few tiles to fill the GPU, loops are split: each of SPLITS programs
+runs every SPLITS-th step of a tile, and a second kernel combines the partial results.
 
 Letters: q k v o, d for gradients; s scores, p probabilities, m running maximum, l
-running sum, lse = log Σ exp s. UPPER case means known at compile time. BQ and BK are
-the rows of a tile; HEAD is the head dimension, D the same padded to a power of two;
-GROUP query heads share a KV head; LIMBS as in `primitives`; UNIT divides the strides.
+running sum, lse = log Σ exp s. UPPER case is known at compile time. BQ and BK are the
+rows of a tile; HEAD is the head dimension, D the same padded to a power of two; GROUP
+query heads share a KV head; LIMBS as in `primitives`; UNIT divides the strides.
 """
 
 import triton
@@ -46,7 +46,9 @@ def forward_steps(
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run online softmax of one tile of queries over every SPLITS-th tile of keys."""
+    """Update the online softmax of a tile of queries with every SPLITS-th tile of
+    keys.
+    """
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -105,16 +107,16 @@ def forward_kernel(
 ):  # fmt: skip
     """Compute o and lse of one tile of queries. Grid: tiles x batch x heads x SPLITS.
 
-    With SPLITS > 1, store the state of online softmax for `combine_kernel`: o_ptr takes
-    acc (SPLITS, batch, heads, n_q, HEAD), lse_ptr m and l (2, SPLITS, batch, heads,
-    n_q).
+    With SPLITS > 1, store the state of online softmax for `combine_kernel` instead: acc
+    (SPLITS, batch, heads, n_q, HEAD) in o_ptr, m and l (2, SPLITS, batch, heads, n_q)
+    in lse_ptr.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
     stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
     stride_ob, stride_oh, stride_on = hint_unit(stride_ob, stride_oh, stride_on, UNIT)
     tiles = tl.cdiv(n_q, BQ)
-    # Under a causal mask the last tile has the most keys, so it starts first.
+    # Under a causal mask, the last tile has the most keys, so it starts first.
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
     q_start = (tiles - 1 - tile) * BQ
     batch, head = batch_head // heads, batch_head % heads
@@ -140,7 +142,7 @@ def forward_kernel(
     m = tl.full([BQ], LOWEST, tl.float32)
     l, shift = tl.zeros([BQ], tl.float32), m
 
-    # All rows see the keys before seen_by_all; no row sees keys from seen_by_any on.
+    # All rows see keys before seen_by_all; no row sees keys from seen_by_any on.
     seen_by_all, seen_by_any = n_k, n_k
     if CAUSAL:
         seen_by_all, seen_by_any = (
@@ -185,7 +187,7 @@ def combine_kernel(
     )
     split_rows = tl.cast(tl.num_programs(0) // tl.cdiv(n_q, ROWS), tl.int64) * n_q
     l_ptr, inside = advance_rows(m_l_ptr, SPLITS, split_rows), rows < n_q
-    # Unrolled, with the maximum first, so that the loads of the splits are independent.
+    # Compute the maximum first, in an unrolled loop, so that loads are independent.
     m = tl.full([ROWS], LOWEST, tl.float32)
     for split in tl.static_range(SPLITS):
         m = tl.maximum(

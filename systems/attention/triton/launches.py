@@ -1,8 +1,8 @@
-"""Launchers of the Triton kernels for tensors of one layout, cached.
+"""Launch the Triton kernels, with launches cached by the layout of the tensors.
 
-A pass launches up to four kernels: split float32 into bfloat16 limbs (if the
-configuration has `ahead`); forward, or dq and dkdv; combine or sum (if loops are
-split).
+A pass launches up to four kernels: one that splits float32 into bfloat16 limbs (if the
+configuration says `ahead`), forward or else dq and dkdv, and one that combines or sums
+partial results (if loops are split).
 """
 
 from functools import lru_cache
@@ -29,30 +29,30 @@ from systems.attention.triton.configs import Config, choose_head_swizzle, count_
 from systems.attention.triton.forward import combine_kernel, forward_kernel
 from systems.attention.triton.primitives import LOG2E, limbs_kernel
 
-# Elements of the result that a program combines: four per thread and split.
+# Elements of the result per program that combines splits: four per thread.
 COMBINED_ELEMENTS = 512
-# Elements that a program splits into limbs.
+# Elements per program that splits float32 into limbs.
 LIMB_ELEMENTS = 2048
-# `dkdv_kernel` indexes two statistics per row with 32 bits.
+# Most rows, because `dkdv_kernel` indexes two statistics per row with 32 bits.
 MAX_LENGTH = 2**30
-# bfloat16 limbs per float32: three reach its precision, two keep 16 bits.
+# bfloat16 limbs per float32: three give full precision, two 16 bits.
 LIMBS = {"half": 1, "high": 2, "highest": 3}
-# Argument `input_precision` of tl.dot for operands not split ahead.
+# Argument `input_precision` of tl.dot for operands that are not split ahead.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 
 def choose_arithmetic(dtype: torch.dtype) -> str:
-    """Return the arithmetic of matmuls: "half" for 16-bit dtypes; for float32 "high" or
-    "highest", as `torch.set_float32_matmul_precision` sets it.
+    """Return the arithmetic of matmuls: "half" for 16-bit dtypes, for float32 "high" or
+    "highest" as set by `torch.set_float32_matmul_precision`.
     """
     if dtype != torch.float32:
         return "half"
-    # Only this setting is safe to read: `torch.get_float32_matmul_precision` can raise.
+    # `torch.get_float32_matmul_precision` can raise an error, this can't.
     return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """Return x, or a copy with contiguous rows, and its layout."""
+    """Return x or a copy with contiguous rows, and its (shape, strides)."""
     shape_strides = shape_and_strides(x)
     if shape_strides[1][-1] == 1:
         return x, shape_strides
@@ -61,12 +61,12 @@ def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
 
 
 def allocate_output(x: Tensor, splits: int) -> Tensor:
-    """Return x, or a float32 buffer (splits, *x.shape) if loops are split."""
+    """Return x, or if loops are split a float32 buffer (splits, *x.shape)."""
     return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
 
 def output_layout(x: Layout, splits: int) -> Layout:
-    """Return the layout that `allocate_output` gives x: (splits · b, h, n, d)."""
+    """Return the layout of `allocate_output`: (splits · b, h, n, d)."""
     batch, heads, n, d = x.shape
     if splits == 1:
         return x
@@ -74,12 +74,14 @@ def output_layout(x: Layout, splits: int) -> Layout:
 
 
 def collect_strides(*tensors: Layout) -> tuple[int, ...]:
-    """Return all strides of these layouts in the order of the kernels' arguments."""
+    """Return all strides in the order of the kernels' arguments."""
     return tuple(chain(*(x.strides for x in tensors)))
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if all strides but that of d are divisible by 8 and not 16, else 1."""
+    """Return 8 if 8 divides all strides (except of d) and 16 does not, else 1. The
+    compiler itself finds divisors of 16.
+    """
     divisor = gcd(
         *(
             stride
@@ -94,7 +96,7 @@ def find_stride_divisor(*tensors: Layout) -> int:
 def make_limbs_launch(
     q: Layout, k: Layout, v: Layout, do: Layout | None, limbs: int
 ) -> Launch:
-    """Return the launch that splits q, k, v and, in a backward pass, do into limbs."""
+    """Return the launch that splits q, k, v and, if given, do into limbs."""
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     rows = LIMB_ELEMENTS // pad_head_dim(d)
@@ -111,25 +113,25 @@ def make_limbs_launch(
 
 
 def limbs_layout(x: Layout, limbs: int) -> Layout:
-    """Return the layout of the limbs of x (b, h, n, d), adjacent for each row."""
+    """Return the layout of x (b, h, n, d) in limbs, which are adjacent in each row."""
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
 
 def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
-    """Return q, k, v and, if given, do (..., d) as bfloat16 (..., limbs · d)."""
+    """Split q, k, v and, if given, do (..., d) into bfloat16 (..., limbs · d)."""
     count = launch.constants["LIMBS"]
     limbs = [
         x.new_empty((*x.shape[:-1], count * x.shape[-1]), dtype=torch.bfloat16)
         for x in tensors
     ]
-    # Without do, q fills its place; no program reads it.
+    # Without do, pass q in its place, which no program reads.
     launch(*(*tensors, *tensors[:1])[:4], *(*limbs, *limbs[:1])[:4])
     return limbs
 
 
 class Forward(NamedTuple):
-    """Launches of a forward pass; `limbs` splits float32, `combine` joins splits."""
+    """Launches of a forward pass: split into limbs, main kernel, combine splits."""
 
     limbs: Launch | None
     kernel: Launch
@@ -143,7 +145,7 @@ def forward_launches(
     *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
     """Return the launches of a forward pass for q, k, v and o of these layouts. Unused
-    arguments belong to the cache key, because Triton compiles for them.
+    arguments are part of the cache key, because the compiled kernels depend on them.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -195,7 +197,7 @@ def launch_forward(
     splits: int | None = None,
     head_swizzle: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse). `config`, `splits` and `head_swizzle` override the choice."""
+    """Return (o, lse). `config`, `splits` and `head_swizzle` override the defaults."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
     (q, q_lies), (k, k_lies), (v, v_lies) = (
         make_rows_contiguous(q),
@@ -213,7 +215,7 @@ def launch_forward(
 def run_forward(
     launch: Forward, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> None:
-    """Compute o and lse with launches made for the layouts of these tensors."""
+    """Write o and lse, with launches made for the layouts of these tensors."""
     count: int = launch.kernel.constants["SPLITS"]
     with use_device_of(q):
         if launch.limbs:
@@ -227,7 +229,7 @@ def run_forward(
 
 
 class Backward(NamedTuple):
-    """Launches of a backward pass; `limbs` splits float32, `sums` joins splits."""
+    """Launches of a backward pass: split into limbs, dq, dk and dv, sum splits."""
 
     limbs: Launch | None
     dq: Launch
@@ -325,7 +327,7 @@ def launch_backward(
     dq_splits: int | None = None,
     head_swizzle: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv). Arguments from `dkdv_config` on override the choice."""
+    """Return (dq, dk, dv). Arguments from `dkdv_config` on override the defaults."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(
         make_rows_contiguous, (q, k, v, do)
@@ -344,7 +346,7 @@ def run_backward(
     launch: Backward, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
-    """Compute dq, dk and dv with launches made for the layouts of these tensors."""
+    """Write dq, dk and dv, with launches made for the layouts of these tensors."""
     statistics = lse.new_empty((*lse.shape, 2))
     dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
     dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]

@@ -1,11 +1,11 @@
-"""Helpers of the Triton kernels: assign tiles to programs, load, store, split into
-limbs and multiply.
+"""Helpers of the Triton kernels: assign tiles to programs, load and store tiles, split
+into limbs, multiply.
 
-Tensor cores multiply 16-bit numbers. A float32 is the sum of bfloat16 limbs, each the
-rounded remainder of the previous ones, and a product of two float32 is a sum of
-products of limbs (Henry, Tang and Heinecke 2019, arXiv 1904.06376). Small products are
-dropped: two limbs need three products and keep 16 bits (Triton's `bf16x3`), three limbs
-need six and keep the 24 bits of float32 (`bf16x6`). Letters as in `forward`.
+Tensor cores multiply 16-bit numbers. To multiply float32, each number is written as a
+sum of bfloat16 limbs, and a product becomes a sum of products of limbs (Henry, Tang and
+Heinecke 2019, arXiv 1904.06376). Small products are dropped: two limbs need three
+matmuls and give 16 bits (Triton's `bf16x3`), three limbs need six and give the 24 bits
+of float32 (`bf16x6`). Letters as in `forward`.
 """
 
 import triton
@@ -15,19 +15,19 @@ from triton import knobs
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# The initial running maximum. Not -∞, because -∞ minus -∞ is NaN.
+# The initial running maximum: not -∞, because -∞ minus -∞ is NaN.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-# Above this, in base 2, rounding a score to float32 changes it by 8 or more.
+# Scaled scores (base 2) above this are huge: rounding to float32 changes them by ≥ 8.
 HUGE = tl.constexpr(2.0**28)
 
 
 # --8<-- [start:tiles]
 @triton.jit
 def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
-    """Return (tile, batch · heads + head, number of heads, split) of this program. Head
-    swizzle orders programs by group of `head_swizzle` heads, then tile, head and split.
+    """Return this program's (tile, batch · heads + head, number of heads, split).
+    Programs are ordered by group of `head_swizzle` heads, then by tile, head and split.
     """
-    # Always zero without splits, but a constant zero slows down the second loop.
+    # Without splits this is zero, but a constant zero would slow down the second loop.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
     program, heads = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS // tiles
     group = program // (tiles * head_swizzle)
@@ -43,16 +43,15 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 
 @triton.jit
 def hint_unit(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
-    """Return the strides, rewritten so that the compiler can prove that UNIT divides
-    them. By itself it checks only divisibility by 16, and a row of 40 would be loaded
-    one by one.
+    """Return the strides in a form that shows the compiler that UNIT divides them, so
+    that loads are vectorized. By itself it only detects divisibility by 16.
     """
     return stride_b // UNIT * UNIT, stride_h // UNIT * UNIT, stride_n // UNIT * UNIT
 
 
 @triton.jit
 def offsets(rows, columns, stride_n, stride_d):
-    """Return the offsets of a tile's elements in 64 bits, for over 2³¹ elements."""
+    """Return the offsets of a tile's elements as 64-bit integers."""
     return (
         rows[:, None].to(tl.int64) * stride_n + columns[None, :].to(tl.int64) * stride_d
     )
@@ -60,7 +59,7 @@ def offsets(rows, columns, stride_n, stride_d):
 
 @triton.jit
 def advance_rows(ptr, rows, stride_n):
-    """Return the pointer advanced by this many rows, in 64 bits."""
+    """Return the pointer advanced by this many rows, with 64-bit arithmetic."""
     return ptr + tl.cast(rows, tl.int64) * stride_n
 
 
@@ -68,8 +67,8 @@ def advance_rows(ptr, rows, stride_n):
 def step_ptrs(
     ptr, tile_offsets, start, rows, columns, stride_n, stride_d, RECOMPUTE: tl.constexpr
 ):
-    """Return pointers to the tile of a step, whose `rows` begin at `start`: the first
-    tile's advanced, or with RECOMPUTE computed from scratch to save registers.
+    """Return pointers to a step's tile, whose `rows` begin at `start`: the offsets of
+    the first tile plus an advance, or to save registers (RECOMPUTE) computed anew.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
@@ -80,7 +79,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return the first step of this split after the `steps` of earlier loops."""
+    """Return the first step of this split in a loop after `steps` earlier steps."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
@@ -88,8 +87,8 @@ def first_step(split, steps, SPLITS: tl.constexpr):
 def round_to(x, TYPE: tl.constexpr):
     """Round float32 to the nearest value of TYPE."""
     if INTERPRETED and TYPE == tl.bfloat16 and x.dtype != TYPE:
-        # The interpreter truncates, so add half a unit first, with ties to even. Clear
-        # the lower bits, which it could otherwise misread.
+        # The interpreter truncates, so round here: add half a unit, ties to even, and
+        # clear the lower bits.
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(
             tl.float32, bitcast=True
@@ -107,8 +106,8 @@ def load_tile(
     RAGGED: tl.constexpr,
     CACHE: tl.constexpr = tl.constexpr(""),
 ):
-    """Load a tile; padding columns, and with RAGGED rows past n, are zero. CACHE ".cg"
-    bypasses the L1 cache.
+    """Load a tile, with zeros in padding columns and, if RAGGED, in rows beyond n.
+    CACHE ".cg" bypasses the L1 cache.
     """
     PADDED: tl.constexpr = columns.shape[0] != HEAD
     if RAGGED and PADDED:
@@ -152,13 +151,13 @@ def locate_rows(
 # --8<-- [start:huge]
 @triton.jit
 def row_scale(m, scale_log2):
-    """Return (factor, shift) for rows with largest score m: p = exp2(s · factor -
+    """Return (factor, shift) for rows with maximum m, such that p = exp2(s · factor -
     shift).
 
     `shift` = m · factor is rounded before the multiply-add, so the largest p is exp2 of
-    that rounding error. For a huge score p would be infinite or zero in the whole row.
-    There `factor` is the next power of two, whose products are exact: different huge
-    scores are so far apart that the smaller has p = 0 with either factor.
+    the rounding error instead of 1. For huge scores p would be infinite or zero in the
+    whole row. There `factor` is rounded to a power of two, whose products are exact;
+    different huge scores are so far apart that the smaller p is zero anyway.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)
@@ -170,14 +169,14 @@ def row_scale(m, scale_log2):
 
 @triton.jit
 def row_lse(m, l, shift, scale_log2):
-    """Return lse of rows with largest score m from l, the sum of their p."""
+    """Return lse of rows with maximum m and sum of exponentials l."""
     huge = tl.abs(m) >= HUGE / scale_log2
     return (tl.where(huge, m * scale_log2, shift) + tl.log2(l)) * LN2
 
 
 @triton.jit
 def drop_huge_lse(lse):
-    """Return lse, or infinity where it is too huge for exp2(score - lse)."""
+    """Replace huge lse, for which exp(score - lse) would be wrong, by infinity."""
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
     # --8<-- [end:huge]
 
@@ -212,7 +211,7 @@ def load_limbs(
     RAGGED: tl.constexpr,
     LIMBS: tl.constexpr,
 ):
-    """Load the limbs of a tile; the limbs of a row are adjacent in memory."""
+    """Load a tile as a tuple of limbs; the limbs of a row are adjacent in memory."""
     limbs = (load_tile(ptrs, rows, columns, n, HEAD, RAGGED),)
     for i in tl.static_range(1, LIMBS):
         limb = load_tile(ptrs + i * HEAD, rows, columns, n, HEAD, RAGGED)
@@ -233,7 +232,7 @@ def transpose_limbs(x):
 def dot(a, b, acc, PRECISION: tl.constexpr):
     """Return acc + a @ b, summed in float32."""
     if INTERPRETED:
-        # The interpreter would multiply bit patterns; float32 has the same values.
+        # The interpreter would multiply bit patterns of bfloat16, so convert first.
         acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
@@ -252,8 +251,8 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_matmul(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a @ b of tiles in limbs. Tensor cores truncate sums, so float32
-    steps are summed on their own and added to acc with rounding.
+    """Return acc + a @ b of tiles in limbs. With several limbs, a @ b is computed first
+    and then added with rounding, because tensor cores truncate sums.
     """
     if len(a) == 1:
         acc = dot(a[0], b[0], acc, PRECISION)
@@ -276,9 +275,9 @@ def matmul_from_memory(
     CACHE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return acc + a @ tile, or acc + a @ tileᵀ if TRANSPOSED. The limbs of the tile
-    are loaded from memory one at a time. A CACHE that differs from that of an earlier
-    load keeps the compiler from reusing the earlier one.
+    """Return acc + a @ tile, or acc + a @ tileᵀ if TRANSPOSED, loading one limb of the
+    tile at a time. With another CACHE than in an earlier load, the compiler can't reuse
+    that load.
     """
     limb = load_tile(ptrs, rows, columns, n, HEAD, RAGGED, CACHE)
     b = (tl.trans(limb),) if TRANSPOSED else (limb,)
@@ -305,7 +304,7 @@ def add_matmul_from_memory(
     RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return `add_matmul` of a and a tile in memory, which is loaded again."""
+    """Return `add_matmul` of a and a tile that is loaded from memory."""
     if len(a) == 1:
         acc = matmul_from_memory(
             a, ptrs, rows, columns, n, acc, HEAD, RAGGED, False, ".cg", PRECISION

@@ -1,8 +1,8 @@
-"""Tables of launch configurations for each family of GPUs: by arithmetic, pass, padded
-head dimension and, where it matters, mask; and separate ones for few rows.
+"""Launch configurations for each family of GPUs, by arithmetic, pass, padded head
+dimension and in part mask, with separate tables for few rows.
 
-Those for Hopper were timed on an H200, the others chosen by the resources that the
-compiled kernels need. `tools/tune_flash.py` times configurations on your own GPU.
+Hopper's were timed on an H200, the others chosen by registers and shared memory of the
+compiled kernels. `tools/tune_flash.py` times configurations on your GPU.
 """
 
 from systems.attention.triton.configs import (
@@ -14,7 +14,7 @@ from systems.attention.triton.configs import (
 )
 
 # --- Hopper ---------------------------------------------------------------------------
-# 227 KiB of shared memory per block. Each was the fastest of those timed on an H200.
+# 227 KiB of shared memory per thread block. Timed on an H200.
 
 SM_90: ByArithmetic = {
     "half": {
@@ -109,7 +109,7 @@ FLOAT32_2048_ROWS_SM_90 = FewRows(
         "dq": {16: Config(64, 64, 4, 2), 32: Config(64, 64, 4, 1)},
     },
 )
-# By ascending rows. Without an entry the table for many rows applies.
+# In order of rows; without an entry the table for many rows applies.
 FEW_ROWS_SM_90: FewByArithmetic = {
     "half": (
         FewRows(
@@ -137,10 +137,10 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 }
 
 # --- A100 -----------------------------------------------------------------------------
-# 163 KiB of shared memory per block. Every warp reads the whole streamed tile from
-# shared memory, so the resident tile has 32 rows per warp if registers allow it. From
-# d = 128 on dk, dv and two operands fill the registers, so addresses are recomputed. A
-# kernel of its own splits float32 into bf16 limbs beforehand.
+# 163 KiB of shared memory per thread block. Every warp reads each tile of the loop from
+# shared memory, so the program's own tile has 32 rows per warp if registers suffice.
+# From d = 128, accumulators fill the registers, so addresses are recomputed. A separate
+# kernel splits float32 into limbs (`ahead`).
 SM_80: ByArithmetic = {
     "half": {
         "forward": {
@@ -188,8 +188,8 @@ SM_80: ByArithmetic = {
             256: Config(16, 32, 4, 1, ahead=True),
         },
     },
-    # At d = 256 some assemblers fall back to 32 registers and spill unless a limit is
-    # set. Two programs fit an SM if tiles are loaded twice.
+    # At d = 256 some assemblers use only 32 registers and spill, unless a limit is set.
+    # Two programs fit on an SM if tiles are loaded twice.
     "highest": {
         "forward": {
             16: Config(64, 64, 4, 3, ahead=True),
@@ -216,9 +216,9 @@ SM_80: ByArithmetic = {
 }
 
 # --- GeForce, A10, L4, L40S, and every GPU that is not named --------------------------
-# 99 KiB of shared memory per block, 48 warps per SM. Tensor cores accumulate in float32
-# at half rate or less and limit every loop, so the aims are to compute no matmul twice
-# and to fit two programs per SM.
+# 99 KiB of shared memory per thread block, 48 warps per SM. Tensor cores accumulate in
+# float32 at half rate or less and are the bottleneck, so no matmul is computed twice,
+# and two programs fit on an SM.
 SM_86: ByArithmetic = {
     "half": {
         "forward": {
@@ -292,14 +292,12 @@ SM_86: ByArithmetic = {
 }
 
 # --- GeForce RTX 50 -------------------------------------------------------------------
-# Shared memory and tensor cores are like those of the family above, and the same
-# configurations were the best when compiled for these GPUs.
+# Shared memory and tensor cores are as above, so the configurations are the same.
 SM_120 = SM_86
 
 # --- B100, B200, B300 -----------------------------------------------------------------
-# 227 KiB of shared memory per block. Tensor cores run at full rate from 128 rows on.
-# Tensor memory has 512 columns for all programs of an SM, so with float32 in limbs only
-# small tiles fit.
+# 227 KiB of shared memory per thread block. Tensor cores need tiles of 128 rows for
+# full rate. Tensor memory has 512 columns per SM, so only small tiles fit for float32.
 SM_100: ByArithmetic = {
     "half": {
         "forward": {
@@ -373,7 +371,7 @@ SM_100: ByArithmetic = {
 }
 
 # --- All but Hopper, with few rows ----------------------------------------------------
-# Tiles of 128 rows would be fewer than the SMs.
+# Small tiles, because there would be fewer tiles of 128 rows than SMs.
 FEW_ROWS_OTHERS: FewByArithmetic = {
     "half": (
         FewRows(

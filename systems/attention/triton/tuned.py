@@ -1,6 +1,6 @@
-"""Launch configurations that `tools/tune_flash.py` timed on the owner's GPU: one JSON
-file per GPU model. If a file is damaged, or was timed with other kernels or another
-Triton, this is logged once and the built-in tables apply.
+"""Read the launch configurations that `tools/tune_flash.py` timed on the user's GPU,
+from one JSON file per GPU model. For a file that is damaged or of other kernels or
+another Triton version, log a warning and use the built-in tables.
 """
 
 import hashlib
@@ -14,32 +14,32 @@ from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# A file is valid for these kernels; choosing a configuration doesn't change them.
+# The code for which a file is valid, without the code that chooses a configuration.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose_config")]
-# What is tuned, in this order: the most common head dimensions first.
+# Tuned arithmetics, kernels and head dimensions, in this order.
 ARITHMETICS, KERNELS = ("half", "high", "highest"), ("forward", "dkdv", "dq")
 HEAD_DIMS = (64, 128, 32, 256, 16)
 ROWS = (16, 32, 64, 128, 256)
 # (arithmetic, kernel, padded head dimension, causal).
 Key = tuple[str, str, int, bool]
-# The fields of a `Config`, which is not imported because its module imports torch.
+# The types of the fields of `configs.Config`, whose module would import torch.
 Numbers = tuple[int, int, int, int, int | None, bool, str]
 
 
 @cache
 def kernels_hash() -> str:
-    """Return the source hash of the kernels and their launches, without the tables."""
+    """Return the source hash of kernels and launchers, without the tables."""
     return hash_of(LAUNCHES, without=CHOICE)
 
 
 def path_of(slug: str) -> Path:
-    """Return the path of a GPU's file; `slug` is the GPU's folder name in records."""
+    """Return the path of the file of a GPU, given its slug as in records."""
     return FOLDER / f"{slug}.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file. ValueError with one line if it is damaged."""
+    """Return the content of a file. Raise ValueError if it is damaged."""
     try:
         found = json.loads(path.read_bytes())
         whole = found["software"]["triton"] and found["source_hash"]
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry names a kernel and holds a valid configuration of it."""
+    """Return whether an entry is a valid configuration of a known kernel."""
     arithmetic, kernel, d, causal = key_of(entry)
     q, k, warps, stages, registers, ahead, anew = entry["config"]
     return (
@@ -73,7 +73,7 @@ def key_of(entry: dict[str, Any]) -> Key:
 @cache
 def configs(slug: str, triton: str) -> dict[Key, Numbers]:
     """Return the configurations timed on this GPU with the current kernels and this
-    Triton; none, with one log message, if the file is damaged or outdated.
+    Triton version. If the file is damaged or outdated, log that and return none.
     """
     path = path_of(slug)
     try:
