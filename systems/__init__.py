@@ -42,9 +42,12 @@ def need(*modules: str) -> None:
 
 
 def without_traceback(kind: Any, error: Any, trace: Any) -> None:
-    """Exception hook that prints "Aborted!" instead of a traceback after Ctrl-C."""
+    """Exception hook: one line after Ctrl-C, or if a full disk cut a compiled file."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
+    elif issubclass(kind, EOFError) and "marshal" in str(error):
+        said = "a full disk cut compiled files: delete the folders named __pycache__"
+        print(f"error: {said}, here and in .venv", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
@@ -109,10 +112,9 @@ def run_as_command(
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        # An error of standard output names no file.
         if error.filename:
             raise
-        # Keep Python from reporting the error again when it flushes standard output.
+        # It is standard output's, which Python would report again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A closed pipe, as after `head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):

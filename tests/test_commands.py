@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ HELPS = {
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
     "tools/compile_steps.py": "python tools/compile_steps.py",
+    # As PYTHONOPTIMIZE=2 in the environment leaves it, without docstrings.
+    "-OO -m systems.formulas.fit": "Usage: ",
 }
 
 
@@ -52,10 +55,12 @@ def test_help_has_an_example_on_a_line_of_its_own(command):
     assert any(x.startswith(HELPS[command]) for x in lines), done.stdout
 
 
-def test_help_without_docstrings_is_its_options():
-    """As PYTHONOPTIMIZE=2 in the environment leaves it."""
-    done = python("-OO", "-m", "systems.formulas.fit", "--help")
-    assert (done.returncode, done.stderr) == (0, "") and "--help" in done.stdout
+def test_compiled_files_that_a_full_disk_cut_are_named(tmp_path):
+    """No command runs until what is left of such a file is deleted."""
+    (tmp_path / "cut.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + b"\xe3")
+    line = "import systems; systems.need(); import cut"
+    done = python("-c", line, env={"PYTHONPATH": tmp_path})
+    assert done.stderr.startswith("error: a full disk") and done.stderr.count("\n") == 1
 
 
 FULL = (2, "error: No space left on device\n")
@@ -64,9 +69,11 @@ SINKS = {">/dev/full": FULL, ">&-": (0, ""), "<&- >&- 2>&-": (0, ""), "| true": 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 @pytest.mark.parametrize("sink", SINKS)
-def test_output_that_nobody_can_take_is_one_line_or_none(sink):
-    command = f'"{sys.executable}" -m systems.formulas.fit {sink}'
-    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
+def test_output_that_nobody_can_take_is_one_line_or_none(tmp_path, sink):
+    command = f'"{sys.executable}" tools/regen_tables.py --list --results "$0" {sink}'
+    done = subprocess.run(
+        ["sh", "-c", command, tmp_path], cwd=ROOT, capture_output=True
+    )
     assert (done.returncode, done.stderr.decode()) == SINKS[sink]
 
 

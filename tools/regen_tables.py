@@ -179,7 +179,7 @@ def require_folders(
     """
     from tools.render.load import is_quick
 
-    is_own = is_same_path(results, RESULTS)
+    is_own = results.resolve() == RESULTS.resolve()
     if results.exists() and not results.is_dir():
         stop(f"--results {results}: is a file, not a folder")
     if not (action == "measuring" or is_own or results.is_dir()):
@@ -194,11 +194,6 @@ def require_folders(
             f"this guide's own tables do not show {results}: add --generated FOLDER "
             "to name the folder of its tables"
         )
-
-
-def is_same_path(one: Path, other: Path) -> bool:
-    """Return whether two paths, which may not exist, name the same folder."""
-    return one.resolve() == other.resolve()
 
 
 def measure(
@@ -270,7 +265,7 @@ def summarize_and_render(
 
 def render_own(results: Path, generated: Path | None) -> None:
     """Render the guide's own records, or others if `generated` names a folder."""
-    if generated or is_same_path(results, RESULTS):
+    if generated or results.resolve() == RESULTS.resolve():
         write_rendered(results, generated)
     else:
         hint = "--render --generated FOLDER writes their tables"

@@ -295,5 +295,4 @@ def main(
 
 
 if __name__ == "__main__":
-    assert __doc__
     run_as_command(main, __doc__)

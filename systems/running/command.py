@@ -79,7 +79,6 @@ def main(config_class: type, run: Run) -> NoReturn:
     command.__signature__ = Signature(parameters)  # pyright: ignore
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     run_as_command(command, sys.modules["__main__"].__doc__)
-    raise AssertionError("typer ends the process")
 
 
 def _parameter(f: Any) -> Parameter:

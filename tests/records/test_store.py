@@ -222,8 +222,6 @@ def test_a_metric_that_is_not_finite_is_neither_written_nor_read(path, value, at
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"{",
         b"no JSON",
         b"\xff\xfe",
         b'{"schema": 2} {}',

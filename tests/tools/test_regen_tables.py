@@ -521,17 +521,6 @@ def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(
     assert (done.code, done.out) == (1, f"{line}\n1 findings\n")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
-    given = regen_command(ROOT, "--list")
-    # Set, no output waits for the end of the process.
-    given["env"].pop("PYTHONUNBUFFERED", None)
-    pipe = subprocess.PIPE
-    with subprocess.Popen(**given, stdout=pipe, stderr=pipe) as child:
-        assert child.stdout and child.stderr
-        child.stdout.close()
-        assert child.stderr.read() == ""
-
-
 def test_a_full_disk_names_the_file(rendered, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(ENOSPC, "No space left on device")

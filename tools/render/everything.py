@@ -40,8 +40,9 @@ def render_all(results: Path) -> dict[str, str]:
 
 def render(found: Found) -> dict[str, str]:
     files: dict[str, str] = {}
+    gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
     facts: dict[str, Mapping[str, str]] = {
-        "gpu": {"name": primary_gpu_name(found)},
+        "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},
         **{name: import_spanning(name).facts(found) for name in WITH_FACTS},
     }
     predicted = {**import_spanning("envelope").facts(found)}
@@ -71,11 +72,6 @@ def render(found: Found) -> dict[str, str]:
         for line in (f"  {name}:", *(f"    {k}: {json.dumps(texts[k])}" for k in texts))
     ]
     return {**files, "facts.yml": "\n".join(["facts:", *lines]) + "\n"}
-
-
-def primary_gpu_name(found: Found) -> str:
-    gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
-    return gpus.get(primary_gpu(), primary_gpu())
 
 
 def import_spanning(name: str) -> ModuleType:

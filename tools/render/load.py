@@ -36,7 +36,7 @@ def primary_gpu() -> str:
 
 
 def is_primary(record: Record) -> bool:
-    """Return whether a record was measured on the primary GPU or the meta device."""
+    """Return whether a record was measured on the primary GPU, or needs none."""
     return record.kind == "measured" and record.device.slug in (primary_gpu(), "meta")
 
 
@@ -82,9 +82,7 @@ def current_hash(module: str, attention: tuple[str, ...]) -> str:
 
 
 def read(path: Path) -> Record:
-    """Read a record. Raise RecordError if it is incomplete, misplaced or edited by
-    hand, FileNotFoundError if there is no file.
-    """
+    """Return a record. Raise RecordError if it is incomplete, misplaced or edited."""
     record = store.read(path)
     grid = "quick" if is_quick(path.parent.parent) else "full"
     ran = sum(row.status != "failed" for row in record.rows)
@@ -97,10 +95,25 @@ def read(path: Path) -> Record:
         f"{record.expected_rows}": not record.complete,
         "was edited by hand; restore it or measure again": record.edited,
     }
-    for fault, is_present in faults.items():
-        if is_present:
-            raise store.RecordError(f"{path}: {fault}")
+    for fault in filter(faults.get, faults):
+        raise store.RecordError(f"{path}: {fault}")
+    kinds: dict[str, str] = {}
+    for i, row in enumerate(record.rows if record.kind == "measured" else ()):
+        metrics = {f"metrics.{name}": row.metrics[name] for name in row.metrics}
+        for name, value in (row.config | metrics).items():
+            if (kind := kind_of(value)) and kind != kinds.setdefault(name, kind):
+                fault = f"{name} is {value!r:.60}, in other rows {kinds[name]}"
+                raise store.RecordError(f"{path}: rows[{i}]: {fault}")
     return record
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a value, "" if unknown. A list of texts counts as text."""
+    if isinstance(value, list):
+        inner = kind_of(value[0]) if value else ""
+        return inner if inner in ("", "text") else f"a list, each {inner}"
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "text"}
+    return "" if value is None else kinds.get(type(value), "an object")
 
 
 @cache
@@ -145,9 +158,8 @@ def load(results: Path) -> dict[str, list[Record]]:
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)
     for path in files_in(results):
-        if path.name.endswith(store.PARTIAL_SUFFIX) or path.parent.name == "quick":
-            continue
-        found[path.stem].append(read(path))
+        if not path.name.endswith(store.PARTIAL_SUFFIX) and path.parent.name != "quick":
+            found[path.stem].append(read(path))
     attach_clock_rows(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
     # Reduced grids may be of any GPU.
@@ -158,11 +170,7 @@ def load(results: Path) -> dict[str, list[Record]]:
         )
     for of_stem in found.values():
         of_stem.sort(
-            key=lambda r: (
-                r.kind == "reported",
-                r.device.slug not in (primary, "meta"),
-                r.device.slug,
-            )
+            key=lambda r: (r.kind == "reported", not is_primary(r), r.device.slug)
         )
     return found
 
@@ -174,9 +182,6 @@ def is_gpu_record(record: Record) -> bool:
 
 def stale_records(records: Iterable[Record]) -> list[str]:
     """Return a warning for each stale record."""
-    return [
-        f"{r.place} is stale: its source has changed since; "
-        f"measure or --verify {r.stem}"
-        for r in records
-        if r.kind == "measured" and not is_fresh(r)
-    ]
+    stale = (r for r in records if r.kind == "measured" and not is_fresh(r))
+    said = "is stale: its source has changed since; measure or --verify"
+    return [f"{record.place} {said} {record.stem}" for record in stale]

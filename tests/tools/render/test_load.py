@@ -83,5 +83,9 @@ def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
     folders = ["--results", str(tmp_path), "--generated", str(tmp_path / "x")]
     assert regen_tables.main(["--check", *folders]) == 2
     # Written again by the code, it is whole.
-    store.write(store.read(path), path)
+    store.write(record := store.read(path), path)
     load.read(path)
+    record.rows[3].metrics["loss_ms"] = 5
+    store.write(record, path)
+    with pytest.raises(RecordError, match=r"rows\[3\]: metrics.loss_ms is 5"):
+        load.read(path)
