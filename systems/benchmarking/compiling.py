@@ -32,9 +32,7 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 # --8<-- [start:clock]
 @contextmanager
 def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
-    """Give the compiler the state of a new process: nothing compiled and empty disk
-    caches. With `folder` the caches are there and persist.
-    """
+    """Give the compiler empty caches. With `folder` they are there and persist."""
     load(device)
     torch.compiler.reset()
     try:

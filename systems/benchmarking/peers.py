@@ -1,9 +1,8 @@
 """The attention implementations that are measured, by name: FlashAttention of this
 project ("ours..."), plain PyTorch, PyTorch's fused ones and FlashAttention-4.
 
-Each is a function (q, k, v) -> o of tensors (b, h, n, d). Inside `only(name)` the named
-implementation runs or `Unsupported` is raised. Names with "_ordered" request
-deterministic gradients.
+Each maps q, k, v (b, h, n, d) to o. Inside `only(name)` the named implementation runs
+or `Unsupported` is raised. Names with "_ordered" request deterministic gradients.
 """
 
 import math

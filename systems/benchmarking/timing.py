@@ -68,10 +68,9 @@ def measure(
     between: Callable[[], None] | None = None,
 ) -> dict[str, list[float] | int]:
     """Run `step` warmup + repeats times. Return the samples of the repeats in ms by
-    phase, and their peak memory in bytes, which is absent on a CPU.
+    phase, and their peak memory in bytes (not on a CPU).
 
-    `between` runs before each step, outside the clock (to clear gradients, for
-    example).
+    `between` runs before each step, outside the clock (to clear gradients, say).
     """
     warm, clock = Clock(device), Clock(device)
     for i in range(warmup + repeats):

@@ -15,8 +15,7 @@ class Stem:
     "cpu", or "meta" (tensors without data).
 
     On a GPU, rows of the implementations or executions in `rehearsed` are compiled
-    ahead in parallel, by processes of `cores_of_each` cores. `needs` lists modules
-    besides torch.
+    ahead, by processes of `cores_of_each` cores. `needs` lists modules besides torch.
     """
 
     module: str

@@ -53,7 +53,6 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
-    """Return the sum after each step, on the CPU."""
     s = torch.tensor(0, dtype=DTYPES[config.accumulator], device=device)
     x = torch.tensor(config.term, dtype=DTYPES[config.value], device=device)
     sums = torch.empty(config.steps, dtype=s.dtype, device=device)

@@ -35,7 +35,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: each part under both dtypes, one without autocast."""
     if quick:
         return [Config(part, "bf16") for part in PARTS]
     return [Config(part, dtype) for part in PARTS for dtype in ("fp16", "bf16")] + [

@@ -1,10 +1,8 @@
-"""The whole model under `torch.compile`: each phase of a training step, eager and
-compiled, with the cost of compiling; and the eager step as CUDA graphs, without launch
-overhead.
+"""The whole model under `torch.compile`: each phase of a training step, eager, compiled
+with the cost of compiling, and as CUDA graphs.
 
-The executions of a cell share one model and alternate, so that a slow moment of the
-host affects all of them. GPU time is measured in passes after that. `--optimizer`
-compiles AdamW's step as well.
+The executions of a cell share one model and alternate. GPU time is measured in passes
+after that. `--optimizer` compiles AdamW's step as well.
 
     python -m systems.experiments.compile --precision bf16 --execution compiled
 """
@@ -189,9 +187,7 @@ def shared(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """One execution of a shared workload, which `running` activates: whether its model
-    and its optimizer's step are compiled.
-    """
+    """One execution of a shared workload: what it compiles."""
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
         self.work = work
@@ -227,7 +223,6 @@ class Execution:
 
 
 def name_of(config: Config) -> str:
-    """Return the folder name for a cell's compiled code."""
     return "-".join(map(str, asdict(config).values())).replace(".", "_")
 
 
@@ -248,9 +243,8 @@ def mode_ahead(config: Config) -> str:
 
 # --8<-- [start:ahead]
 def precompile(config: Config) -> None:
-    """Compile this cell in its own process from empty caches, and store the compiled
-    code and the step times for `run`. The model compiles without AdamW's state, to save
-    memory.
+    """Compile this cell in its own process from empty caches, and store code and step
+    times for `run`. The model compiles without AdamW's state, to save memory.
     """
     c, device = config, timing.default_device()
     folder = precompiled.ahead(name_of(c))

@@ -41,9 +41,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: Table 1 at all contexts in fp32 and bf16; for CS336 of
-    2026, 2.7B at 2048 and 10B at 512, parts of which exceed any GPU's memory; TF32 at
-    context 512; and the two larger batches of the source notes.
+    """Return Table 1 at all contexts in fp32 and bf16; the larger cells of CS336 2026,
+    some beyond any GPU's memory; TF32 at 512; and two larger batches.
     """
     if quick:
         return [

@@ -3,10 +3,9 @@ leaderboard's shape after the first kernel of the guide.
 
 Split loops are measured with one head, which has few tiles, head swizzle with many
 short heads, and splitting float32 into limbs ahead at one shape. The forward kernel
-here is the smallest with switches: whole tiles, contiguous (heads, n, d). The Triton
-kernel of `systems.attention.triton.forward` comes next. The backward pass has two
-variants with five matmuls instead of seven: one adds dq by atomics in no fixed order,
-the Hopper kernel by TMA in a fixed order.
+here is the smallest with switches: whole tiles, contiguous (heads, n, d); the package's
+Triton kernel comes next. Two backward passes have five matmuls instead of seven: one
+adds dq by atomics in no fixed order, the Hopper kernel by TMA in a fixed order.
 
     python -m systems.experiments.flash_ablation --step skip
 """
@@ -123,9 +122,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return techniques at the leaderboard's shape, split loops at one head, head
-    swizzle at many heads, and limbs of fp32.
-    """
     if quick:
         return [Config("tiles", 1, 128, 16), Config("split", 1, 128, 16)]
     one, short, long = (1, 4096), (16, 2048, 128, "fp32"), (16, 4096, 64, "fp32")

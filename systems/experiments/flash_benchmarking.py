@@ -1,10 +1,8 @@
-"""Flash attention compared with plain PyTorch, compiled PyTorch and PyTorch's fused
-attention: forward, backward and both, over the assignment's 80 configurations (batch 1,
-one head, causal).
+"""FlashAttention compared with plain PyTorch, compiled PyTorch and SDPA: forward,
+backward and both, over the assignment's 80 configurations (batch 1, one head, causal).
 
 `forward_ms`, `backward_ms` and `both_ms` come from Triton's `do_bench`, as the
-assignment asks; `forward_gpu_ms` and so on are GPU time, for which the implementations
-of a shape alternate.
+assignment asks; `forward_gpu_ms` and so on are GPU time of alternating rounds.
 
     python -m systems.experiments.flash_benchmarking --dtype bf16 --d 64 --n 16384
 """

@@ -1,9 +1,8 @@
 """Peak memory and time of a forward and backward pass by recomputation strategy: runs
 of blocks, half blocks, nested runs, attention only.
 
-Each row has two peaks. In the first, the backward pass allocates gradients as it
-proceeds, as after `zero_grad()`; in the second they exist from the start, as with
-accumulation over several batches.
+Each row has two peaks: with gradients allocated during the backward pass, as after
+`zero_grad()`, and with gradients from the start, as in gradient accumulation.
 
     python -m systems.experiments.gradient_checkpointing --strategy runs --run 4
 """

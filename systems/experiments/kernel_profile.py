@@ -131,7 +131,6 @@ def time_samples(metrics: dict[str, list[float] | int]) -> dict[str, list[float]
 
 
 def require_gpu() -> str:
-    """Return "cuda". ValueError without a GPU."""
     if timing.default_device() != "cuda":
         raise ValueError("kernels run on a GPU, and torch sees none here")
     return "cuda"

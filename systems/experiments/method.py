@@ -1,6 +1,5 @@
 """Compare clocks: the same pass by our wall clock and by bare CUDA events, alternating;
-and its GPU time as the sum of kernel times by CUPTI and as a CUDA graph, which launches
-all kernels in one call.
+and its GPU time by CUPTI and as a CUDA graph.
 
     python -m systems.experiments.method --context 128 --precision fp32
 """
@@ -63,9 +62,8 @@ def configs(quick: bool = False) -> list[Config]:
 def run(config: Config) -> dict[str, Any]:
     """Return samples in ms of the same pass by each instrument.
 
-    `clock_ms` and `events_ms` alternate and synchronize after each pass.
-    `queued_events_ms` and `graph_ms` (CUDA graphs) synchronize once, after all passes:
-    the difference to `events_ms` is the cost of synchronizing. GPU time by CUPTI comes
+    `clock_ms` and `events_ms` alternate and synchronize after each pass,
+    `queued_events_ms` and `graph_ms` once after all passes. GPU time by CUPTI comes
     last, because its profiler makes launches slower.
     """
     c, device = config, timing.default_device()

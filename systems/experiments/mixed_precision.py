@@ -57,7 +57,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: three seeds per precision and learning rate."""
     if quick:
         return [Config("bf16", context=16, batch=1, vocab=64, steps=2)]
     seeds = (1, 2, 3)

@@ -1,10 +1,8 @@
-"""The effect of the attention implementation on a training step: eager, PyTorch's fused
-attention, and FlashAttention of this project.
+"""The effect of the attention implementation on a training step in bf16: eager,
+PyTorch's fused attention, and FlashAttention of this project.
 
-The step of `end_to_end` in bf16, for every size at context 1024 and for `small` up to
-16384. The three attentions of a cell alternate; only one model is in memory at a time.
-GPU time is measured too, because a faster attention doesn't shorten a launch-bound
-step.
+The three attentions of a cell alternate; only one model is in memory at a time. GPU
+time is measured too, because launch-bound steps don't get shorter.
 
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
@@ -45,9 +43,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the three attentions for every size at context 1024, and for `small` at
-    4096 and 16384.
-    """
     if quick:
         return [Config("small", 32, "sdpa", 1, warmup=0, steps=1)]
     cells = [(size, 1024) for size in TABLE_1] + [("small", 4096), ("small", 16384)]

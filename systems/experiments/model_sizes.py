@@ -36,7 +36,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: every size at every context of the assignment."""
     return [
         Config(size, context)
         for size in SIZES

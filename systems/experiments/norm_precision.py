@@ -45,7 +45,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: every norm, format, width and way to compute."""
     if quick:
         return [
             Config(norm, dtype, 64, "running")

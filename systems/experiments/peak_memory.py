@@ -59,9 +59,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: 2.7B at three contexts and every size at 512, in every
-    mode; and what saves memory for 2.7B at 512 and 2048, where a step only fits with
-    flash attention or checkpoints.
+    """Return 2.7B at three contexts and every size at 512, in every mode; and 2.7B at
+    512 and 2048 with flash attention or checkpoints.
     """
     if quick:
         return [
@@ -136,7 +135,6 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def gpu() -> str:
-    """Return "cuda". ValueError without a GPU."""
     if timing.default_device() != "cuda":
         raise ValueError(
             "the allocator whose history is recorded is the GPU's, and torch sees no "

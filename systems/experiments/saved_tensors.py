@@ -62,8 +62,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Return the saved tensors with their bytes, each memory once, the largest first;
-    the number and bytes of all saves; and the gradient bytes of parameters and of the
-    input.
+    count and bytes of all saves; and the bytes of gradients.
     """
     c, shape = config, SIZES[config.size]
     with torch.device("meta"):

@@ -34,7 +34,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: each number of warm-up steps in five processes."""
     if quick:
         return [Config(warmup, steps=1, context=32, batch=1) for warmup in (0, 1)]
     return [

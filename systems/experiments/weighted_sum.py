@@ -47,7 +47,6 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: every implementation in both dtypes."""
     names = (*IMPLEMENTATIONS, "copy")
     if quick:
         return [Config(name, "fp32", 64, 256) for name in names]

@@ -21,7 +21,6 @@ class Format:
 
     @property
     def max_finite(self) -> Fraction:
-        """The largest finite number."""
         return (2 - Fraction(1, 2**self.fraction_bits)) * Fraction(2) ** self.bias
 
     @property

@@ -22,9 +22,8 @@ def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Return the GPU span and the sum of kernel times of each phase and pass in ms, and
-    a row for each kernel of each phase. `TraceError` without `passes` steps with
-    kernels.
+    """Return the GPU span and kernel sum of each phase and pass in ms, and a row for
+    each kernel of each phase. `TraceError` without `passes` steps with kernels.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

@@ -2,8 +2,7 @@
 profiler reports.
 
 Library kernels are named for what they do (`ampere_sgemm_128x64_tn`). PyTorch's generic
-kernels name the operation in a template argument: `elementwise_kernel<128, 2, ...
-exp_kernel_cuda(...) ...>` is an exponential.
+kernels name the operation in a template argument, such as `exp_kernel_cuda`.
 """
 
 import re

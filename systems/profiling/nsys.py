@@ -62,9 +62,7 @@ def find_nsys() -> str:
 
 # --8<-- [start:command]
 def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
-    """Return the command that profiles `work` into `report`: CUDA and NVTX, only
-    between the profiler's start and stop.
-    """
+    """Return the command that profiles the captured range of `work` into `report`."""
     return [
         *(program, "profile", "--trace", "cuda,nvtx"),
         # CPU sampling would need privileges and disturb the measurement.

@@ -64,7 +64,6 @@ def load_profiler() -> None:
 
 
 def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
-    """Return the result of `work` and the stopped profiler."""
     # Marks, launches and operations are CPU events.
     activities = [ProfilerActivity.CPU]
     if device == "cuda":

@@ -65,9 +65,7 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
             yield f"{name}: is {value!r:.60}, no number of bytes"
         for item in value if isinstance(value, list) else ():
             if isinstance(item, dict):
-                yield from (
-                    f"{name}.{f}" for f in faults_in_metrics(item, reported=reported)
-                )
+                yield from (f"{name}.{f}" for f in faults_in_metrics(item, reported))
 
 
 def _impossible_times(name: str, value: Any) -> Iterator[str]:

@@ -112,10 +112,8 @@ def to_json(record: Record) -> str:
     """Return JSON with one field or row per line, for readable diffs."""
     data = json.loads(json.dumps(record, default=structs.asdict, allow_nan=False))
     for row in data["rows"]:
-        row["metrics"] = {
-            name: rounded_to_nanoseconds(name, value)
-            for name, value in row["metrics"].items()
-        }
+        for name, value in row["metrics"].items():
+            row["metrics"][name] = rounded_to_nanoseconds(name, value)
     rows, data = data["rows"], {"schema": SCHEMA, "digest": digest_of(data)} | data
     del data["rows"]
     lines = [f" {json.dumps(key)}: {_text(value)}" for key, value in data.items()]
@@ -137,8 +135,5 @@ def digest_of(data: dict[str, Any]) -> str:
 def rounded_to_nanoseconds(name: str, value: Any) -> Any:
     """Round the samples of a metric in ms to nanoseconds."""
     if isinstance(value, list) and name.endswith("_ms"):
-        return [
-            round(sample, 6) if isinstance(sample, float) else sample
-            for sample in value
-        ]
+        return [round(x, 6) if isinstance(x, float) else x for x in value]
     return value

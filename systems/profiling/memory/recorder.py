@@ -25,7 +25,6 @@ MAX_ENTRIES = 300_000
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Return the address of the memory behind a tensor."""
     return tensor.untyped_storage().data_ptr()
 
 

@@ -69,8 +69,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Span:
-    """A phase, from its first event to its last."""
-
     name: str
     first: int
     last: int
@@ -203,7 +201,6 @@ def surviving_blocks(
 
 
 def bytes_in_use(history: History) -> list[int]:
-    """Return the bytes in use after each event."""
     change = [0] * (history.events + 1)
     for block in history.blocks:
         change[block.start] += block.bytes
