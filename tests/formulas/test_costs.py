@@ -71,20 +71,6 @@ def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
     assert memory.peak == pytest.approx(expected, abs=64)
 
 
-def test_attention_memory_by_hand():
-    # N = 16384, batch 8, d = 64, fp32: a score matrix is 8 GiB, a mask a quarter, an
-    # output 1/32; rows are 2^17.
-    gib, rows = 2**30, 2**17
-    shape = {"batch": 8, "n": 16384, "d": 64, "element_bytes": 4}
-    saved, peak = costs.attention_saved_bytes, costs.attention_peak_bytes
-    plain, masked = (sum(saved(**shape, causal=c).values()) for c in (False, True))
-    assert plain == 2 * 8 * gib + gib // 32 + rows * 4 + rows * 8
-    assert masked - plain == gib // 4
-    # Six matrices, the output, five more of its size, sums and positions.
-    expected = 6 * 8 * gib + 6 * gib // 32 + rows * 12
-    assert sum(peak(**shape, causal=False).values()) == expected
-
-
 def test_attention_flops_are_those_of_pytorchs_counter():
     """Its formula for fused attention: two products forward, five backward."""
     inputs = torch.randn(3, 2, 3, 40, 16, device="meta")

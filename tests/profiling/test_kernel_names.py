@@ -12,17 +12,15 @@ from systems.profiling.kernel_names import (
 )
 from tests.factories import RESULTS
 
+# Names of PyTorch, but for what they repeat.
 COPY = (
     "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_"
     "impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)::"
-    "[lambda() (instance 3)]::operator ()() const::[lambda() (instance 7)]::operator "
-    "()() const::[lambda(float) (instance 1)]>(at::TensorIteratorBase &, const T1 &)::"
-    "[lambda(int) (instance 1)]>(int, T3)"
+    "[lambda() (instance 3)]::operator ()() const>(at::TensorIteratorBase &)>(int, T3)"
 )
 MUL = (
     "void at::native::vectorized_elementwise_kernel<(int)4, at::native::BinaryFunctor<"
-    "float, float, float, at::native::binary_internal::MulFunctor<float>>, std::array<"
-    "char *, (unsigned long)3>>(int, T2, T3)"
+    "float, float, float, at::native::binary_internal::MulFunctor<float>>>(int, T2)"
 )
 ADD = (
     "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_"
@@ -30,23 +28,17 @@ ADD = (
 )
 EXP = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::exp_kernel_"
-    "cuda(at::TensorIteratorBase&)::{lambda()#2}::operator()() const::{lambda()#2}::"
-    "operator()() const::{lambda(float)#1}, std::array<char*, 2ul> >(int, at::native::"
-    "exp_kernel_cuda(at::TensorIteratorBase&)::{lambda()#2})"
+    "cuda(at::TensorIteratorBase&)::{lambda()#2}, std::array<char*, 2ul> >(int)"
 )
 MAX = (
     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::"
-    "MaxOps<float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float, at::"
-    "native::MaxOps<float>, unsigned int, float, 4, 4>)"
+    "MaxOps<float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float>)"
 )
 WHERE = (
     "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<"
-    "at::native::(anonymous namespace)::where_kernel_impl(at::TensorIterator&)::"
-    "{lambda()#1}::operator()() const>(at::TensorIteratorBase&)>(int)"
+    "at::native::(anonymous namespace)::where_kernel_impl(at::TensorIterator&)> >(int)"
 )
-CUTLASS = (
-    "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nt_align1>(T1::Params)"
-)
+CUTLASS = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nt_align1>(Params)"
 XMMA = (
     "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1"
     "_execute_segment_k_off_kernel__5x_cublas"
@@ -60,27 +52,14 @@ MANGLED_ADD = (
     "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_15CUDAFunctor_"
     "addIfEESt5arrayIPcLm3EEEEviT0_T1_"
 )
-REDUCED = (
-    "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float>(cublasLt::"
-    "cublasSplitKParams<float>)"
-)
+REDUCED = "void cublasLt::splitKreduce_kernel<32, 16, int, float>(cublasLt::Params)"
 LOG = (
-    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, float, "
-    "float, at::native::(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, "
-    "float const*, int)"
+    "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, float, at::native::"
+    "(anonymous namespace)::LogSoftMaxForwardEpilogue>(float*, float const*, int)"
 )
-FLASH = (
-    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, "
-    "false>>(Flash_fwd_params)"
-)
-EFFICIENT = (
-    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<"
-    "float, cutlass::Sm80>)"
-)
-INDEX = (
-    "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<"
-    "int>(at::TensorIterator&)>(int)"
-)
+FLASH = "void pytorch_flash::flash_fwd_kernel<Traits<64, 128, false>>(Flash_params)"
+EFFICIENT = "fmha_cutlassF_f32_aligned_64x64_rf_sm80(AttentionKernel<cutlass::Sm80>)"
+INDEX = "void at::native::index_elementwise_kernel<128, gpu_index_kernel<int>()>(int)"
 CAT = (
     "void at::native::(anonymous namespace)::CatArrayBatchedCopy<at::native::"
     "OpaqueType<4u>, unsigned int, 4, 64>()"
@@ -92,8 +71,7 @@ FUSED_ADAM = (
 )
 BF16 = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_"
-    "kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}, std::array<char*, 2ul> "
-    ">(int)"
+    "kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}>(int)"
 )
 
 KNOWN = {

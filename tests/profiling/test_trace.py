@@ -345,6 +345,7 @@ def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
         f"{kind}MEMCPY VALUES (70000, 71000, 8, {PID}, 2, 400)",
         f"{kind}MEMSET VALUES (71000, 72000, 9, {PID}, 0)",
     )
+    assert sorted(nsys.COPY_KINDS) == [*range(1, 11)], "as CUPTI numbers them"
     names = {k.name: k.path[-1] for k in nsys.read_export(path, MARKS)}
     assert names["Memcpy DtoH"] == names["Memset"] == "attention softmax"
     tables = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from msgspec import to_builtins
 from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Git, Record, Row
+from systems.records.rules import faults_of
 from systems.records.store import RecordError
 from systems.records.summary import summarize
 
@@ -116,8 +118,6 @@ FAULTS = [
     ("device.name", "[x](javascript:x)", "at `$.device.name`"),
     ("device.name", "", "at `$.device.name`"),
     ("device.slug", "..", "at `$.device.slug`"),
-    ("rows.1.reason", None, "rows[1].reason: is None, the status out_of_memory"),
-    ("rows.1.metrics.a_ms", [1.0], "rows[1]: is out_of_memory with 1 metrics"),
     (
         "rows.1.config",
         {"size": "small", "context": 128},
@@ -168,6 +168,26 @@ def with_field(name: str, value: object) -> dict:
 def test_a_wrong_field_is_named_with_its_file(path, name, value, message):
     found = refusal(path, json.dumps(with_field(name, value)))
     assert found.endswith(message), found
+
+
+# Kind of a record, status, reason and number of metrics of a row.
+ROWS = {
+    ("measured", "ok", None, 1),
+    ("measured", "unsupported", "why", 0),
+    ("reported", "ok", None, 1),
+    ("reported", "ok", "why", 1),
+    ("reported", "unsupported", "why", 0),
+}
+
+
+def test_a_row_has_numbers_or_a_reason():
+    kinds, statuses = ("measured", "reported"), ("ok", "unsupported")
+    for case in product(kinds, statuses, (None, "why"), (0, 1)):
+        kind, status, reason, count = case
+        record = example()
+        record.kind, record.source = kind, None if kind == "measured" else "a paper"
+        record.rows = [Row({}, status, {"x": 1} if count else {}, reason)]
+        assert (not [*faults_of(record)]) == (case in ROWS), case
 
 
 # The least and the most that a field may be.
