@@ -19,6 +19,9 @@ def test_units_times_clock_are_the_data_sheets_rate(slug):
     # Tensor cores run at a lower clock.
     fastest = chip.sms * chip.bf16_flops_per_clock * chip.clock
     assert 0.9 * fastest < peak.bf16 < 1.01 * fastest
+    # Units come in powers of two.
+    per_clock = chip.bf16_flops_per_clock, chip.fp32_flops_per_clock
+    assert all(n.bit_count() == 1 for n in (*per_clock, chip.exponentials_per_clock))
 
 
 def test_rates_are_rounded_as_data_sheets_round():
