@@ -17,7 +17,7 @@ from msgspec import to_builtins
 from systems.records import store
 from systems.records.device import Device
 from systems.records.record import Git, Record, Row
-from systems.records.rules import faults_of
+from systems.records.rules import record_faults
 from systems.records.store import RecordError
 from systems.records.summary import summarize
 
@@ -187,7 +187,7 @@ def test_a_row_has_numbers_or_a_reason():
         record = example()
         record.kind, record.source = kind, None if kind == "measured" else "a paper"
         record.rows = [Row({}, status, {"x": 1} if count else {}, reason)]
-        assert (not [*faults_of(record)]) == (case in ROWS), case
+        assert (not [*record_faults(record)]) == (case in ROWS), case
 
 
 # The least and the most that a field may be.

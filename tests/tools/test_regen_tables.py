@@ -90,7 +90,7 @@ WRONG = {
     "--check --no-render": "--no-render goes with measuring, not with --check",
     "--verify warmup --quick": "--quick goes with measuring, not with --verify",
     # Of shells, a variable that is not set.
-    "--results ''": f"{INVALID} '--results': it names no folder",
+    "--results ''": f"{INVALID} '--results': ",
     "--only warmup --only compile": f"{WANTED}; --quick runs it on a CPU, compile need",
     # Named twice, it is measured once.
     "--only warmup --only warmup": f"{WANTED}; --quick runs it on a CPU\n",
