@@ -136,6 +136,24 @@ def on_cpu(monkeypatch) -> None:
 
 
 @pytest.fixture
+def unchecked_shapes(monkeypatch) -> None:
+    """The model without checks of shapes, which no compiler traces."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    from systems.benchmarking import workload
+    from systems.experiments import attention
+    from systems.model import transformer
+
+    spec = spec_from_file_location(transformer.__name__, transformer.__file__)
+    assert spec is not None and spec.loader is not None
+    plain = module_from_spec(spec)
+    spec.loader.exec_module(plain)
+    monkeypatch.setitem(sys.modules, transformer.__name__, plain)
+    monkeypatch.setattr(attention, "transformer", plain)
+    monkeypatch.setattr(workload, "build_model", plain.build_model)
+
+
+@pytest.fixture
 def fake_on_gpu(monkeypatch) -> None:
     """The stem `fake` is measured on "A GPU", which this machine seems to have."""
     from systems.experiments import STEMS

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass, replace
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -301,15 +300,8 @@ def lengths_of(metrics: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.fixture
-def quick_compiler(monkeypatch, on_cpu):
-    """Capture graphs on the CPU, but run them as they are, without checks of shapes."""
-    spec = spec_from_file_location("systems.model.transformer", model_module.__file__)
-    assert spec is not None and spec.loader is not None
-    plain = module_from_spec(spec)
-    spec.loader.exec_module(plain)
-    monkeypatch.setitem(sys.modules, "systems.model.transformer", plain)
-    monkeypatch.setattr(attention, "transformer", plain)
-    monkeypatch.setattr(workload, "build_model", plain.build_model)
+def quick_compiler(monkeypatch, on_cpu, unchecked_shapes):
+    """Capture graphs on the CPU, but run them as they are."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling.load.cache_clear()

@@ -276,7 +276,8 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
         if stem not in BY_COMMAND
     ],
 )
-def test_so_does_every_other_and_its_tables_are_made(stem, on_cpu, monkeypatch):
+@pytest.mark.usefixtures("on_cpu", "unchecked_shapes")
+def test_so_does_every_other_and_its_tables_are_made(stem, monkeypatch):
     # Drawing a model's first weights takes half of the time.
     monkeypatch.setattr(
         torch.nn.init, "trunc_normal_", lambda x, std, **_: x.uniform_(-std, std)
