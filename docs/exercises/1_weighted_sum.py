@@ -26,7 +26,7 @@ def weighted_sum_kernel(
     x_ptr, w_ptr, y_ptr, stride_xn, stride_xd, stride_w, n, d,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """y of ROWS rows."""
+    """Compute y for ROWS rows."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     y = tl.zeros([ROWS], tl.float32)
     for start in range(0, d, COLUMNS):

@@ -25,7 +25,7 @@ from torch import Tensor
 # --8<-- [start:kernel]
 @triton.jit
 def row_softmax_kernel(x_ptr, p_ptr, stride_x, d, COLUMNS: tl.constexpr):
-    """p of one row."""
+    """Compute p for one row."""
     row = tl.program_id(0)
     columns = tl.arange(0, COLUMNS)
     # [COLUMNS]: the row, and past its end what exp makes 0 of

@@ -23,7 +23,7 @@ from torch import Tensor
 # --8<-- [start:kernel]
 @triton.jit
 def online_softmax_kernel(x_ptr, p_ptr, stride_x, d, COLUMNS: tl.constexpr):
-    """p of one row: one walk for m and l, a second one that writes."""
+    """Compute p for one row: a first walk for m and l, a second one that writes."""
     row = tl.program_id(0)
     m = float("-inf")
     l = 0.0

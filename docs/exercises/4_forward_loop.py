@@ -30,7 +30,7 @@ def forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, n, scale,
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of one tile of queries."""
+    """Compute o and lse for one tile of queries."""
     i = tl.program_id(0) * TILE
     q = tl.load(q_ptr + tile(i, TILE, D))
     m = tl.full([TILE], float("-inf"), tl.float32)

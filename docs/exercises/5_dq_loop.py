@@ -29,7 +29,7 @@ from systems.attention.first import product, scores, tile
 def p_and_ds(
     q, k, v, do, lse, delta, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """p and ds, the gradient of the scores: [TILE queries, TILE keys]."""
+    """Return p and the gradient of the scores, ds: [TILE queries, TILE keys]."""
     s = scores(q, k, i, j, scale, TILE, CAUSAL)
     # The probabilities, computed again
     p = ...
@@ -44,7 +44,7 @@ def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, n, scale,
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """dq of one tile of queries."""
+    """Compute dq for one tile of queries."""
     i = tl.program_id(0) * TILE
     q = tl.load(q_ptr + tile(i, TILE, D))
     do = tl.load(do_ptr + tile(i, TILE, D))

@@ -31,7 +31,7 @@ def flash_fwd_kernel(
     stride_lb, stride_lq, N_QUERIES, N_KEYS, scale, D: tl.constexpr,
     Q_TILE_SIZE: tl.constexpr, K_TILE_SIZE: tl.constexpr, is_causal: tl.constexpr,
 ):  # fmt: skip
-    """o and l = logsumexp of one tile of queries of one batch entry."""
+    """Compute o and l = logsumexp for one tile of queries of one batch entry."""
     # The first query of this program's tile, and its batch entry
     first = ...
     batch = ...

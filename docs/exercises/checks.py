@@ -1,6 +1,8 @@
-"""What is wrong with a solution, in words. A check runs it on small inputs, from the
-simplest on, and compares with PyTorch. Next to the right result it computes what
-the usual mistakes give: where a wrong result is one of those, the mistake is named.
+"""Check solutions of the exercises, and say in words what is wrong.
+
+A check runs a solution on small inputs, the simplest first, and compares it with
+PyTorch. It also computes what common mistakes give, and names the mistake that gives
+the same wrong result.
 """
 
 import ast
@@ -33,17 +35,15 @@ KEPT_LAST = "only the last tile counts: add to the sum so far, don't replace it"
 
 
 class Unsolved(Exception):
-    """Something is still to be filled in."""
+    """An exercise still has a `...` to fill in."""
 
 
 class Wrong(Exception):
-    """A solution gives another result than PyTorch, or none."""
+    """A solution differs from PyTorch, or fails."""
 
 
 def check(name: str, path: Path) -> None:
-    """Nothing if `path` solves the exercise `name`. `Unsolved` or `Wrong` say in words
-    what is missing or wrong.
-    """
+    """Raise `Unsolved` or `Wrong` unless the file solves the exercise of this name."""
     left = [f"{hole} (line {node.lineno})" for hole, node in holes(path.read_text())]
     if left:
         raise Unsolved(f"unsolved: fill in {', '.join(left)} of {path.name}")
@@ -58,7 +58,7 @@ def check(name: str, path: Path) -> None:
 
 
 def holes(source: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Each statement with a `...` to fill in, and the name that it gives a value."""
+    """Yield each statement with a `...` to fill in, and the name that it assigns."""
     for name, node in statements(parsed(source)):
         assert isinstance(node, ast.Assign | ast.AugAssign | ast.Return)
         value = node.value
@@ -68,7 +68,7 @@ def holes(source: str) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def parsed(source: str) -> ast.Module:
-    """`Wrong` where it is no Python."""
+    """Return the syntax tree. Raise `Wrong` if the source is not Python."""
     try:
         return ast.parse(source)
     except SyntaxError as error:
@@ -88,7 +88,7 @@ def statements(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def run(solution: Callable, *inputs):
-    """What the solution returns. `Wrong` says where it stopped."""
+    """Return what the solution returns. Raise `Wrong` with the line that failed."""
     try:
         return solution(*inputs)
     except Exception as error:
@@ -121,8 +121,8 @@ def compare(
     mistakes: dict[str, Tensor],
     not_finite: str = NO_MAXIMUM,
 ) -> None:
-    """`Wrong` unless both are close. A result is told by its first wrong entry and, if
-    it is what one of `mistakes` gives, by that.
+    """Raise `Wrong` unless both are close, with the first wrong entry and the likely
+    cause: the one of `mistakes` that gives this result.
     """
     found, expected = found.double(), expected.double()
     if found.shape != expected.shape:
@@ -160,7 +160,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def amid_nan(x: Tensor) -> Tensor:
-    """x, with NaN past the end of each row and after the last."""
+    """Return x in memory that has NaN after each row and after the last row."""
     memory = x.new_full([size + 16 for size in x.shape], float("nan"))
     inside = memory[tuple(slice(size) for size in x.shape)]
     return inside.copy_(x)
@@ -258,7 +258,7 @@ def scores_of(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 def walk(
     s: Tensor, v: Tensor, causal: bool, l_shrinks: bool = True, a_shrinks: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """o and lse as tiles of 16 keys give them, if l or a never shrinks."""
+    """Return o and lse by tiles of 16 keys; l or a may wrongly never shrink."""
     rows = []
     for i, row in enumerate(s):
         # A causal program ends with the tile on the diagonal.
@@ -308,7 +308,7 @@ def forward_loop(module: ModuleType) -> None:
 
 
 def diagonal_open(s: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Scores whose mask ends with the tile on the diagonal, not on the diagonal."""
+    """Return scores that are masked by whole tiles, not up to the diagonal."""
     query = torch.arange(len(s)) // 16
     seen = query[:, None] >= query[None, :]
     return torch.where(seen, scores_of(q, k, False), s)
@@ -404,7 +404,7 @@ def first_of(x: Tensor) -> Tensor:
 
 
 def every_entry(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """o and the log-sum-exp of every batch entry."""
+    """Return o and the log-sum-exp of every batch entry."""
     s = torch.stack([scores_of(*pair, causal) for pair in zip(q, k, strict=True)])
     return s.softmax(-1) @ v.double(), s.logsumexp(-1)
 

@@ -1,5 +1,5 @@
-"""The exercises run in Triton's interpreter, which has to be chosen before triton is
-first imported. What is unsolved is listed by itself.
+"""Run the exercises in Triton's interpreter, which must be chosen before the first
+import of triton, and list the unsolved ones.
 """
 
 import importlib.util

@@ -1,5 +1,5 @@
-"""What stands in place of each `...` of exercises 2, 3 and 6. The keys of the others
-kernels of this guide: systems/weighted_sum.py, systems/attention/first.py.
+"""Keys of exercises 2, 3 and 6: what to write for each `...`. The keys of the others
+are kernels of this guide: systems/weighted_sum.py, systems/attention/first.py.
 """
 
 # ruff: noqa: F821

@@ -1,5 +1,5 @@
-"""pytest docs/exercises: solved exercises pass, unsolved ones are skipped, and a wrong
-one says what is wrong.
+"""Test the exercises: solved ones pass, unsolved ones are skipped, and the message of
+a wrong one says what is wrong.
 """
 
 import pytest

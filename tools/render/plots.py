@@ -157,20 +157,16 @@ def label_bars(axes: Axes, names: Sequence[str]) -> None:
     """Label horizontal bars at y = 0, 1, 2, ... by names, from top to bottom."""
     axes.set_yticks(range(len(names)), list(names))
     axes.set_ylim(max(0, len(names) - 1) + 0.6, -0.6)
-    show_vertical_grid(axes)
+    # Show the grid of the horizontal axis only, and no axis line.
+    axes.grid(False, axis="y")
+    axes.grid(True, axis="x")
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
 
 
 def label_bar(axes: Axes, text: str, x: float, y: float) -> None:
     """Write a number behind the end of a bar."""
     axes.annotate(text, (x, y), xytext=(6, 0), va="center", **OFFSET)
-
-
-def show_vertical_grid(axes: Axes) -> None:
-    """Draw vertical instead of horizontal grid lines, and no axis line."""
-    axes.grid(False, axis="y")
-    axes.grid(True, axis="x")
-    axes.spines["bottom"].set_visible(False)
-    axes.tick_params(axis="x", length=0)
 
 
 def heat_map(
