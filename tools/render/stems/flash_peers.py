@@ -234,9 +234,10 @@ def throughput_figure(record: Record) -> Drawn:
 
 def facts(record: Record | None) -> dict[str, str]:
     found, every = shapes(record), every_shape(record)
-    test, short = every.one(**TEST), every.one(n=SHORT, dtype="bf16")
-    wide = found.one(d=80)["fa4"]
-    calls = [short[name].get("call_ms") for name in ("ours", "sdpa_cudnn")]
+    test, short = every.one(**TEST), frame(record, n=SHORT, dtype="bf16")
+    wide = frame(record, implementation="fa4", dtype="bf16").one(d=80)
+    names = ("ours", "sdpa_cudnn")
+    calls = [short.one(implementation=name).get("call_ms") for name in names]
     over = {
         "bf16_both": found.column("both / sdpa_cudnn"),
         "fa4_both": found.column("both / fa4"),
