@@ -1,1 +1,1 @@
-"""Time measurement: clocks, phases, workloads, GPU time and rival attentions."""
+"""Clocks, phases, workloads, GPU time, and the attention implementations compared."""

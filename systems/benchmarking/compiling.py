@@ -1,6 +1,6 @@
-"""`torch.compile`, measured fairly: empty caches, no compilation in a timed step, and
-recompiles counted. Compilation happens in the first calls, so warm-up steps are timed
-too, as separate samples.
+"""Time measurement of code under `torch.compile`: caches start empty, no timed step
+compiles, and recompiles are counted. The first calls compile, so warm-up steps are
+timed too, as separate samples.
 """
 
 import os
@@ -24,7 +24,7 @@ BACKEND = "inductor"
 
 # --8<-- [start:graph]
 def compiled(work: Any, dynamic: bool | None = False) -> Any:
-    """Return `work` compiled as one graph of static shapes; a break is an error."""
+    """Return `work` compiled as one graph of static shapes; graph breaks are errors."""
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
     # --8<-- [end:graph]
 
@@ -32,7 +32,7 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 # --8<-- [start:clock]
 @contextmanager
 def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
-    """Give the compiler empty caches. With `folder` they are there and persist."""
+    """Empty the compiler's caches; on disk, use and keep those in `folder` if given."""
     load(device)
     torch.compiler.reset()
     try:
@@ -50,8 +50,8 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
 
 @cache
 def load(device: str) -> None:
-    """Import the compiler, start its worker processes and run a matmul in both dtypes,
-    for which the first step of a process would otherwise pay.
+    """Import the compiler, start its worker processes and run a matmul in both dtypes.
+    Otherwise the first timed step of a process would include this.
     """
     for dtype in (torch.float32, torch.bfloat16):
         w = torch.ones(8, 8, device=device, dtype=dtype, requires_grad=True)
@@ -68,9 +68,9 @@ def graphs() -> int:
 def measure(
     step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None]
 ) -> dict[str, list[float] | int]:
-    """Measure like `timing.measure`, also keep the warm-up steps as samples
-    (`warmup_..._ms`), and count the compiled graphs. RuntimeError if a measured step
-    recompiles.
+    """Measure like `timing.measure`, with samples of the warm-up steps too
+    (`warmup_..._ms`), and the numbers of compiled graphs and recompiles. Raise
+    RuntimeError if a measured step recompiles.
     """
     before = graphs()
     first = timing.measure(
@@ -97,7 +97,7 @@ def measure(
 
 @contextmanager
 def kept_in(folder: Path | None) -> Iterator[None]:
-    """Keep the caches of Inductor and Triton in this folder, without autotuning
+    """Store the caches of Inductor and Triton in this folder, except autotuning
     results, because timings made while other processes run are unreliable.
     """
     if folder is None:

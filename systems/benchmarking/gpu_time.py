@@ -1,9 +1,9 @@
-"""GPU time: how long the GPU works, independent of the speed of its host.
+"""GPU time: the sum of kernel times, independent of the speed of the host CPU.
 
-The wall-clock time of a phase differs up to twofold between hosts with the same GPU,
-the sum of kernel times by less than 3 %. CUPTI records kernel times for torch.profiler.
-`do_bench` is Triton's benchmark, which the assignment asks for: it measures between two
-CUDA events, so it includes time in which the GPU waits for launches.
+Between hosts with the same GPU, the wall-clock time of a phase differs up to twofold,
+GPU time by less than 3 %. torch.profiler gets kernel times from CUPTI. The assignment
+asks for Triton's `do_bench`, which measures between two CUDA events, so it includes
+time in which the GPU waits for launches.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from systems.model.train_step import Phase
 from systems.profiling import probes
 from systems.profiling.trace import TraceError, busy_ms
 
-# Descriptions of the clocks, for the protocol of a record.
+# Descriptions of the clocks, stored in the protocol of a record.
 STEP_CLOCKS = {
     "wall time": "between two synchronisations, one pair around each phase",
     "gpu time": "sum of kernel times by CUPTI (torch.profiler), of two passes after "
@@ -31,12 +31,12 @@ COLD_CLOCK = {
     "emptied before each pass; implementations alternate in rounds",
     "forward and backward": "without a loss: the gradient of o is given",
 }
-# Profiled passes of a step, and of attention in a round.
+# Profiled passes: of a training step, and of attention in one round.
 PASSES, PASSES_IN_ROUND = 2, 5
 ROUNDS = 5
-# Enough for quantiles, few enough to keep long records readable.
+# Enough samples for quantiles, few enough for readable records.
 SAMPLES_KEPT = 30
-# CPUs have no CUDA events: a few calls are enough to try things out.
+# Calls timed on a CPU, where `do_bench` can't run; results there only test the code.
 CPU_CALLS = 3
 
 
@@ -50,12 +50,12 @@ def measure(
     cold: bool = False,
     counted: bool = False,
 ) -> dict[str, Any]:
-    """Return the GPU time of each phase in ms, a sample per profiled pass
-    (`forward_gpu_ms`). Empty on a CPU.
+    """Return GPU times in ms by phase (`forward_gpu_ms`), one sample per profiled pass.
+    Empty on a CPU.
 
     Call it last, because the profiler slows down later launches. `between` runs before
     each pass. `cold` empties the L2 cache before each phase. `counted` adds the number
-    of kernels per phase. If profiling fails, `no_gpu_time` holds the reason.
+    of kernels per phase. If profiling fails, return the reason as `no_gpu_time`.
     """
     try:
         found = probes.phase_kernels(
@@ -82,8 +82,8 @@ def add_round(
     between: Callable[[], None] | None = None,
     counted: bool = False,
 ) -> None:
-    """Add a round to a row: GPU times with a cold L2 cache after a warm-up pass, and
-    their median (`forward_rounds_ms`), for ratios of implementations that alternate.
+    """Run a warm-up pass, then add GPU times with a cold L2 cache to `metrics`, and
+    their median (`forward_rounds_ms`), by which alternating implementations compare.
     """
     if device != "cuda":
         return
@@ -105,8 +105,8 @@ def add_round(
 def attention_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
-    """Return a step with phases "forward" (which records the graph), "backward", and
-    "both" in sequence. Gradients are returned, not accumulated.
+    """Return a step with phases "forward" (with its graph recorded), "backward", and
+    "both", a forward and a backward pass. Gradients are not accumulated in `.grad`.
     """
     inputs = (q, k, v)
 
@@ -127,12 +127,12 @@ def attention_passes(
 def do_bench_ms(
     work: Callable[[], object], device: str, *, warmup_ms: int = 5, rep_ms: int = 20
 ) -> list[float]:
-    """Return samples in ms of one call of `work` by `triton.testing.do_bench`: at most
-    SAMPLES_KEPT, spread over the run. On a CPU they are wall-clock times.
+    """Return up to SAMPLES_KEPT times of one call in ms by `triton.testing.do_bench`,
+    spread over the run. On a CPU they are wall-clock times.
 
-    `do_bench` estimates the duration, then calls as often as fills `warmup_ms` and
-    `rep_ms`. Before each measured call it empties the L2 cache. CUDA events right
-    before and after time the call, so a short one includes waiting for its launches.
+    `do_bench` estimates the duration of a call, then calls until `warmup_ms` and
+    `rep_ms` are filled. It empties the L2 cache before each measured call. CUDA events
+    around the call time it, so a short call includes waiting for its launches.
     """
     if device == "cpu":
         clock = Clock(device)
@@ -154,9 +154,9 @@ def do_bench_ms(
 def pass_times_ms(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
-    """Return samples in ms by `do_bench` of the forward pass (which records its graph),
-    of forward and backward, and of the backward pass, whose calls share one graph.
-    Gradients are returned, not accumulated.
+    """Time the forward pass (with its graph recorded), both passes together, and the
+    backward pass (all calls on one graph): samples in ms by `do_bench`. Gradients are
+    not accumulated in `.grad`.
     """
     device, inputs = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)
@@ -172,7 +172,7 @@ def pass_times_ms(
 
 
 def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
-    """Return a call that multiplies (m, k) by (k, m); "tf32" is fp32 with TF32."""
+    """Return a function that multiplies (m, k) by (k, m); "tf32" is fp32 with TF32."""
     precision = "high" if dtype == "tf32" else "highest"
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     a, b = (torch.randn(shape, device=device, dtype=kind) for shape in ((m, k), (k, m)))

@@ -1,5 +1,5 @@
-"""A pass as CUDA graphs, one per phase: the same kernels in the same order, launched by
-one call.
+"""Capture a pass as CUDA graphs, one per phase: one call launches the same kernels in
+the same order.
 
 Eager mode launches each kernel separately. If that takes the CPU longer than the
 kernels take the GPU, wall-clock time measures the CPU. A graph computes with the
@@ -20,7 +20,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """Return one stream for all captures: libraries keep a workspace for each."""
+    """Return one stream for all captures: libraries keep a workspace per stream."""
     return torch.cuda.Stream()
 
 
@@ -66,16 +66,16 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         finally:
             for graph in found.values():
                 graph.reset()
-            # Gradients are in the graphs' memory.
+            # Free the gradients, which lie in the graphs' memory pool.
             clear()
-            # Free cuBLAS's workspace of this stream, which no later measurement uses.
+            # Free cuBLAS's workspace for the stream, or later memory readings count it.
             torch._C._cuda_clearCublasWorkspaces()
     # --8<-- [end:captured]
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn an error of CUDA or PyTorch that refuses the capture into `Unsupported`."""
+    """Raise `Unsupported` where CUDA or PyTorch raises because it can't capture."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""The attention implementations that are measured, by name: FlashAttention of this
-project ("ours..."), plain PyTorch, PyTorch's fused ones and FlashAttention-4.
+"""The attention implementations that experiments compare, by name: this project's
+("ours..."), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
-Each maps q, k, v (b, h, n, d) to o. Inside `only(name)` the named implementation runs
-or `Unsupported` is raised. Names with "_ordered" request deterministic gradients.
+Each maps q, k, v (b, h, n, d) to o. Inside `only(name)` no other implementation can run
+instead: it raises `Unsupported`. Names with "_ordered" request deterministic gradients.
 """
 
 import math
@@ -35,21 +35,21 @@ BACKENDS = {
 }
 # Backends of this project's kernels; "ours_triton" avoids the Hopper kernels.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
-# FlashAttention-4 by name, and whether its sum of dq is deterministic.
+# Names of FlashAttention-4, each with whether dq is summed deterministically.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
 # SDPA with FlashAttention-4 in place of FlashAttention-2.
 SDPA_FLASH_4 = ("sdpa_fa4", "sdpa_fa4_ordered")
-# PyTorch's error for inputs that it doesn't pass on to FlashAttention-4.
+# PyTorch's error for inputs that FlashAttention-4 doesn't support.
 REFUSED_BY_FLASH_4 = re.compile("FA4 .* unsupported: ")
-# Packages of FlashAttention-4: its own, and the compiler of its kernels.
+# The packages of FlashAttention-4 and of the compiler of its kernels.
 OF_FLASH_4 = ("flash_attn", "cutlass")
-# Errors of CUDA and the CPU if a selected SDPA backend can't run.
+# PyTorch's errors, on GPU and CPU, if the selected SDPA backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
 
 
 # --8<-- [start:plain]
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Return softmax(q kᵀ / sqrt(d)) v naively, with all scores in memory."""
+    """Return softmax(q kᵀ / sqrt(d)) v, with all scores in memory."""
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         rows, keys = (torch.arange(x.shape[-2], device=x.device) for x in (q, k))
@@ -61,8 +61,8 @@ def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 def attention(
     name: str, causal: bool, n: int, device: str, grouped: bool = False
 ) -> Attention:
-    """Return the implementation of this name for n queries and keys. `grouped`: k and v
-    have fewer heads, each shared by adjacent query heads.
+    """Return the attention function of this name for n queries and keys. `grouped`
+    means that k and v have fewer heads, each shared by adjacent query heads.
     """
     if name in OURS:
         options = (causal, None, OURS[name])
@@ -88,7 +88,7 @@ def attention(
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Restrict SDPA to this implementation's backend, and set fp32 precision."""
+    """Restrict SDPA to this backend; raise `Unsupported` if it refuses its input."""
     with ExitStack() as stack:
         stack.callback(torch.set_float32_matmul_precision, "highest")
         high = name == "ours_high"
@@ -108,7 +108,7 @@ def only(name: str) -> Iterator[None]:
 
 
 def find_refusal(name: str, error: Exception) -> str:
-    """Return why the implementation refused an input, "" for any other error."""
+    """Return the reason if this error means an unsupported input, "" otherwise."""
     if name in SDPA_FLASH_4 and REFUSED_BY_FLASH_4.match(str(error)):
         return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):
@@ -123,9 +123,7 @@ def find_refusal(name: str, error: Exception) -> str:
 
 
 def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
-    """Return whether an error comes from code of these packages or from what they
-    called, also in a backward pass, which PyTorch calls.
-    """
+    """Return whether code of these packages is on the stack of an error."""
     modules = (
         str(frame.f_globals.get("__name__"))
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -135,8 +133,8 @@ def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
 
 @contextmanager
 def flash_4_in_sdpa() -> Iterator[None]:
-    """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA inside
-    the context. NotInstalled without the package or a recent torch.
+    """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA. Raise
+    `NotInstalled` without the package or a recent torch.
     """
     backends: Any = torch.nn.attention
     if not hasattr(backends, "restore_flash_attention_impl"):
@@ -151,7 +149,7 @@ def flash_4_in_sdpa() -> Iterator[None]:
 
 @contextmanager
 def importing_flash_4() -> Iterator[None]:
-    """Make the import inside cache compiled kernels on disk, or raise NotInstalled."""
+    """Cache compiled kernels on disk; raise `NotInstalled` if the import fails."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
         yield
@@ -161,7 +159,7 @@ def importing_flash_4() -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Make PyTorch's algorithms deterministic, without filling new memory."""
+    """Make PyTorch's algorithms deterministic, without the cost of filling tensors."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
     fill = settings.fill_uninitialized_memory
@@ -175,7 +173,7 @@ def deterministic() -> Iterator[None]:
 
 
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """Return what runs inside `only`: our kernels' names, or SDPA's backend."""
+    """Return the backend that runs inside `only`: of our kernels, or SDPA's choice."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
@@ -188,7 +186,7 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
 
 
 def allow_shared_graphs() -> None:
-    """Let a compiled backward pass run more than once per forward pass."""
+    """Let a compiled backward pass run more than once after one forward pass."""
     import torch._dynamo.config
     import torch._functorch.config
 
@@ -200,7 +198,7 @@ def allow_shared_graphs() -> None:
 
 @cache
 def compiled_plain(causal: bool) -> Attention:
-    """Return plain attention under torch.compile, compiled once for all lengths."""
+    """Return plain attention under torch.compile, with dynamic sequence length."""
     from systems.benchmarking.compiling import compiled
 
     allow_shared_graphs()
@@ -215,7 +213,7 @@ def compiled_plain(causal: bool) -> Attention:
 
 
 def flash_4(causal: bool, ordered: bool) -> Attention:
-    """Return FlashAttention-4 for (b, h, n, d). NotInstalled without it."""
+    """Return FlashAttention-4 for (b, h, n, d). Raise `NotInstalled` without it."""
     with importing_flash_4():
         from flash_attn.cute import flash_attn_func  # pyright: ignore
 
@@ -228,7 +226,7 @@ def flash_4(causal: bool, ordered: bool) -> Attention:
 
 
 def flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
-    """Return FlexAttention compiled for this shape; it skips fully masked blocks."""
+    """Return compiled FlexAttention, which skips fully masked blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     from systems.benchmarking.compiling import compiled

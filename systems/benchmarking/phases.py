@@ -1,5 +1,5 @@
-"""The phases of a training step, and the mark that profilers see: `mark("forward")` is
-an NVTX range (Nsight Systems) and a profiler record (torch.profiler).
+"""The phases of a training step, and marks that profilers record: `mark("forward")` is
+an NVTX range for Nsight Systems and a `record_function` for torch.profiler.
 """
 
 from collections.abc import Iterator

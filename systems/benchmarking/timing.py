@@ -1,4 +1,4 @@
-"""The only wall clock and the only reader of peak memory.
+"""Wall-clock time and peak memory of steps, for all experiments.
 
 A CUDA call returns before the GPU has finished, so the clock synchronizes before it
 starts and before it stops.
@@ -19,7 +19,7 @@ now = time.perf_counter
 
 
 class Step(Protocol):
-    """Work that names its phases; called once per warm-up or measured step."""
+    """A step of work: it runs each of its parts inside `with phase(name):`."""
 
     def __call__(self, phase: Phase) -> None: ...
 
@@ -37,8 +37,8 @@ def synchronize(device: str) -> None:
 
 # --8<-- [start:clock]
 class Clock:
-    """Times named phases: `with clock.phase("forward"): ...` adds one sample to
-    `samples_ms["forward_ms"]`. Work that raises leaves no sample.
+    """Timer of named phases: `with clock.phase("forward"): ...` adds one sample to
+    `samples_ms["forward_ms"]`, unless the work raises.
     """
 
     def __init__(self, device: str):
@@ -67,10 +67,10 @@ def measure(
     device: str,
     between: Callable[[], None] | None = None,
 ) -> dict[str, list[float] | int]:
-    """Run `step` warmup + repeats times. Return the samples of the repeats in ms by
-    phase, and their peak memory in bytes (not on a CPU).
+    """Run `step` warmup + repeats times. Return the times of the repeats in ms by
+    phase, and on a GPU their peak memory in bytes.
 
-    `between` runs before each step, outside the clock (to clear gradients, say).
+    `between` runs before each step and is not timed, for example to clear gradients.
     """
     warm, clock = Clock(device), Clock(device)
     for i in range(warmup + repeats):

@@ -1,4 +1,4 @@
-"""The work of all experiments: a pass of the model, and attention's inputs."""
+"""The work that experiments measure: a pass of the model, and inputs of attention."""
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ SECOND_FORWARD = "second_forward"
 
 # --8<-- [start:workload]
 class Workload:
-    """A model on the device, random tokens and targets (seed 0), and one pass over
-    them: `step`, which clocks and probes call.
+    """A model on the device, random tokens and targets (seed 0), and `step`, one pass
+    over them, which clocks and probes call.
 
-    `forward` computes the logits by the model, or by a compiled one put in its place.
-    Only mode "step" has an optimizer. ValueError for an unknown precision or attention.
+    `forward` is the model, or a compiled model assigned to it. Only mode "step" has an
+    optimizer. Raise ValueError for an unknown precision or attention.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Workload:
         elif self.mode == "forward_graph":
             with phase(phases.FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
-            # Free the graph outside the clock, before the next one is built.
+            # Free the graph after the timed phase, before the next one is built.
             del logits
         elif self.mode == "forward_two_graphs":
             with phase(phases.FORWARD), self.autocast:

@@ -1,4 +1,4 @@
-"""All experiments by stem, the name of module, record and page. Imports no torch."""
+"""Experiments by stem, the name of module, record and page. Imports no torch."""
 
 import sys
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ class Stem:
     """An experiment's module, and the devices of its full and quick grids: "cuda",
     "cpu", or "meta" (tensors without data).
 
-    On a GPU, rows of the implementations or executions in `rehearsed` are compiled
-    ahead, by processes of `cores_of_each` cores. `needs` lists modules besides torch.
+    Rows whose implementation or execution is in `rehearsed` are compiled before the
+    measurement, by processes of `cores_of_each` cores. `needs` lists modules besides
+    torch.
     """
 
     module: str

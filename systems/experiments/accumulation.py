@@ -1,5 +1,5 @@
-"""Add 0.01 a thousand times (the assignment's snippets), or 0.001 ten thousand times:
-the running sum in each number format, on the CPU and on the GPU.
+"""The running sum of a thousand times 0.01 (the assignment's snippets) or of ten
+thousand times 0.001, in each number format, on the CPU and on the GPU.
 
     python -m systems.experiments.accumulation --value fp16 --accumulator fp32
 """
@@ -18,7 +18,7 @@ PROTOCOL = {
     "sum": "one addition per step, on the CPU and on the GPU",
     "agreement": "every bit of every step",
 }
-# Running sums stored in a record, evenly spaced and ending with the last.
+# Number of running sums stored in a record, evenly spaced up to the last.
 KEPT = 250
 
 
@@ -36,7 +36,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's four sums, two in bf16, and smaller terms."""
+    """Return the assignment's four sums, two sums in bf16, and sums of 0.001."""
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [
@@ -64,8 +64,8 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the rounded term, the final sum on each device, the number of steps in
-    which devices differ, and the last step that changed the sum.
+    """Return the term as rounded, the final sums on CPU and GPU, the number of steps
+    after which they differ, and the last step that changed the sum.
     """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)

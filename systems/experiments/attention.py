@@ -1,8 +1,8 @@
-"""Plain attention in isolation: forward time, backward time, and the memory saved in
-between, eager and compiled, with one head, over head width d and sequence length n.
+"""Plain attention alone, with one head, eager and compiled: forward and backward time,
+and memory saved for the backward pass, by head dimension d and sequence length n.
 
-The backward pass is timed alone: the forward pass that builds its graph is outside the
-clock. Afterwards eager and compiled alternate for GPU time.
+Forward and backward pass are timed separately. GPU time is measured afterwards, with
+eager and compiled in alternation.
 
     python -m systems.experiments.attention --d 64 --n 4096 --execution compiled
 """
@@ -37,11 +37,10 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 FORMATS, EXECUTIONS = ("fp32", "bf16"), ("eager", "compiled")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
-# Twice the assignment's longest length exceeds a GPU of 140 GiB.
+# Twice the assignment's longest length needs more than 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
-# The assignment asks for 100 passes of its own cells. Others take fewer from this
-# length on.
+# From this length on, fewer passes, except of cells that the assignment asks for.
 LONG, PASSES_IF_LONG = 8192, 30
 
 
@@ -60,8 +59,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's 20 cells, with and without a mask, in two dtypes, eager
-    and compiled; and one longer sequence.
+    """Return the assignment's 20 cells with and without a mask, in two dtypes, eager
+    and compiled; then one longer sequence.
     """
     if quick:
         return [Config(16, 256, execution=e, warmup=2, passes=3) for e in EXECUTIONS]
@@ -94,8 +93,8 @@ def plain_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure both passes: samples in ms, memory in bytes (on a GPU), tensors saved for
-    the backward pass, GPU time and kernel counts.
+    """Measure both passes: samples in ms, tensors saved for the backward pass, and on a
+    GPU memory in bytes, GPU time and kernel counts.
     """
     if config.execution == "compiled" and config.warmup < 1:
         raise ValueError("--warmup must be 1 or more where the first pass compiles")

@@ -1,5 +1,5 @@
-"""The dtype in which each part of a model computes under autocast, recorded by hooks,
-and autocast's treatment of each operation.
+"""The dtype in which each part of a model computes under autocast, and the result dtype
+of each operation.
 
     python -m systems.experiments.autocast --part toy --dtype fp16
 """
@@ -163,7 +163,7 @@ def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
     }
 
 
-# Each takes two or three (8, 8) positive matrices; `t` is a vector of class indices.
+# Functions of three positive matrices (8, 8) and a vector t of class indices.
 OPERATIONS = {
     "matmul": lambda a, b, c, t: a @ b,
     "bmm": lambda a, b, c, t: torch.bmm(a[None], b[None]),
@@ -210,12 +210,12 @@ OPERATIONS = {
 
 
 def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return the result dtype of each operation for low, fp32 and mixed inputs."""
+    """Return each operation's result dtypes for low, fp32 and mixed inputs."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}
     for name, operation in OPERATIONS.items():
-        # The first input of an operation is a or c; both have low precision in `mixed`.
+        # `a` and `c`, the possible first inputs, have low precision here.
         mixed = (narrow[0], wide[1], narrow[2], t)
         with torch.autocast(device, dtype=low):
             inside = [
@@ -227,7 +227,7 @@ def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
 
 
 def result(operation, *inputs: Tensor) -> str:
-    """Return the dtype of the result, or "raises" if PyTorch refuses these inputs."""
+    """Return the dtype of an operation's result, or "raises" if it raises."""
     try:
         return DTYPE_NAMES[operation(*inputs).dtype]
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""The whole model under `torch.compile`: each phase of a training step, eager, compiled
-with the cost of compiling, and as CUDA graphs.
+"""The model under `torch.compile`: the time of each phase of a training step, eager and
+compiled, with the cost of compiling, and as CUDA graphs.
 
-The executions of a cell share one model and alternate. GPU time is measured in passes
-after that. `--optimizer` compiles AdamW's step as well.
+The executions of a configuration share one model and alternate. GPU time is measured
+afterwards. `--optimizer` compiles AdamW's step too.
 
     python -m systems.experiments.compile --precision bf16 --execution compiled
 """
@@ -27,7 +27,7 @@ from systems.running.command import main, option
 
 # Rows that differ only in this field are measured in alternation.
 IN_TURNS = "execution"
-# Prefixes of metrics that need empty caches, so they are measured only once.
+# Prefixes of metrics that are measured once, because they need empty caches.
 ONCE = ("warmup_", "again_", "compiled_at_once")
 PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",
@@ -44,8 +44,8 @@ EXECUTIONS = {
     "graph": "as written, each phase launched in one call, as a CUDA graph",
     "compiled": "through torch.compile",
 }
-# Steps until the model has compiled, and until AdamW has: its first step creates the
-# state, its second and third compile for a constant and for any t.
+# Steps in which the model compiles, and in which AdamW does: its first step creates its
+# state, the second is compiled for constant t, the third for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
 # Sizes that may be launch-bound; elsewhere a CUDA graph is as slow as eager.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
@@ -69,9 +69,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: each size of Table 1 in fp32 and bf16, eager and
-    compiled, and as a CUDA graph where it may be launch-bound. AdamW is compiled only
-    for the smallest size: that takes a minute, and ten for larger sizes.
+    """Return each size of Table 1 in fp32 and bf16, eager and compiled, and as a CUDA
+    graph if it may be launch-bound. AdamW is compiled only for the smallest size, which
+    takes a minute; larger sizes take ten.
     """
     if quick:
         rows = [(p, execution) for p in GRAPHS for execution in ("eager", "compiled")]
@@ -94,7 +94,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure each phase and the warm-up steps: samples in ms, peak memory in bytes,
-    compiled graphs and recompiles, GPU time and kernels. A turn runs its share of the
+    compiled graphs and recompiles, GPU time and kernels. Each turn runs a part of the
     steps.
     """
     c, device, metrics = config, timing.default_device(), {}
@@ -117,7 +117,7 @@ def run(config: Config) -> Turns:
             timing.give_back(device)
             yield
         if cold:
-            # These warm-up steps ran with full caches, as in a second start.
+            # These warm-up steps found the caches full, as in a second process.
             found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
             metrics = found | cold
         if c.execution != "graph":
@@ -132,7 +132,7 @@ def run(config: Config) -> Turns:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return the samples of one turn; warm-up steps have their own."""
+    """Return the samples of one turn, those of warm-up steps under their own names."""
     if execution == "graph":
         captured = graphs.captured(work.step, work.model.zero_grad, device)
         with captured as replay:
@@ -154,8 +154,8 @@ def compiling_steps(config: Config) -> int:
 
 
 def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics with those of another turn: samples appended, peaks maximized.
-    Graphs compiled in that turn count as recompiles.
+    """Merge the metrics of another turn: append its samples, take the larger peaks, and
+    count its compiled graphs as recompiles.
     """
     if not metrics:
         return turn
@@ -176,7 +176,7 @@ CELLS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
 def shared(config: Config, device: str) -> Workload:
-    """Return the workload of this cell, which its executions share."""
+    """Return the workload that all executions of this configuration share."""
     cell = replace(config, execution="eager")
     work = CELLS.get(cell)
     if work is None:
@@ -187,7 +187,7 @@ def shared(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """One execution of a shared workload: what it compiles."""
+    """A way to run a shared workload: what is compiled. `running` applies it."""
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
         self.work = work
@@ -200,7 +200,7 @@ class Execution:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Switch to this execution. `Unsupported` if AdamW doesn't compile."""
+        """Run the workload this way. Raise `Unsupported` if AdamW doesn't compile."""
         work = self.work
         work.forward = self.forward
         if self.update:
@@ -226,12 +226,12 @@ def name_of(config: Config) -> str:
     return "-".join(map(str, asdict(config).values())).replace(".", "_")
 
 
-# Upper bound for memory beside tensors: CUDA's context and loaded kernels.
+# Upper bound of memory besides tensors: CUDA's context and loaded kernels.
 CONTEXT_BYTES = 2**30
 
 
 def bytes_ahead(config: Config) -> int:
-    """Return the GPU memory that `precompile` needs, by formula for the eager pass."""
+    """Estimate the bytes of GPU memory for `precompile`, as of an eager pass."""
     c, mode = config, mode_ahead(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(peak(p).values())
@@ -243,14 +243,14 @@ def mode_ahead(config: Config) -> str:
 
 # --8<-- [start:ahead]
 def precompile(config: Config) -> None:
-    """Compile this cell in its own process from empty caches, and store code and step
-    times for `run`. The model compiles without AdamW's state, to save memory.
+    """Compile this configuration from empty caches in a process of its own; store code
+    and step times for `run`. Without --optimizer, AdamW has no state, to save memory.
     """
     c, device = config, timing.default_device()
     folder = precompiled.ahead(name_of(c))
     if folder is None:
         return
-    # Free the memory of a cell compiled earlier in this process.
+    # Free the memory of a configuration compiled earlier in this process.
     timing.give_back(device)
     given = c.size, c.context, mode_ahead(c), c.precision, c.batch, c.vocab
     work = Workload(device, *given)

@@ -1,5 +1,5 @@
-"""The time of a forward pass, a backward pass and a training step, as wall-clock and as
-GPU time, and their peak memory: the assignment's benchmarking script.
+"""The assignment's benchmarking script: wall-clock time, GPU time and peak memory of
+forward pass, backward pass and training step.
 
     python -m systems.experiments.end_to_end --size small --mode step --precision bf16
 """
@@ -41,8 +41,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return Table 1 at all contexts in fp32 and bf16; the larger cells of CS336 2026,
-    some beyond any GPU's memory; TF32 at 512; and two larger batches.
+    """Return Table 1 at all contexts in fp32 and bf16; larger models and contexts of
+    CS336 2026, some beyond a GPU's memory; TF32 at 512; and two larger batches.
     """
     if quick:
         return [

@@ -1,11 +1,11 @@
-"""The speedup from each technique of the kernels, added one at a time at the
-leaderboard's shape after the first kernel of the guide.
+"""The speedup from each technique of the attention kernels: added one at a time to the
+guide's first kernel, at the leaderboard's shape.
 
-Split loops are measured with one head, which has few tiles, head swizzle with many
-short heads, and splitting float32 into limbs ahead at one shape. The forward kernel
-here is the smallest with switches: whole tiles, contiguous (heads, n, d); the package's
-Triton kernel comes next. Two backward passes have five matmuls instead of seven: one
-adds dq by atomics in no fixed order, the Hopper kernel by TMA in a fixed order.
+Split loops are measured at one head, which has few tiles, head swizzle at many short
+heads. This module's forward kernel has a switch for each technique, and takes complete
+tiles of contiguous (heads, n, d); the package's kernels follow. Two backward kernels
+have five matmuls instead of seven: one adds dq by atomics in no fixed order, the Hopper
+kernel by TMA in a fixed order.
 
     python -m systems.experiments.flash_ablation --step skip
 """
@@ -51,7 +51,7 @@ CHECKED_ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """Techniques of the forward kernel in this module; each step turns on one more."""
+    """Techniques of this module's forward kernel; each step turns on one more."""
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False
@@ -75,13 +75,13 @@ FORWARD = {
     ),
 }
 # --8<-- [end:steps]
-# Overrides of the Triton launchers' own choices, for the forward and the backward pass.
+# Arguments that override choices of the Triton launchers, by pass.
 OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unshared": ({"splits": 1}, {"dkdv_splits": 1, "dq_splits": 1}),
     "shared": ({}, {}),
     "in_turn": ({"head_swizzle": 1}, {"head_swizzle": 1}),
     "together": ({}, {}),
-    # The fastest configurations on Hopper at head dimension 64 that split in each step.
+    # The fastest on Hopper at head dimension 64 that split float32 inside the loop.
     "cut_in_steps": (
         {"config": LaunchConfig(128, 64, 4, 1)},
         {
@@ -91,7 +91,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cut_ahead": ({}, {}),
 }
-# Configurations that split in each step and, on any other GPU, fit without spilling.
+# On other GPUs: configurations that split inside the loop without spilling registers.
 IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
     {"config": LaunchConfig(64, 32, 4, 2)},
     {
@@ -100,7 +100,7 @@ IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
     },
 )
 PASSES = ("forward", "backward")
-# Without the Hopper kernels these steps repeat earlier ones.
+# Steps that use the Hopper kernels; on other GPUs they repeat earlier steps.
 HOPPER_STEPS = ("one_item_forward", "forward", "two_passes_backward", "backward")
 STEPS = (
     *("first_forward", *FORWARD, "plain_forward", "one_item_forward", "forward"),
@@ -197,7 +197,7 @@ def switched_kernel(
 
 
 def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Tensor:
-    """Return causal attention of (heads, n, d); both tile sizes divide n."""
+    """Return causal attention of (heads, n, d). Both tile sizes must divide n."""
     heads, n, d = q.shape
     c, o = switches.config, torch.empty_like(q)
     scale = d**-0.5 * (LOG2E.value if switches.exp2 else 1.0)
@@ -275,8 +275,8 @@ def atomic_backward(
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure the step: GPU time in ms, error on the first rows of a head, whether
-    results are bitwise reproducible, and the path that ran.
+    """Measure the step: GPU time in ms, error on the first rows of a head, whether two
+    results are bitwise equal, and the backend that ran.
     """
     device = timing.default_device()
     if device == "cpu" and not INTERPRETED.value:
@@ -311,7 +311,7 @@ def run(config: Config) -> Turns:
 
 
 def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
-    """Return a launcher's options; the interpreter never splits float32 ahead."""
+    """Return a launcher's arguments; the interpreter always splits in the loop."""
     overrides = OVERRIDES[technique]
     if technique == "cut_in_steps":
         if q.is_cpu:
@@ -324,7 +324,7 @@ def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
 def prepare(
     step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """Return the call that a step measures, which returns (o,) or (dq, dk, dv)."""
+    """Return the function that a step measures, which returns (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
     technique, _, of = step.rpartition("_")
     overridden = technique in OVERRIDES
@@ -343,7 +343,7 @@ def prepare(
     if step == "forward" or step == "one_item_forward" and not hopper:
         return lambda: run_forward(q, k, v, True, scale)[:1]
     if step == "one_item_forward":
-        # One program per item; last_items=0 interleaves only a few heads at a time.
+        # One program per work item; last_items=0 interleaves only a few heads.
         config = CONFIGS["forward"][TILE_DIMS[q.shape[-1]]]
         one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
         return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]

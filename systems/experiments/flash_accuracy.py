@@ -1,5 +1,5 @@
-"""Errors of each attention in o, lse, dq, dk and dv against plain attention in float64
-on the same input; and whether 200 calls of our kernels are bitwise equal.
+"""Errors of attention implementations in o, lse, dq, dk and dv against plain attention
+in float64; and whether 200 calls of our kernels are bitwise equal.
 
     python -m systems.experiments.flash_accuracy --implementation triton --d 64 --n 4096
 """
@@ -29,8 +29,8 @@ PROTOCOL = {
     "tf32": "off",
 }
 HEADS = 4
-# Shapes for which the Hopper kernels are chosen. 4096 takes the one-pass backward, 3000
-# under a causal mask two passes.
+# Shapes for the Hopper kernels. Length 4096 takes the backward kernel of one pass, 3000
+# under a causal mask that of two passes.
 MANY_HEADS, HOPPER_DIMS, HOPPER_LENGTHS = 16, (48, 64, 80, 96, 128), (3000, 4096)
 IMPLEMENTATIONS = (
     *("triton", "hopper", "torch", "plain"),
@@ -57,8 +57,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every implementation over dtypes, head dimensions, a ragged and a long
-    sequence, with and without a mask; and the Hopper shapes.
+    """Return every implementation in each dtype and head dimension, at a ragged and a
+    longer length, with and without a mask; then shapes for the Hopper kernels.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
@@ -111,7 +111,7 @@ def run(config: Config) -> dict[str, Any]:
 def count_differing_calls(
     attend: Callable, inputs: tuple[Tensor, ...], first: dict[str, Tensor], calls: int
 ) -> dict[str, Any]:
-    """Count the calls on the same inputs in which any bit of any result differs."""
+    """Count the calls on equal inputs whose results differ in any bit from `first`."""
     differing = 0
     for _ in range(calls):
         again = results(attend, *inputs)
@@ -123,7 +123,7 @@ def count_differing_calls(
 def results(
     attend: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, Tensor]:
-    """Return o, the gradients for output gradient do, and lse if available."""
+    """Return o, dq, dk and dv by name, and lse if `attend` returns it."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o, lse = attend(q, k, v)
     dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
@@ -146,7 +146,7 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
 def ours(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse) from this backend's kernels. Unsupported if they can't run."""
+    """Return (o, lse) of a backend's kernels. Raise `Unsupported` if it can't run."""
     try:
         choose_backend(backend, q, k, v)
     except ValueError as error:

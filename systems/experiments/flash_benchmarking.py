@@ -1,8 +1,9 @@
-"""FlashAttention compared with plain PyTorch, compiled PyTorch and SDPA: forward,
-backward and both, over the assignment's 80 configurations (batch 1, one head, causal).
+"""Times of FlashAttention, plain and compiled PyTorch, and SDPA: forward, backward and
+both, in the assignment's 80 configurations (batch 1, one head, causal).
 
 `forward_ms`, `backward_ms` and `both_ms` come from Triton's `do_bench`, as the
-assignment asks; `forward_gpu_ms` and so on are GPU time of alternating rounds.
+assignment asks. `forward_gpu_ms` and so on are GPU time; its rounds alternate between
+implementations.
 
     python -m systems.experiments.flash_benchmarking --dtype bf16 --d 64 --n 16384
 """
@@ -32,7 +33,7 @@ IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
 # The assignment's PyTorch class with a compiled backward pass, only at short lengths.
 TILES, TILES_LENGTHS = "tiles", (1024, 4096)
-# Size of the reference for peak throughput: a large matmul, (n, d) by (d, n).
+# n = d of the matmul (n, d) by (d, n) that stands for peak throughput.
 CEILING = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
 
@@ -54,8 +55,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return lengths from 2^7 to 2^16, four head dimensions, two dtypes, four
-    implementations; three matmuls; and tiles in PyTorch.
+    """Return matmuls in three formats; four implementations in two dtypes at four head
+    dimensions and lengths from 2^7 to 2^16; and the PyTorch class at two lengths.
     """
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
@@ -73,8 +74,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure the three passes: samples in ms by `do_bench` and as GPU time, what ran,
-    and the memory of forward and backward beyond their inputs.
+    """Measure forward, backward and both: samples in ms by `do_bench` and as GPU time,
+    the backend that ran, and peak memory in bytes.
     """
     device = timing.default_device()
     if config.implementation == "ceiling":
@@ -89,7 +90,7 @@ def run(config: Config) -> Turns:
     attend = attention(config.implementation, causal=True, n=config.n, device=device)
     metrics: dict[str, Any] = {}
     with only(config.implementation):
-        # Compiles, and lets libraries allocate their persistent workspaces.
+        # Compile, and let libraries allocate their workspaces, before memory is read.
         torch.autograd.grad(attend(q, k, v), (q, k, v), do)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -113,7 +114,7 @@ def run(config: Config) -> Turns:
 
 
 def time_matmul(config: Config, device: str) -> dict[str, Any]:
-    """Measure one large matmul the same way, in bursts of equal length."""
+    """Measure a large matmul: samples in ms by `do_bench` and as GPU time."""
     multiply = gpu_time.product(config.dtype, config.n, config.d, device)
 
     def step(phase: Phase) -> None:

@@ -1,8 +1,8 @@
-"""The course's leaderboard test: forward and backward of 16 heads, 16384 tokens, head
-dimension 64, bf16, causal.
+"""The course's leaderboard test: the time of forward and backward pass for 16 heads,
+16384 tokens, head dimension 64, bf16, causal.
 
-Our kernels and the libraries run under torch.compile, timed by `do_bench`. GPU time is
-then measured in alternation, and the time of each kernel.
+`do_bench` times every implementation. GPU time follows, in alternation, then the time
+of each kernel.
 
     python -m systems.experiments.flash_leaderboard --implementation ours
 """
@@ -32,9 +32,9 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# Bytes added when the peak rate of TMA additions is measured.
+# Bytes to add in the measurement of TMA's peak rate of additions.
 ADDED = 2**31
-# Bytes of the sums they are added to: dq of one head at the test's shape, in float32.
+# Bytes of memory that they are added to, as many as dq of one head in float32.
 SUMS = 2**22
 
 
@@ -53,7 +53,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the GPU's limits, and each implementation."""
+    """Return the row of hardware limits, and a row for each implementation."""
     if quick:
         return [Config("plain", 100, 1000, heads=1, n=128, d=16)]
     return [Config(name) for name in ("ceiling", *IMPLEMENTATIONS)]
@@ -61,7 +61,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure the test: samples in ms, GPU time, what ran, and each kernel."""
+    """Measure the test in ms: by `do_bench`, as GPU time, and kernel by kernel."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return ceiling(device)
@@ -79,13 +79,13 @@ def run(config: Config) -> Turns:
     else:
         peer = attention(name, causal=True, n=config.n, device=device)
 
-        # Libraries take (b, h, n, d). Removing the batch dimension of their output
-        # would materialize the expanded gradient of the sum.
+        # Libraries take (b, h, n, d). The output keeps its batch dimension, because
+        # removing it would materialize the expanded gradient of the sum.
         def attend() -> Any:
             return peer(q[None], k[None], v[None])
 
     def call() -> None:
-        # All strides of the gradient of o are 0.
+        # The gradient of o is an expanded scalar: all its strides are 0.
         o = attend()
         o.sum().backward()
 
@@ -112,7 +112,7 @@ def run(config: Config) -> Turns:
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """Return the number of SMs, and on Hopper samples in ms of TMA additions."""
+    """Return the number of SMs, and on Hopper times of TMA additions in ms."""
     if device != "cuda":
         return {"multiprocessors": 1}
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -123,7 +123,7 @@ def ceiling(device: str) -> dict[str, Any]:
 
 
 def time_additions(multiprocessors: int) -> dict[str, Any]:
-    """Measure TMA additions to global memory by all SMs: samples in ms, and bytes."""
+    """Measure TMA additions to global memory by all SMs: times in ms, bytes added."""
     from systems.attention.hopper.reduce_rate import ROWS, TILE_BYTES, add_ones
 
     sums = torch.zeros(SUMS // TILE_BYTES, ROWS, 32, device="cuda")

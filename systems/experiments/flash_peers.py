@@ -1,5 +1,5 @@
-"""Flash attention compared with libraries: GPU time and error of our kernels, PyTorch's
-fused attentions and FlashAttention-4 by shape, and bitwise reproducibility. All
+"""Our flash attention against libraries: GPU time, error and bitwise reproducibility of
+our kernels, PyTorch's fused attention and FlashAttention-4 at each shape. All
 implementations of a shape alternate: `run` ends each turn with a `yield`.
 
     python -m systems.experiments.flash_peers --implementation ours --n 4096 --d 128
@@ -48,16 +48,16 @@ IMPLEMENTATIONS = {
     ),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
-# KV heads checked against float64, with their query heads.
+# Number of KV heads, with their query heads, that are compared with float64.
 CHECKED_HEADS = 2
 RESULTS = ("o", "dq", "dk", "dv")
-# Calls compared bitwise with a first one.
+# Number of calls that are compared bitwise with a first call.
 CALLS_COMPARED = 10
-# Query rows per block of exact attention: 1 GiB of float64 scores at 65,536 keys.
+# Queries per block of exact attention: 1 GiB of float64 scores at 65,536 keys.
 EXACT_ROWS = 2048
-# Up to this length calls are launch-bound, so back-to-back calls measure the host.
+# Calls of up to this length are launch-bound, so their time is the host's.
 SHORT = 128
-# A host is slow or fast for parts of a second, so rounds are shorter than that.
+# Many short rounds, because a host's speed changes within a second.
 ROUNDS_OF_CALLS = 100
 CALLS = 100
 
@@ -82,7 +82,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return shapes in bf16, regular, irregular and launch-bound; and four in fp32."""
+    """Return regular, irregular and launch-bound shapes in bf16, and four in fp32."""
     shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
         (1, 16, 16384, 128, True, "bf16"),
@@ -113,8 +113,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 def run(config: Config) -> Turns:
-    """Measure GPU time in ms of the three passes, errors, and bitwise reproducibility.
-    The first turn compiles and checks, the last one checks again, the others time.
+    """Measure GPU time in ms of forward, backward and both, errors, and bitwise
+    reproducibility. The first turn checks results, the last those of other inputs.
     """
     name, causal = config.implementation, config.causal
     device = timing.default_device()
@@ -152,7 +152,7 @@ def problem(
     config: Config, device: str, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Return q, k, v, do and the exact results of their first heads, cached for all
-    implementations of a shape. With `reverse` the tokens are in reverse.
+    implementations of a shape. `reverse` reverses the order of tokens.
     """
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
     if not reverse:
@@ -176,7 +176,7 @@ def problem(
 
 
 def store_as(layout: str, x: Tensor) -> Tensor:
-    """Return x (b, h, n, d) contiguous, or stored as (b, n, h, d)."""
+    """Return x (b, h, n, d), contiguous or stored as (b, n, h, d)."""
     if layout == "bhnd":
         return x.contiguous()
     return x.transpose(1, 2).contiguous().transpose(1, 2)
@@ -219,8 +219,8 @@ def compare_calls(attend: Attention, inputs: tuple[Tensor, ...]) -> dict[str, An
 def exact_attention(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return o, dq, dk and dv by the formulas in the dtype of the inputs, in blocks of
-    queries because all scores would not fit in memory. k and v may have fewer heads.
+    """Return o, dq, dk and dv by the formulas, in the dtype of the inputs, for blocks
+    of queries, because all scores would not fit in memory.
     """
     shared = k.shape[1]
     group = q.shape[1] // shared

@@ -1,8 +1,8 @@
-"""Peak memory and time of a forward and backward pass by recomputation strategy: runs
-of blocks, half blocks, nested runs, attention only.
+"""Peak memory and time of a forward and backward pass with each strategy of activation
+checkpointing: runs of blocks, half blocks, nested runs, attention only.
 
-Each row has two peaks: with gradients allocated during the backward pass, as after
-`zero_grad()`, and with gradients from the start, as in gradient accumulation.
+Each row has two peaks: with gradients that the backward pass allocates, as after
+`zero_grad()`, and with gradients that exist before, as in gradient accumulation.
 
     python -m systems.experiments.gradient_checkpointing --strategy runs --run 4
 """
@@ -35,7 +35,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Any other length divides 32 blocks into as many runs as a shorter one of these.
+# Run lengths. Any other divides 32 blocks into as many runs as a shorter length does.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 
@@ -57,8 +57,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: the assignment's model with `flash` attention at every
-    useful run length, two with plain attention, then the other strategies.
+    """Return the assignment's model without checkpointing, with runs of each length,
+    and with the other strategies.
     """
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}
@@ -104,7 +104,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def recompute(model: BasicsTransformerLM, strategy: str, run: int) -> None:
-    """Make the model recompute as the strategy says."""
+    """Apply a checkpointing strategy to the model."""
     if strategy == "runs":
         checkpointing.checkpoint_blocks(model, run)
     elif (change := STRATEGIES[strategy]) is not None:

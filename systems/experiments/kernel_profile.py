@@ -1,5 +1,5 @@
-"""The kernels of a forward pass and of a training step, phase by phase, and how long
-the GPU idles between them, by torch.profiler or Nsight Systems.
+"""The kernels of each phase of a forward pass or training step, and the time that the
+GPU idles between them, by torch.profiler or Nsight Systems.
 
     python -m systems.experiments.kernel_profile --mode step --profiler nsys
 """
@@ -41,7 +41,7 @@ PROFILERS = {
     "capture": "none: this process only starts and stops the capture of nsys",
 }
 MARKS = (STEP, *phases.PHASES, LAYER, *PARTS)
-# Folder of traces. Not committed: they are large, and name the machine.
+# Folder of traces, which are not committed: they are large and name the machine.
 TRACES = ROOT / "traces"
 
 
@@ -84,7 +84,7 @@ def run(config: Config) -> dict[str, Any]:
     device = require_gpu()
     metrics: dict[str, Any] = {"profiler": config.profiler, "passes": config.passes}
     if config.profiler == "nsys":
-        # The process that nsys starts needs the memory.
+        # Free memory for the process that nsys starts.
         timing.give_back(device)
         profiled, kernels, metrics["report"] = profile_with_nsys(config)
     else:
@@ -137,7 +137,7 @@ def require_gpu() -> str:
 
 
 def mark_layers(model: nn.Module) -> None:
-    """Mark each layer and the parts of its attention."""
+    """Add marks to the forward pass of each layer and to the parts of its attention."""
     for layer in model.modules():
         if isinstance(layer, TransformerBlock):
             layer.attn.attention = causal_attention
@@ -153,7 +153,7 @@ class MarkedBlock(TransformerBlock):
 
 
 def measure_marks(device: str) -> dict[str, list[float]]:
-    """Measure a thousand marks without a profiler: five samples in ms."""
+    """Measure the time of a thousand marks without a profiler: five samples in ms."""
 
     def marks(phase: Phase) -> None:
         with phase("thousand_marks"):
@@ -165,7 +165,7 @@ def measure_marks(device: str) -> dict[str, list[float]]:
 
 
 def capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Run the passes in the range that nsys records (`--capture-range`)."""
+    """Run the passes between the calls that start and stop nsys's recording."""
     torch.cuda.profiler.start()
     try:
         return passes()
@@ -175,7 +175,7 @@ def capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[floa
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return the trace's path; its stem has no dots, where programs would cut it."""
+    """Return the path of a trace; its stem has no dots, so that it has one suffix."""
     size = config.size.replace(".", "_")
     cell = f"{size}-{config.context}-{config.mode}-{config.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"
@@ -184,7 +184,7 @@ def trace_path(config: Config, suffix: str) -> Path:
 def profile_with_nsys(
     config: Config,
 ) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """Profile in a process under nsys: (samples, kernels, path of the report)."""
+    """Return samples in ms, the kernels, and the path of the report of nsys."""
     report = trace_path(config, nsys.REPORT)
     options = options_of(replace(config, profiler="capture"))
     module = "systems.experiments.kernel_profile"

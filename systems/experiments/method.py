@@ -1,5 +1,5 @@
-"""Compare clocks: the same pass by our wall clock and by bare CUDA events, alternating;
-and its GPU time by CUPTI and as a CUDA graph.
+"""Comparison of clocks on the same pass: our wall clock, bare CUDA events, the sum of
+kernel times by CUPTI, and the time of a CUDA graph.
 
     python -m systems.experiments.method --context 128 --precision fp32
 """
@@ -26,7 +26,7 @@ PROTOCOL = {
     "tf32": "off for fp32",
 }
 MODES = ("forward", "step")
-# Profiled passes for the sum of kernel times.
+# Number of profiled passes for the sum of kernel times.
 PROFILED = 5
 
 
@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return samples in ms of the same pass by each instrument.
+    """Return samples in ms of the same pass by each clock.
 
     `clock_ms` and `events_ms` alternate and synchronize after each pass,
     `queued_events_ms` and `graph_ms` once after all passes. GPU time by CUPTI comes

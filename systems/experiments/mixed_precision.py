@@ -1,8 +1,8 @@
 """The effect of precision on training: loss curves in fp32, under bf16 autocast, and in
 pure bf16, on a synthetic language of known entropy, the minimum of the loss.
 
-Rounding changes the effective step size, so fp32 and pure bf16 are also trained at a
-lower and a higher learning rate. A seed fixes the initial weights and the data.
+Rounding changes the effective step size, so fp32 and pure bf16 also train at a lower
+and a higher learning rate. The seed sets the initial weights and the data.
 
     python -m systems.experiments.mixed_precision --precision bf16 --seed 0 --steps 300
 """
@@ -35,7 +35,7 @@ PRECISIONS = {
     "bf16": "bf16 autocast; weights, gradients and optimizer state in fp32",
     "bf16_pure": "weights, gradients and optimizer state in bf16",
 }
-# Tensors of different magnitude: about 1, a few hundredths in the matrix.
+# Weights of different magnitude: embedding and gain about 1, matrix a few hundredths.
 WATCHED = {
     "embedding": "token_embeddings.weight",
     "matrix": "layers.0.ffn.w1.weight",
@@ -71,8 +71,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, object]:
-    """Train and return the loss of each step, its minimum, the shares of weights that a
-    step leaves unchanged, times and memory. `Unsupported` if training diverges.
+    """Train; return the loss of each step, the least possible loss, the share of
+    weights that a step leaves unchanged, times and memory, or raise `Unsupported`.
     """
     device = timing.default_device()
     torch.manual_seed(config.seed)
@@ -95,7 +95,7 @@ def run(config: Config) -> dict[str, object]:
         with phase("step"):
             with autocast:
                 logits = model(tokens[:, :-1])
-            # The loss is fp32 in each precision, since bf16 would leave two digits.
+            # Compute the loss in fp32 always, because bf16 has only two digits.
             loss = functional.cross_entropy(
                 logits.flatten(0, 1).float(), tokens[:, 1:].flatten()
             )
@@ -131,7 +131,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """Return the share of some weights that a step leaves bitwise unchanged."""
+    """Recorder of the share of some weights that a step leaves bitwise unchanged."""
 
     def __init__(self, model: nn.Module):
         self.tensors = {

@@ -1,8 +1,8 @@
-"""The effect of the attention implementation on a training step in bf16: eager,
-PyTorch's fused attention, and FlashAttention of this project.
+"""The effect of the attention implementation on a training step in bf16: eager, fused
+by PyTorch, and this project's FlashAttention.
 
-The three attentions of a cell alternate; only one model is in memory at a time. GPU
-time is measured too, because launch-bound steps don't get shorter.
+The three implementations alternate, with one model in memory at a time. GPU time is
+measured too, because faster attention doesn't shorten a launch-bound step.
 
     python -m systems.experiments.model_attention --context 4096 --attention flash
 """
@@ -28,7 +28,7 @@ PROTOCOL = gpu_time.STEP_CLOCKS | {
 }
 ROUNDS = 3
 BATCH = 4
-# The model's attention names, and the corresponding names in `peers`.
+# The model's names of attention implementations, and their names in `peers`.
 ATTENTIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "ours"}
 
 
@@ -54,7 +54,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure each phase of a training step: samples in ms, peak memory in bytes, GPU
-    time, and the attention that ran. A turn runs its share of the steps.
+    time, and the attention that ran. Each turn runs a part of the steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
     ends, metrics = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()
@@ -69,7 +69,7 @@ def run(config: Config) -> Turns:
     metrics |= gpu_times(c, device)
     timing.give_back(device)
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
-    # The dtype that attention gets under autocast.
+    # Under autocast, attention gets q, k and v in bf16.
     q = torch.empty(heads, dtype=torch.bfloat16, device=device, requires_grad=True)
     return {**metrics, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
 
@@ -80,7 +80,7 @@ def workload(c: Config, device: str) -> Workload:
 
 
 def time_steps(c: Config, steps: int, device: str) -> dict[str, Any]:
-    """Return the samples of one turn and its peaks."""
+    """Return the samples in ms and the peak memory of one turn."""
     work = workload(c, device)
     clear = work.model.zero_grad
     return timing.measure(

@@ -1,5 +1,5 @@
-"""The size of each model: parameters by part, and FLOPs of one forward pass as counted
-by PyTorch. Built on the meta device (shapes without data), so no GPU is needed.
+"""The size of each model: parameters by part, and FLOPs of a forward pass as counted by
+PyTorch. The meta device (shapes without data) needs no GPU.
 
     python -m systems.experiments.model_sizes --size 2.7B --context 512
 """
@@ -15,7 +15,7 @@ from systems.running.command import main, option
 
 PROTOCOL = {"statistic": "exact counts", "device": "meta"}
 
-# The part of the model to which a parameter belongs, by a word in its name.
+# Parts of the model, by the word in a parameter's name that identifies them.
 PARTS = {
     "token_embeddings": "embedding",
     "attn": "attention",

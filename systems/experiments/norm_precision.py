@@ -1,5 +1,5 @@
-"""The part of a norm that loses precision: every stage of LayerNorm and RMSNorm against
-float64, in three formats.
+"""Errors of each stage of LayerNorm and RMSNorm against float64, in three formats:
+where a norm loses precision.
 
     python -m systems.experiments.norm_precision --norm layer --compute running
 """
@@ -63,7 +63,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return each stage of the norm in the dtype of x. RMSNorm subtracts no mean."""
+    """Return each stage of a norm in the dtype of x; only LayerNorm has a mean."""
     average = running_mean if running else torch.mean
     found = {}
     if norm == "layer":
@@ -92,7 +92,7 @@ def running_mean(
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
-    """Return the stages as configured; only the output if PyTorch hides the others."""
+    """Return the stages as configured; of a fused norm only the output is visible."""
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
         return {"output": fused(x, x.shape[-1:], eps=EPS)}
@@ -104,8 +104,8 @@ def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float | None]]:
-    """Return the errors of each stage by magnitude of the input (None if any element is
-    not finite), and its shares of elements that are not finite or wrongly zero.
+    """Return for each stage, by magnitude of the input: the error (None if any element
+    is not finite), and the shares of elements that are not finite or wrongly zero.
     """
     device = timing.default_device()
     z = 1 + torch.randn(
@@ -132,7 +132,7 @@ def run(config: Config) -> dict[str, list[float | None]]:
 
 
 def share(true: Tensor) -> list[float | None]:
-    """Return the share of elements that are True, by magnitude of the input."""
+    """Return the share of True elements for each magnitude of the input."""
     return [rounded(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 
 

@@ -1,5 +1,5 @@
-"""The same training step under both profilers: do Nsight Systems and torch.profiler
-report the same kernels, and what is their overhead?
+"""The same training step under Nsight Systems and torch.profiler: whether they report
+the same kernels, and how much each slows the step.
 
     python -m systems.experiments.nsys --size small
 """
@@ -48,8 +48,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return, by profiler and phase, wall-clock samples in ms, the sum of kernel times
-    in ms, and the number of kernels, per step. `Unsupported` without nsys.
+    """Return, per profiler and phase, wall-clock samples in ms, the sum of kernel times
+    in ms, and the number of kernels. Raise `Unsupported` without nsys.
     """
     if not nsys.is_installed():
         raise Unsupported("no nsys on the PATH: install Nsight Systems (see nsys.md)")

@@ -1,8 +1,7 @@
-"""Peak memory of a pass of the model by category: weights, gradients, activations, and
-so on.
+"""Peak memory of a pass of the model by category, such as weights and activations.
 
-A first, plain pass gives the allocator's peak. A second pass records the allocator's
-history; --keep-snapshots keeps it for pytorch.org/memory_viz.
+The first passes measure the allocator's peak. One more records the allocator's history;
+--keep-snapshots saves it for pytorch.org/memory_viz.
 
     python -m systems.experiments.peak_memory --size small --precision bf16
 """
@@ -30,9 +29,9 @@ PROTOCOL = {
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
-# Attentions that are compared: eager, and one that needs less memory.
+# Attention implementations: eager, and one that needs less memory.
 ATTENTIONS = ("eager", "flash")
-# Folder of kept snapshots. Not committed, because they are large and name the machine.
+# Folder of snapshots, which are not committed: they are large and name the machine.
 SNAPSHOTS = ROOT / "snapshots"
 
 
@@ -60,7 +59,7 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return 2.7B at three contexts and every size at 512, in every mode; and 2.7B at
-    512 and 2048 with flash attention or checkpoints.
+    512 and 2048 with flash attention or checkpointing.
     """
     if quick:
         return [
@@ -144,8 +143,8 @@ def gpu() -> str:
 
 
 def recorded(config: Config, work: Workload) -> dict[str, Any]:
-    """Return the digest of one recorded pass, the bytes of a block's output, and the
-    path of the snapshot if it is kept.
+    """Record one pass. Return the digest of its history, the bytes of a block's output,
+    and the path of the snapshot if it is saved.
     """
     work.model.zero_grad()
     seen: dict[str, Any] = {}
@@ -173,7 +172,7 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
 
 
 def snapshot_path(config: Config) -> Path:
-    """Return the snapshot's path; its stem has no dots, where programs would cut it."""
+    """Return a snapshot's path, whose stem has no dots, so that it has one suffix."""
     parts = [
         config.size.replace(".", "_"),
         str(config.context),

@@ -1,8 +1,8 @@
-"""The tensors that autograd saves for the backward pass, and the code that saves them:
-for a norm, a block, and four blocks; eager, compiled, and with recomputation.
+"""The tensors that autograd saves for the backward pass of a norm, a block or four
+blocks, and the lines of code that save them; eager, compiled, and checkpointed.
 
-`torch.autograd.graph.saved_tensors_hooks` reports every tensor. Shared memory is
-counted once, and parameters not at all. Built on the meta device (shapes without data):
+`torch.autograd.graph.saved_tensors_hooks` reports every tensor. Memory that tensors
+share counts once, parameters don't count. No GPU needed (meta device):
 
     python -m systems.experiments.saved_tensors --part block --context 2048
 """
@@ -46,8 +46,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the configurations: a block at the contexts of the assignment's editions,
-    then the example of CS336's 2026 handout, eager and compiled.
+    """Return a block at contexts from both editions of the assignment, then the example
+    of CS336's 2026 handout, eager and compiled.
     """
     if quick:
         return [Config("norm", 128), Config("block", 128)]
@@ -61,8 +61,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return the saved tensors with their bytes, each memory once, the largest first;
-    count and bytes of all saves; and the bytes of gradients.
+    """Return the saved tensors, one for each memory, the largest first; the number and
+    bytes of all saves; and the bytes of gradients.
     """
     c, shape = config, SIZES[config.size]
     with torch.device("meta"):
@@ -99,7 +99,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class Saved:
-    """Collector of saved tensors by memory; parameters and their views are separate."""
+    """Collector of saved tensors by memory; views of parameters are only counted."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}
@@ -115,7 +115,7 @@ class Saved:
             self.parameters += 1
             return tensor
         self.bytes += tensor.numel() * tensor.element_size()
-        # Held so that its address is not reused.
+        # Keep the memory alive, so that no other tensor gets its address.
         self.kept.append(tensor.detach())
         seen = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
         self.found.setdefault(storage._cdata, seen)[3][line_of_the_model()] = None
@@ -130,7 +130,7 @@ class Saved:
 
 
 def line_of_the_model() -> str:
-    """Return the line of the model that is running, with its function."""
+    """Return the function and line of the model that called the hook."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

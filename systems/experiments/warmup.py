@@ -1,8 +1,8 @@
-"""The cost of a process's first steps: forward and backward after 0, 1, 2 or 5 warm-up
-steps.
+"""The cost of a process's first steps: the time of forward and backward passes after 0,
+1, 2 or 5 warm-up steps.
 
-Each row runs in a new process, or earlier rows would warm up later ones. Each number of
-warm-up steps gets five processes, in alternation, against slow moments of the host.
+Each row runs in a new process, or earlier rows would warm up later ones. The numbers of
+warm-up steps alternate, five processes each, against slow moments of the host.
 
     python -m systems.experiments.warmup --warmup 0
 """
@@ -45,7 +45,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Return samples in ms of each phase by step, and of setup (`setup_ms`)."""
+    """Return times in ms of each phase by step, and of the setup (`setup_ms`)."""
     device = timing.default_device()
     setup = timing.Clock(device)
     with setup.phase("setup"):

@@ -1,5 +1,5 @@
-"""The throughput of a first kernel: the weighted sum of rows compared with PyTorch's
-own, and with a copy of as many bytes, because both passes are bandwidth-bound.
+"""The throughput of a first kernel, the weighted sum of rows, against PyTorch's and
+against a copy of as many bytes, because both passes are bandwidth-bound.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """
@@ -56,7 +56,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure GPU time in ms of both passes, errors, and whether two calls are bitwise
-    equal; for a copy its bytes and GPU time.
+    equal; of a copy, its GPU time and bytes.
     """
     device = timing.default_device()
     x, w, dy = made(config, device)
@@ -89,7 +89,7 @@ def run(config: Config) -> Turns:
 def checked(
     compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor, dy: Tensor
 ) -> dict[str, Any]:
-    """Return errors, and whether two calls are bitwise equal."""
+    """Return errors of y, dx and dw, and whether two calls are bitwise equal."""
 
     def call() -> tuple[Tensor, ...]:
         y = compute(x, w)
@@ -101,7 +101,7 @@ def checked(
 
 
 def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x and w, which require gradients, and dy."""
+    """Return normal x and w, which require gradients, and dy."""
     generator, dtype = torch.Generator(device).manual_seed(0), DTYPES[config.dtype]
     x, w, dy = (
         torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -113,7 +113,7 @@ def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
 def errors(
     found: tuple[Tensor, ...], x: Tensor, w: Tensor, dy: Tensor
 ) -> dict[str, Any]:
-    """Return relative errors of y, dx and dw."""
+    """Return the errors of y, dx and dw relative to float64."""
     exact_x, exact_w, exact_dy = x.double(), w.double(), dy.double()
     exact = {
         "y": lambda: exact_x @ exact_w,

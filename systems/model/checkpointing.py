@@ -28,8 +28,8 @@ Function = Callable[..., Tensor]
 
 # --8<-- [start:checkpoint]
 def checkpoint_blocks(model: BasicsTransformerLM, run: int = 1) -> None:
-    """Keep only the input of every run of `run` blocks, and recompute the run in the
-    backward pass. ValueError for a run of less than one block.
+    """Save only the input of every run of `run` blocks, and recompute the run in the
+    backward pass. Raise ValueError for a run of less than one block.
     """
     if run < 1:
         raise ValueError(f"run must be 1 or more, not {run}")
@@ -46,21 +46,21 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 def checkpoint_function(function: Function) -> Function:
     """Return the function wrapped so that autograd saves only its arguments."""
-    # No dropout, so no random state. A partial can be copied and saved, a closure not.
+    # Without dropout there is no random state. A partial can be pickled, a closure not.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
     # --8<-- [end:checkpoint]
 
 
 # --8<-- [start:parts]
 def checkpoint_attention(model: BasicsTransformerLM) -> None:
-    """Keep q, k and v of every block instead of the scores and their softmax."""
+    """Save q, k and v of every block instead of the scores and their softmax."""
     for module in model.modules():
         if isinstance(module, CausalMultiHeadSelfAttention):
             module.attention = checkpoint_function(module.attention)
 
 
 def checkpoint_half_blocks(model: BasicsTransformerLM) -> None:
-    """Keep the input of every block and the input of its feed-forward half."""
+    """Save only the input of every block and the input of its feed-forward half."""
     for block in model.layers:
         assert isinstance(block, TransformerBlock)
         block.__class__ = CheckpointedHalves
@@ -78,8 +78,8 @@ class CheckpointedHalves(TransformerBlock):
 
 # --8<-- [start:nested]
 def checkpoint_halving(model: BasicsTransformerLM) -> None:
-    """Checkpoint by nested halves: keep the input of each half of the blocks; while a
-    half is recomputed, keep the input of each of its quarters, and so on.
+    """Checkpoint by nested halves: save the input of each half of the blocks; while a
+    half is recomputed, save the input of each of its halves, and so on.
     """
     model.set_run_blocks(checkpoint_halves)
 
@@ -96,9 +96,8 @@ def checkpoint_halves(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 
 def checkpoint_chain(model: BasicsTransformerLM) -> None:
-    """Checkpoint the whole chain: keep only the model's input; while all blocks but the
-    last are recomputed, keep only their input, and so on. N blocks take N (N + 3) / 2
-    block computations.
+    """Save only the input of the first block. For the backward pass of a block, all
+    blocks up to it are recomputed: N (N + 3) / 2 computations for N blocks.
     """
     model.set_run_blocks(checkpoint_function(checkpoint_all_but_last))
 
@@ -145,7 +144,7 @@ def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
 
 
 def current_autocast(device: str) -> torch.autocast:
-    """Return a context that restores the autocast state of this moment."""
+    """Return a context that restores the current autocast state."""
     dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
     return torch.autocast(device, dtype, enabled)
 

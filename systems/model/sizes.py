@@ -1,4 +1,4 @@
-"""The models of the assignment's Table 1, and one of 2026. Imports no torch."""
+"""The model sizes of the assignment's Table 1, and one of 2026. Imports no torch."""
 
 from dataclasses import dataclass
 

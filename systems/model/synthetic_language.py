@@ -1,8 +1,8 @@
-"""A language that a model can learn in minutes and whose minimal loss is known: a
-seeded sparse Markov chain.
+"""A synthetic language whose minimal loss is known and that a model learns in minutes:
+a sparse Markov chain.
 
-Each token has a few random successors with fixed probabilities proportional to 1, 1/2,
-1/3, ... So the next token has the same entropy in any context.
+Each token has a few random successors, with probabilities proportional to 1, 1/2, 1/3,
+... So the next token has the same entropy in any context.
 """
 
 import math
@@ -22,8 +22,8 @@ ENTROPY = -sum(p * math.log(p) for p in PROBABILITIES)
 def sample(
     vocab: int, sequences: int, length: int, seed: int
 ) -> Int[Tensor, "sequences length"]:
-    """Return sequences of the language (int64, on the CPU). Its transition table
-    depends only on the vocabulary, not on the seed.
+    """Return random sequences of the language (int64, on the CPU). Its transitions
+    depend on the vocabulary, not on the seed.
     """
     if vocab < SUCCESSORS:
         raise ValueError(f"vocab must be {SUCCESSORS} or more, not {vocab}")

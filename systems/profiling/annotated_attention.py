@@ -1,5 +1,5 @@
-"""The model's eager attention with marks around its four parts, for profilers; its
-outputs are bitwise equal. Never timed, because marks take time.
+"""The model's eager attention, with marks around its four parts for profilers. Outputs
+are bitwise equal. Not for timing, because marks take time.
 """
 
 import math
@@ -19,7 +19,7 @@ def causal_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Float[Tensor, "b h s e"]:
-    """Compute eager causal attention inside marks of its four parts."""
+    """Compute eager causal attention with a mark around each of its four parts."""
     with mark(SCORES):
         scores = torch.einsum("...qe,...ke->...qk", q, k)
     with mark(MASK):

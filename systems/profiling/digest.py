@@ -15,15 +15,15 @@ ROW_FIELDS = ("median_ms", "min_ms", "max_ms", "start_ms")
 
 
 def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
-    """Return the phase of a kernel within a step, such as ("forward", "attention
-    softmax"). Empty if no mark was open at its launch.
+    """Return the marked phases around a kernel's launch, outermost first, such as
+    ("forward", "attention softmax").
     """
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Return the GPU span and kernel sum of each phase and pass in ms, and a row for
-    each kernel of each phase. `TraceError` without `passes` steps with kernels.
+    """Return, by phase and pass in ms, the time from first to last kernel and the sum
+    of kernel times, and a row for each kernel. Raise `TraceError` if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
@@ -70,13 +70,13 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
 
 
 def calls_per_pass(calls: int, passes: int) -> int | float:
-    """Return the calls per pass, as an int if it divides evenly."""
+    """Return the calls per pass, as an int if they divide evenly."""
     return calls / passes if calls % passes else calls // passes
 
 
 def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the kernels of the second layer of the last forward pass, with start times
-    in ms after the first kernel. Empty in other modes.
+    """Return the kernels of the second layer in the last forward pass, with times in ms
+    since the first of them. Empty unless `mode` is "forward".
     """
     last_step = max((k.marks[0].start for k in kernels if STEP in k.path), default=0)
     marks = {mark for k in kernels for mark in k.marks if mark.start >= last_step}

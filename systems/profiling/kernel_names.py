@@ -1,5 +1,5 @@
-"""Short names and categories of kernels, from the names (demangled or mangled) that a
-profiler reports.
+"""Short names and categories of kernels, derived from the mangled or demangled names
+that a profiler reports.
 
 Library kernels are named for what they do (`ampere_sgemm_128x64_tn`). PyTorch's generic
 kernels name the operation in a template argument, such as `exp_kernel_cuda`.
@@ -15,7 +15,7 @@ CATEGORIES = (
 MATMUL, SOFTMAX, ELEMENTWISE, REDUCTION, COPY, OPTIMIZER, ATTENTION, OTHER = CATEGORIES
 
 # --8<-- [start:categories]
-# The first match wins. So purpose comes before construction: fused attention may use
+# The first match wins, so specific patterns come first: fused attention may use
 # cutlass, and a copy may be an element-wise kernel.
 RULES = (
     (ATTENTION, r"flash|fmha|sdpa|flex_attention|^(?:forward|delta|dkdv|dq)_kernel$"),
@@ -35,8 +35,8 @@ RULES = (
 )
 # --8<-- [end:categories]
 
-# Patterns for the operation inside a generic kernel's name, most specific first.
-# `BinaryFunctor` and the like only wrap another functor.
+# Patterns that find the operation in the name of a generic kernel, most specific first.
+# `BinaryFunctor` and similar names only wrap another functor.
 WRAPPER = r"(?:Binary|BUnary|AUnary|Unary|Opaque|Compare)"
 OPERATIONS = (
     r"(\w+?)_kernel_cuda",
@@ -51,9 +51,9 @@ GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
 GENERIC_KINDS = {"reduce_kernel": "reduce", "multi_tensor_apply_kernel": "multi-tensor"}
-# Split-K GEMMs launch a second kernel that sums: from cuBLAS, or of each xmma kernel.
+# Kernels that sum the partial results of a split-K GEMM, of cuBLAS and of xmma.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
-# A name without template or call arguments: a library's own, or a short one.
+# Names without template or call arguments.
 PLAIN_NAME = re.compile(r"[^<(:]*")
 SCHEDULED_NAME = re.compile(r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*")
 # Readable forms of abbreviated operation names.
@@ -67,8 +67,8 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """Return the category of a kernel. In a phase named softmax or optimizer it is
-    that, because unfused both consist of ordinary element-wise kernels and reductions.
+    """Return the category of a kernel. In the softmax and optimizer phases it is that
+    phase, because unfused they consist of element-wise kernels and reductions.
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:
@@ -90,8 +90,8 @@ def is_split_k_sum(name: str) -> bool:
 
 @cache
 def short_name(name: str) -> str:
-    """Return a short name of at most 72 characters, such as `elementwise exp` or
-    `ampere_sgemm_128x64_tn`. A short name maps to itself.
+    """Return a name of at most 72 characters, such as `elementwise exp` or
+    `ampere_sgemm_128x64_tn`. Short names stay as they are.
     """
     text = demangle(name)
     if text == name and PLAIN_NAME.fullmatch(name):
@@ -116,7 +116,7 @@ def short_name(name: str) -> str:
 
 
 def _drop_schedule(name: str) -> str:
-    """Cut the schedule from an xmma kernel's name; keep its tile and role."""
+    """Remove the schedule from an xmma kernel's name, after its tile size."""
     if match := SCHEDULED_NAME.fullmatch(name):
         return match[1] + (" split-K sum" if is_split_k_sum(name) else "")
     return name
@@ -132,7 +132,7 @@ def _find_operation(arguments: str) -> str:
 
 @cache
 def demangle(name: str) -> str:
-    """Return the identifiers of a mangled name (`_ZN2at6native...`)."""
+    """Return the identifiers in a mangled name (`_ZN2at6native...`)."""
     if not name.startswith("_Z"):
         return name
     words, position = [], 2

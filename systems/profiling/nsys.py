@@ -1,5 +1,5 @@
 """Profile a command with Nsight Systems, export the report to SQLite, and read its
-kernels. `nsys` starts the process, and records only between `cudaProfilerStart` and
+kernels. `nsys` starts the command, and records only between `cudaProfilerStart` and
 `cudaProfilerStop`, so reports contain no warm-up. Imports no torch.
 """
 
@@ -32,12 +32,12 @@ class NsysError(ValueError):
 
 
 def is_installed() -> bool:
-    """Return whether an `nsys` of any version is on the PATH."""
+    """Return whether some version of `nsys` is on the PATH."""
     return shutil.which("nsys") is not None
 
 
 def find_nsys() -> str:
-    """Return the path of `nsys`. `NsysError` if it is missing, broken or too old."""
+    """Return the path of `nsys`. Raise `NsysError` if it is missing, broken or old."""
     program = shutil.which("nsys")
     if program is None:
         raise NsysError(
@@ -75,8 +75,8 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
 
 
 def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
-    """Run `work` under nsys. Return its standard output and the path of the SQLite
-    export; `report` (.nsys-rep) stays beside it.
+    """Run the command `work` under nsys; write the report (.nsys-rep) and, beside it,
+    an SQLite export. Return the command's standard output and the export's path.
     """
     assert report.suffix == REPORT
     program = find_nsys()
@@ -97,7 +97,7 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
 
 
 def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
-    """Return the standard output of a command. `NsysError` if it fails."""
+    """Return the standard output of a command. Raise `NsysError` if it fails."""
     try:
         process = subprocess.run(
             command, cwd=cwd, capture_output=True, text=True, errors="replace"
@@ -132,7 +132,7 @@ NEEDED = {
     "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
     "NVTX_EVENTS": "NVTX ranges",
 }
-# A graph that was traced as a whole is one entry without kernels.
+# Without --cuda-graph-trace=node, a CUDA graph is one entry without kernels.
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 WHOLE_GRAPH = "a CUDA graph (--cuda-graph-trace=node shows its kernels)"
 # The columns common to all kinds of GPU work.
@@ -142,7 +142,7 @@ PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     """Return the kernels of an SQLite export, sorted by start, each with those `marks`
-    that were open at its launch. `TraceError` for any other file.
+    that were open at its launch. Raise `TraceError` for any other file.
     """
     if not path.is_file():
         raise TraceError(
@@ -162,7 +162,7 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
-    """Return the kernels of an open export. Raises one of MALFORMED for a bad row."""
+    """Return the kernels of an open export. Raise one of MALFORMED for a bad row."""
     query = "SELECT name FROM sqlite_master WHERE type = 'table'"
     tables = {
         table: {x[1] for x in database.execute(f'PRAGMA table_info("{table}")')}

@@ -1,5 +1,5 @@
 """Inspect a step instead of timing it: kernels of each phase, time of each kernel, and
-memory saved for the backward pass. A probe's `phase` replaces a clock's.
+memory saved for the backward pass. A step gets a probe's `phase` instead of a clock's.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,8 +29,7 @@ def phase_kernels(
     between: Callable[[], None] | None = None,
     cold: bool = False,
 ) -> dict[str, list[list[Kernel]]]:
-    """Return the kernels that each phase launches, in each of a few profiled passes.
-    Empty on a CPU.
+    """Profile a few passes, and return the kernels by phase and pass. Empty on a CPU.
 
     `between` runs before each pass. `cold` empties the L2 cache before each phase.
     If passes launch different kernels, profile once more, then raise TraceError.
@@ -71,7 +70,7 @@ def l2_buffer(device: str) -> Tensor:
 def split_by_phase(
     kernels: Iterable[Kernel], names: list[str], passes: int
 ) -> dict[str, list[list[Kernel]]]:
-    """Return the kernels by phase and pass. TraceError if passes differ."""
+    """Return the kernels by phase and pass. Raise TraceError if passes differ."""
     inside = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
     starts = sorted({kernel.marks[0].start for kernel in inside})
     found: dict[str, list[list[Kernel]]] = {
@@ -91,8 +90,8 @@ def split_by_phase(
 
 
 def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[str]]:
-    """Return how many kernels each phase launches, without copies and fills of memory,
-    and the names of those that TorchInductor generated. Empty on a CPU.
+    """Return the number of kernels of each phase, not counting copies and fills of
+    memory, and the names of those that TorchInductor generated.
     """
     names = {
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
@@ -110,9 +109,9 @@ def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[
 def kernel_samples_ms(
     work: Callable[[], object], calls: int, device: str
 ) -> dict[str, list[float]]:
-    """Return GPU times in ms by kernel name, one sample for each of `calls` calls, with
-    a warm L2 cache. Empty on a CPU. If calls launch different kernels, profile once
-    more, then raise TraceError: a profile can lose a kernel.
+    """Return GPU times in ms by kernel name, a sample for each of `calls` calls, with a
+    warm L2 cache. Empty on a CPU. A profile can lose a kernel, so if calls differ,
+    profile once more, then raise TraceError.
     """
     work()
     if device != "cuda":
@@ -128,7 +127,7 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """Return the durations in ms of each kernel name, summed per call."""
+    """Return the time in ms by kernel name, the sum of its launches for each call."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)
@@ -147,8 +146,8 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 
 # --8<-- [start:saved]
 class SavedTensors:
-    """Recorder of each tensor that autograd saves in the forward phase. `adds_bytes`
-    counts each storage once, and no storage of the inputs.
+    """Recorder of the tensors that autograd saves in the forward phase. `adds_bytes`
+    counts each storage once, those of the inputs not at all.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):

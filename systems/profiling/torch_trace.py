@@ -44,8 +44,8 @@ def profile_kernels(
     """Return the result of `work` and the kernels that it launched, sorted by start,
     each with those `marks` that were open at its launch.
 
-    The trace stays at `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. `TraceError`
-    if nothing ran on the GPU.
+    Save the trace as `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. Raise
+    `TraceError` if nothing ran on the GPU.
     """
     if device == "cuda":
         load_profiler()
@@ -92,7 +92,7 @@ def pause_gc() -> Iterator[None]:
 @pause_gc()
 def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     """Return the kernels of a Chrome trace from torch.profiler (`.json` or `.json.gz`),
-    sorted by start. `TraceError` for any other file.
+    sorted by start. Raise `TraceError` for any other file.
     """
     if not path.exists():
         raise TraceError(
@@ -125,7 +125,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Return the kernels of a trace's events by start, or raise one of MALFORMED."""
+    """Return the kernels of a trace's events, by start. Raise one of MALFORMED."""
     launches: dict[Any, Launch] = {}
     op_launches: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []
@@ -161,5 +161,5 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 
 
 def external_id(args: dict[str, Any]) -> Any:
-    """Return the number that links an operation to its kernels in any PyTorch."""
+    """Return the number that links an operation to its kernels, however spelled."""
     return args.get("External id", args.get("external id", args.get("External Id")))

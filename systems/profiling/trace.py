@@ -1,10 +1,10 @@
-"""Kernels of a profile, from either profiler, each with the phase that launched it.
-`torch_trace` and `nsys` read them.
+"""Kernels of a profile, each with the phase that launched it. `torch_trace` and `nsys`
+read them from files.
 
-A kernel runs long after its launch by the CPU, so its phase is the one that was marked
-at the launch. Both profilers number each launch (the correlation id) and store that
-number with the kernel. Autograd launches the backward pass from a thread without marks;
-then the marks of the waiting thread count.
+A kernel can run long after its launch by the CPU, so its phase is the one that was
+marked at the launch. Both profilers number each launch (the correlation id) and store
+that number with the kernel. Autograd launches the backward pass from a thread without
+marks; the marks of the thread that waits for it count instead.
 
 Times are integers in ns on the trace's clock; rows have ms. Imports no torch.
 """
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-# Exceptions that Python raises while parsing a malformed file.
+# Exceptions that parsing a malformed file can raise.
 MALFORMED = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, OSError, RecursionError),
     *(TypeError, ValueError, sqlite3.Error, zlib.error),
@@ -33,7 +33,7 @@ class TraceError(ValueError):
 
 @contextmanager
 def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
-    """Turn any exception that a malformed file causes into a one-line `TraceError`."""
+    """Raise a one-line `TraceError` instead of any exception by a malformed file."""
     try:
         yield
     except TraceError:
@@ -44,7 +44,7 @@ def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
 
 
 def check_times(name: Any, start: Any, end: Any) -> tuple[str, int, int]:
-    """Return the name, start and end of an event in ns, or raise one of MALFORMED."""
+    """Return a valid event's name, start and end in ns, or raise one of MALFORMED."""
     if not isinstance(name, str):
         raise TypeError(f"a name is {name!r}")
     start, end = round(start), round(end)
@@ -99,7 +99,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All runs of one kernel in one phase. `start_ms` belongs to the first run."""
+    """All runs of one kernel in one phase. `start_ms` is the start of the first."""
 
     name: str
     path: tuple[str, ...]
@@ -114,8 +114,8 @@ class KernelRow:
 def kernel_rows(
     kernels: Iterable[Kernel], origin: int | None = None
 ) -> list[KernelRow]:
-    """Return a row for each kernel and phase, by descending total time. Starts count
-    from `origin` (ns), by default the first kernel's.
+    """Return a row for each kernel and phase, by descending total time. Start times are
+    relative to `origin` (ns), by default the start of the first kernel.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[Kernel]] = defaultdict(list)
     for kernel in kernels:

@@ -1,4 +1,4 @@
-"""Reduce a memory history to peaks, largest blocks and a timeline for a record."""
+"""Reduce an allocator history to peaks, largest blocks and a timeline for a record."""
 
 from collections import Counter
 from pathlib import PurePath
@@ -6,17 +6,17 @@ from typing import Any
 
 from systems.profiling.memory.snapshot import CATEGORIES, Block, History, bytes_in_use
 
-# Points of a sampled timeline, which includes the extremes of each stretch.
+# Approximate number of points of a sampled timeline.
 TIMELINE_POINTS = 240
-# Groups of blocks stored for a pass that a figure shows, and for other passes.
+# Groups of blocks to store: for a pass with a timeline, and for others.
 MOST_GROUPS, FEW_GROUPS = 8, 3
 Group = dict[str, Any]
 
 
 # --8<-- [start:digest]
 def digest(history: History, timeline: bool = False) -> dict[str, Any]:
-    """Summarize a history: bytes by category at the peak, the maximum of each category,
-    the peak of each phase, and the largest blocks.
+    """Summarize a history: bytes of each category at the peak and at most, the peak of
+    each phase, and the largest blocks.
     """
     layers = bytes_by_category(history)
     total = bytes_in_use(history)
@@ -73,8 +73,8 @@ def bytes_by_category(history: History) -> dict[str, list[int]]:
 def sample_timeline(
     layers: dict[str, list[int]], total: list[int], history: History
 ) -> dict[str, list[int]]:
-    """Sample about `TIMELINE_POINTS` events of the timeline: the highest and lowest of
-    each stretch, and both ends of each phase.
+    """Sample about `TIMELINE_POINTS` events: the maximum and minimum of the total in
+    each interval, and both ends of each phase.
     """
     length = max(1, -(-2 * len(total) // TIMELINE_POINTS))
     chosen = {0, len(total) - 1} | {
@@ -128,7 +128,7 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
 
 
 def owner_pattern(owner: str | None) -> str:
-    """Return an owner's name without layer number: `layers.*.ffn.w1.weight`."""
+    """Return an owner's name with numbers replaced: `layers.*.ffn.w1.weight`."""
     return (
         ".".join("*" if part.isdigit() else part for part in owner.split("."))
         if owner
@@ -137,7 +137,7 @@ def owner_pattern(owner: str | None) -> str:
 
 
 def allocation_site(block: Block) -> str:
-    """Return the two innermost frames in `systems`: `model.py:46 forward, ...`."""
+    """Return the two innermost frames in `systems`, as `model.py:46 forward, ...`."""
     frames = [
         f"{PurePath(file).name}:{line} {function}"
         for function, file, line in block.stack
@@ -147,8 +147,8 @@ def allocation_site(block: Block) -> str:
 
 
 def is_in_systems(file: PurePath) -> bool:
-    """Return whether a file is a module of `systems`, not of `site-packages` in a
-    virtual environment below a folder of that name.
+    """Return whether a file is a module of `systems`. A package installed in a virtual
+    environment below a folder of that name is not.
     """
     *_, below = file.as_posix().rpartition("/systems/")
     packages = PurePath(below).parts[:-1]

@@ -1,5 +1,5 @@
-"""Record one pass of a model on the GPU: the allocator's history, with a mark and a
-search for tensor owners around each phase.
+"""Record the allocator's history of one pass of a model on the GPU. Marks separate its
+phases; each lists the owners of tensors at that point.
 
     with Recorder(model, optimizer) as recorder:
         training_step(model, token_ids, targets, autocast, optimizer, recorder.phase)
@@ -20,7 +20,7 @@ from systems.model.transformer import Linear
 from systems.profiling.memory import snapshot
 from systems.profiling.memory.snapshot import History, Mark, SnapshotError
 
-# A step of the largest model makes about 12,000 entries, each with a stack.
+# Limit of recorded events; a step of the largest model has about 12,000.
 MAX_ENTRIES = 300_000
 
 
@@ -30,7 +30,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Recorder of one pass; its `phase` replaces a clock's."""
+    """Recorder of one pass; pass its `phase` to the step instead of a clock's."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Recorder:
         drop_marker(self.device)
 
     def find_owners(self) -> dict[int, tuple[str, str]]:
-        """Return {address: (category, name)} of the tensors of model and optimizer."""
+        """Return {address: (category, name)} of tensors of the model and optimizer."""
         owner_by_address: dict[int, tuple[str, str]] = {}
         for name, tensor in [
             *self.model.named_parameters(),
@@ -102,13 +102,13 @@ class Recorder:
         return owner_by_address
 
     def mark_weight_copies(self) -> None:
-        """Mark autocast's copies of weights, at the end of the model's forward pass."""
+        """Mark autocast's copies of weights; the hook of the model's forward pass."""
         if torch.is_autocast_enabled(self.device.type) and self.running:
             drop_pause(self.device)
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
-        """Return the history. `SnapshotError` if its peak is not the allocator's."""
+        """Return the history. Raise SnapshotError if its peak isn't the allocator's."""
         recorded = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
         )
@@ -128,18 +128,18 @@ class Recorder:
 
 
 def drop_marker(device: torch.device) -> None:
-    """Allocate and free one byte: its stack marks a point in the history."""
+    """Mark a point in the history: a byte allocated with this function on the stack."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def drop_pause(device: torch.device) -> None:
-    """Allocate and free one byte: events until the next mark are not of the pass."""
+    """Mark the start of events, until the next mark, that the history excludes."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
-    """Return {address: (category, name)} of the low-precision weight copies in
-    autocast's cache, found by matmuls that save them for the backward pass.
+    """Return {address: (category, name)} of the low-precision copies of weights in
+    autocast's cache. Matmuls, run for this, save them for the backward pass.
     """
     owner_by_address: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():

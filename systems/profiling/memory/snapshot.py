@@ -1,10 +1,10 @@
-"""The allocator's history as blocks, each with an owner, a phase and a category.
+"""Convert the allocator's history to blocks, each with an owner, phase and category.
 
-PyTorch's allocator can record each allocation and free with its Python stack
-(`systems.profiling.memory.recorder`). Here this becomes blocks that live from
-allocation to free. The category of a block follows from its owner (parameter, gradient,
-optimizer state, autocast's copy of a weight) and its lifetime: a block that survives
-the forward or loss phase is saved for the backward pass. Imports no torch.
+`systems.profiling.memory.recorder` records each allocation and free with its Python
+stack. A block lives from its allocation to its free. Its category follows from its
+owner (parameter, gradient, optimizer state, autocast's copy of a weight) or its
+lifetime: a block that survives the forward or loss phase is saved for the backward
+pass. Imports no torch.
 """
 
 import pickle
@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-# The layers of a timeline from the bottom up, longest-lived first.
+# Categories, those of the longest-lived blocks first, as figures stack them.
 CATEGORIES = (
     "weights",
     "optimizer state",
@@ -23,12 +23,12 @@ CATEGORIES = (
     "saved activations",
     "temporaries",
 )
-# Blocks that these phases allocate and leave are saved for the backward pass.
+# Phases whose surviving blocks are saved for the backward pass.
 SAVING_PHASES = ("forward", "second_forward", "loss")
-# The function whose allocations mark phases, in exact order with others.
+# The function in `recorder` whose allocations mark a point in the history.
 MARKER = "drop_marker"
-# The function whose allocation starts a pause until the next mark, in which the
-# recorder searches for owners.
+# The function in `recorder` whose allocation starts a pause: events until the next mark
+# come from the search for owners.
 PAUSE = "drop_pause"
 Frame = tuple[str, str, int]
 
@@ -39,7 +39,7 @@ class SnapshotError(ValueError):
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in the history and the owners at it: {address: (category, name)}."""
+    """A point in the history, and the owners then: {address: (category, name)}."""
 
     phase: str
     edge: Literal["begin", "inside", "end"]
@@ -48,16 +48,16 @@ class Mark:
 
 @dataclass
 class Block:
-    """One allocation in requested bytes, live from event `start` to before `end`."""
+    """One allocation, in requested bytes, live from event `start` until event `end`."""
 
     address: int
     bytes: int
     start: int
     # None if it is never freed.
     end: int | None = None
-    # (function, file, line), innermost first. Empty without Python code.
+    # (function, file, line), innermost first. Empty if no Python code allocated it.
     stack: tuple[Frame, ...] = ()
-    # Whether it predates the history.
+    # Whether it was allocated before the history began.
     older: bool = False
     phase: str | None = None
     category: str = "temporaries"
@@ -88,7 +88,7 @@ def build_history(
     snapshot: dict[str, Any], marks: list[Mark], device: int = 0
 ) -> History:
     """Return the history of a snapshot, with a category for each block. `marks` are in
-    recording order. `SnapshotError` if the history is empty or incomplete.
+    recording order. Raise `SnapshotError` if the history is empty or incomplete.
     """
     blocks, mark_events, events = replay_events(snapshot, device)
     if len(mark_events) != len(marks):
@@ -130,7 +130,7 @@ def build_history(
 def replay_events(
     snapshot: dict[str, Any], device: int
 ) -> tuple[list[Block], list[int], int]:
-    """Return a device's blocks, the events of the marks, and the number of events."""
+    """Return a device's blocks, the event number of each mark, and the event count."""
     traces = snapshot.get("device_traces", [])
     if device >= len(traces) or not traces[device]:
         raise SnapshotError("the snapshot holds no history: enable it before the pass")
@@ -139,7 +139,7 @@ def replay_events(
     marks: list[int] = []
     event, paused = 0, False
     for entry in traces[device]:
-        # Events of segments, and requests to free, do not change the bytes in use.
+        # Other events (of segments, or requests to free) don't change the bytes in use.
         if entry["action"] == "alloc":
             block = Block(
                 entry["addr"], entry["size"], event, stack=python_stack(entry)
@@ -184,7 +184,7 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """Yield the blocks of a segment that predate the history; pop others of `live`."""
+    """Yield a segment's blocks older than the history; remove others from `live`."""
     address = segment["address"]
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):
