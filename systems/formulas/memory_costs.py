@@ -83,11 +83,9 @@ def attention_saved(p: Pass) -> Bytes:
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     low, wide, fp32, kv = p.low_bytes, p.wide_bytes, FP32_BYTES, p.kv_width
     # Under autocast each of the q, k and v projections saves its own bf16 input.
-    inputs = (
-        {"inputs of q, k, v, cast three times": 3 * n * d * low}
-        if p.autocast
-        else {"input of q, k, v": n * d * low}
-    )
+    inputs = {"input of q, k, v": n * d * low}
+    if p.autocast:
+        inputs = {"inputs of q, k, v, cast three times": 3 * n * d * low}
     saved = {
         "norm before its weight, fp32": n * d * fp32,
         "inverse rms, fp32": n * fp32,
@@ -137,11 +135,9 @@ def attention_in_backward(p: Pass) -> Bytes:
 def feed_forward_saved(p: Pass) -> Bytes:
     """Return the bytes that the feed-forward half of a block saves, by tensor."""
     n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.low_bytes
-    inputs = (
-        {"inputs of w1, w3, cast twice": 2 * n * d * low}
-        if p.autocast
-        else {"input of w1, w3": n * d * low}
-    )
+    inputs = {"input of w1, w3": n * d * low}
+    if p.autocast:
+        inputs = {"inputs of w1, w3, cast twice": 2 * n * d * low}
     return {
         "norm before its weight, fp32": n * d * FP32_BYTES,
         "inverse rms, fp32": n * FP32_BYTES,
@@ -175,12 +171,10 @@ def loss_saved(p: Pass) -> Bytes:
     """Return the bytes that the loss saves, without the logits. On CUDA, autocast runs
     `nll_loss` in fp32 but not the log-softmax.
     """
-    entries = p.tokens * p.vocab
+    entries, cast_bytes = p.tokens * p.vocab, FP32_BYTES if p.autocast else 0
     return {
         "log-softmax": entries * p.low_bytes,
-        "log-softmax, cast for the loss, fp32": entries * FP32_BYTES
-        if p.autocast
-        else 0,
+        "log-softmax, cast for the loss, fp32": entries * cast_bytes,
         "loss and its total weight": 2 * p.wide_bytes,
     }
 
@@ -230,9 +224,8 @@ def graph_bytes(p: Pass) -> int:
     """Return the bytes that a forward pass saves, including logits. A checkpointed
     segment saves only its input.
     """
-    blocks = (
-        count_segments(p) * residual_bytes(p)
-        if p.checkpoint
-        else p.shape.num_layers * block_saved(p)
-    )
+    if p.checkpoint:
+        blocks = count_segments(p) * residual_bytes(p)
+    else:
+        blocks = p.shape.num_layers * block_saved(p)
     return blocks + sum(outside_blocks_saved(p).values()) + logits_bytes(p)

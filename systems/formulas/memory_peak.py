@@ -31,11 +31,10 @@ def category_peaks(p: Pass) -> Bytes:
     """Return the maximum over time of each category's bytes, without temporaries."""
     graphs = {"forward": 0, "forward_two_graphs": 2}.get(p.mode, 1)
     trains = p.mode in ("forward_backward", "step")
+    states = p.optimizer_states if p.mode == "step" else 0
     return {
         "weights": weight_bytes(p) + rotary_table_bytes(p),
-        "optimizer state": p.optimizer_states * weight_bytes(p)
-        if p.mode == "step"
-        else 0,
+        "optimizer state": states * weight_bytes(p),
         "gradients": weight_bytes(p) if trains else 0,
         # Weight copies exist until autocast ends, or as long as a graph needs them.
         "weight copies": max(1, graphs) * weight_copy_bytes(p),
@@ -55,14 +54,12 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     """Return the bytes by category at every moment that may be the peak. Assumes
     several layers and d_ff ≥ d_model.
     """
-    trains = p.mode in ("forward_backward", "step")
-    by_moment = (
-        training_moments(p)
-        if trains
-        else forward_without_graph(p)
-        if p.mode == "forward"
-        else {"after the forward pass": forward_with_graph(p)}
-    )
+    if p.mode in ("forward_backward", "step"):
+        by_moment = training_moments(p)
+    elif p.mode == "forward":
+        by_moment = forward_without_graph(p)
+    else:
+        by_moment = {"after the forward pass": forward_with_graph(p)}
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
     # cuBLAS workspaces of the main thread and autograd's thread; token ids and targets.
     always = 2 * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
@@ -112,10 +109,12 @@ def forward_with_graph(p: Pass) -> Bytes:
     """Return the bytes by category at the end of a forward pass with a graph. That is
     the peak if a block's scores are smaller than its other tensors.
     """
-    work = residual_bytes(p) if p.autocast else 0
+    peaks = category_peaks(p)
     return {
-        name: category_peaks(p)[name] for name in ("weight copies", "saved activations")
-    } | {"temporaries": work}
+        "weight copies": peaks["weight copies"],
+        "saved activations": peaks["saved activations"],
+        "temporaries": residual_bytes(p) if p.autocast else 0,
+    }
 
 
 def training_moments(p: Pass) -> dict[str, Bytes]:
@@ -134,19 +133,15 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         copies = head * BF16_BYTES if p.autocast else 0
         last = count_segments(p) - 1
         full = maximum(last - 1, 0)
+        run_end = minimum((full + 1) * p.checkpoint, layers)
+        first_end = minimum(p.checkpoint, layers)
         ends = {
             "last block": block_in_run(p, last, layers),
-            "first block of the last run": block_in_run(
-                p, last, last * p.checkpoint + 1
-            ),
-            "last block of a whole run": block_in_run(
-                p, full, minimum((full + 1) * p.checkpoint, layers)
-            ),
-            "first block of that run": block_in_run(p, full, full * p.checkpoint + 1),
-            "last block of the first run": block_in_run(
-                p, 0, minimum(p.checkpoint, layers)
-            ),
-            "first block": block_in_run(p, 0, 1),
+            "first block of the last run": block_in_run(p, last),
+            "last block of a whole run": block_in_run(p, full, run_end),
+            "first block of that run": block_in_run(p, full),
+            "last block of the first run": block_in_run(p, 0, first_end),
+            "first block": block_in_run(p, 0),
         }
     else:
         ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
@@ -221,9 +216,11 @@ class BackwardBlock:
     before: int = 0
 
 
-def block_in_run(p: Pass, run: int, block: int) -> BackwardBlock:
-    """Return a block in a segment (`run`, counted from 0) of `checkpoint` blocks."""
-    return BackwardBlock(block, run + 1, block - 1 - run * p.checkpoint)
+def block_in_run(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
+    """Return a block, by default the first, in a segment (`run`, counted from 0)."""
+    first = run * p.checkpoint + 1
+    block = first if block is None else block
+    return BackwardBlock(block, run + 1, block - first)
 
 
 def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
@@ -246,13 +243,11 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     # The input of this segment (without recomputation, of the first block), which the
     # norm saves in fp32; in pure bf16 that is a copy.
     stream = n * d * FP32_BYTES
-    saved = (
-        position.inputs * residual_bytes(p)
-        if p.checkpoint
-        else before * saved_block + stream
-    )
-    if p.checkpoint and p.precision == "pure_bf16":
-        computed_again += stream
+    saved = before * saved_block + stream
+    if p.checkpoint:
+        saved = position.inputs * residual_bytes(p)
+        if p.precision == "pure_bf16":
+            computed_again += stream
     # Gradients of the gated value and of its two factors exist; the gated value is
     # freed, and w2 has its gradient.
     in_feed_forward = (
@@ -262,18 +257,13 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
         n * d * wide + 3 * n * f * low,
     )
     # Already freed when the backward pass reaches softmax.
-    freed = (
-        "probabilities",
-        "v",
-        "input of the output projection",
-        "residual stream, fp32",
-    )
-    remaining = sum(
-        size for name, size in attention_in_backward(p).items() if name not in freed
-    )
+    freed = ("v", "input of the output projection", "residual stream, fp32")
+    saved_sizes = attention_in_backward(p)
+    for name in ("probabilities", *freed):
+        saved_sizes.pop(name, None)
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
     in_attention = (
-        remaining,
+        sum(saved_sizes.values()),
         (d + 2 * p.kv_width) * d * copy,
         d * d + 3 * d * f + d,
         n * d * (wide + low) + 5 * scores * wide,
