@@ -121,8 +121,8 @@ MOST_LINES = {
     "systems/experiments": 3_561,
     "systems": 18_212,
     "tools/render": 9_010,
-    "tools": 12_005,
-    "tests": 18_259,
+    "tools": 12_000,
+    "tests": 18_255,
 }
 
 

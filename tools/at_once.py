@@ -12,33 +12,30 @@ from systems import ROOT
 from systems.records.device import find_gpu, gpu_uuid, visible_gpus, why_no_gpu
 from systems.records.store import RecordError, read
 from tools.render.load import files_in
-
-
-class CannotShare(Exception):
-    """This machine has too few suitable GPUs. The message says what to do."""
+from tools.rendering import stop
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the first visible GPUs. Raise CannotShare unless they are of one model."""
+    """Return the first visible GPUs. Exit unless they are several of one model."""
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
-        raise CannotShare(f"{flag} {why_no_gpu()}: leave it out")
+        stop(f"{flag} {why_no_gpu()}: leave it out")
     if len(gpus) < count:
         fewer = f"give --at-once {len(gpus)}" if len(gpus) > 1 else "leave it out"
-        raise CannotShare(
+        stop(
             f"{flag}: visible GPUs: {len(gpus)}; {fewer}, or name more in "
             "CUDA_VISIBLE_DEVICES"
         )
     models = {gpu: find_gpu(gpu) for gpu in gpus[:count]}
     if unknown := [gpu for gpu, found in models.items() if found is None]:
-        raise CannotShare(f"{flag}: no GPU is {unknown[0]}, see `nvidia-smi -L`")
+        stop(f"{flag}: no GPU is {unknown[0]}, see `nvidia-smi -L`")
     if len(names := {found.name for found in models.values() if found}) > 1:
-        raise CannotShare(
+        stop(
             f"{flag}: the GPUs are of several kinds, {' and '.join(sorted(names))}: "
             "name some of one kind in CUDA_VISIBLE_DEVICES"
         )
     if len({gpu_uuid(gpu) for gpu in gpus[:count]}) < count:
-        raise CannotShare(f"{flag}: CUDA_VISIBLE_DEVICES names a GPU twice")
+        stop(f"{flag}: CUDA_VISIBLE_DEVICES names a GPU twice")
     return gpus[:count]
 
 

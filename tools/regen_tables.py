@@ -213,12 +213,9 @@ def measure(
         stop(fault)
     if at_once == 1:
         return measure_all(stems, results, quick, force, deadline)
-    from tools.at_once import CannotShare, first_gpus, longest_first
+    from tools.at_once import first_gpus, longest_first
 
-    try:
-        gpus, stems = first_gpus(at_once), longest_first(stems)
-    except CannotShare as error:
-        stop(str(error))
+    gpus, stems = first_gpus(at_once), longest_first(stems)
     return measure_all(stems, results, quick, force, deadline, gpus)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.factories import make_gpu
 from tools import at_once, measuring
-from tools.at_once import CannotShare, first_gpus, longest_first
+from tools.at_once import first_gpus, longest_first
 from tools.measuring import Outcome, Task, measure_all, plan_task, run_all
 
 MARKUP = "[/red] :smile: \x1b[31m"
@@ -171,16 +171,16 @@ def test_one_that_can_not_be_started_ends_the_others(child_that, monkeypatch):
     assert started[0].returncode == -signal.SIGTERM
 
 
-def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch):
+def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch, capsys):
     kinds = {"0": make_gpu("X"), "1": make_gpu("X"), "2": make_gpu("Y")}
     monkeypatch.setattr(at_once, "find_gpu", kinds.get)
     monkeypatch.setattr(at_once, "gpu_uuid", {"0": "a", "1": "b"}.get)
 
     def refused(count: int, *visible: str) -> str:
         monkeypatch.setattr(at_once, "visible_gpus", lambda: [*visible])
-        with pytest.raises(CannotShare) as error:
+        with pytest.raises(SystemExit):
             first_gpus(count)
-        return str(error.value)
+        return capsys.readouterr().err
 
     assert "visible GPUs: 3; give --at-once 3" in refused(4, "0", "1", "2")
     assert first_gpus(2) == ["0", "1"]

@@ -55,8 +55,6 @@ def tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
     (root / "systems/a.py").write_text(source, encoding="utf-8")
     # Fragments hold measured numbers: that is what they are for.
     (root / "docs/generated/a-table.md").write_text("| 12 ms |\n")
-    serve = "# --8<-- [start:serve]\nserve:\n# --8<-- [end:serve]\n"
-    (root / "Makefile").write_text(serve)
     return root
 
 
