@@ -30,7 +30,7 @@ from systems.attention.triton.launches import (
 )
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.chips import KIB
-from systems.running.caches import compiled_folder, why_unwritable
+from systems.running.machine import compiled_folder, why_unwritable
 from tools.binary import (
     count_resources,
     hottest_loop,

@@ -207,7 +207,7 @@ def measure(
     """Measure missing or stale experiments. Exit if kernels can't be stored."""
     need("torch", "fcntl")
     from systems.records.device import find_gpu
-    from systems.running.caches import compiled_folder, why_unwritable
+    from systems.running.machine import compiled_folder, why_unwritable
 
     if find_gpu() is not None and (fault := why_unwritable(compiled_folder())):
         stop(fault)

@@ -19,7 +19,7 @@ from systems import plain_console, printable, run_as_command
 from systems.records.outcome import Run, measure_row
 from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
-from systems.running.memory import limit_host_memory
+from systems.running.machine import limit_host_memory
 
 # The largest size of a tensor.
 LARGEST = 2**63 - 1

@@ -1,10 +1,18 @@
-"""Choose the device for an experiment, and check that torch would use it."""
+"""Choose the device for an experiment, check that torch would use it and that kernels
+can be stored, and limit host memory, so that running out of it raises an error.
+"""
 
 import gc
+import os
 import sys
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
 
 from systems.records.device import CPU, META, Device, drop_markup, find_gpu, newest_cuda
 from systems.running.reports import CannotStart
+
+REMEDY = "set TRITON_CACHE_DIR to a folder on a disk of this machine"
 
 
 def device_for(allowed: tuple[str, ...]) -> Device | None:
@@ -61,3 +69,64 @@ def free_memory() -> None:
 
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+
+def compiled_folder() -> Path:
+    """Return Triton's cache folder for compiled kernels."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    given = os.environ.get("TRITON_CACHE_DIR")
+    return Path(given) if given else Path(home, ".triton", "cache")
+
+
+def why_unwritable(folder: Path) -> str:
+    """Return why a folder can't store kernels, with a remedy, or "" if it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"can't keep compiled kernels in {folder}: {error.strerror}; {REMEDY}"
+
+
+def limit_host_memory() -> None:
+    """Without a GPU, limit this process to 90 % of free memory: beyond that, the system
+    would kill a process. Keep a lower existing limit (`ulimit -d`).
+    """
+    free = free_host_bytes()
+    if free is None or find_gpu() is not None:
+        return
+    try:
+        import resource
+    except ModuleNotFoundError:
+        # Windows has no such limits.
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = free // 10 * 9
+    if soft != resource.RLIM_INFINITY:
+        most = min(most, soft)
+    # Some systems reject this limit.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def free_host_bytes(root: Path = Path("/")) -> int | None:
+    """Return free memory: the lesser of the system's and the control group's, which
+    limits containers and cluster jobs. None if unknown.
+    """
+    free = []
+    with suppress(OSError, ValueError):
+        for line in (root / "proc" / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(1024 * int(line.split()[1]))
+    with suppress(OSError, ValueError, KeyError):
+        cgroup = (root / "proc" / "self" / "cgroup").read_text()
+        path = cgroup.rpartition("0::/")[2].strip()
+        group = root / "sys" / "fs" / "cgroup" / path
+        # In a container, the group may be mounted at the root.
+        group = group if (group / "memory.max").exists() else root / "sys/fs/cgroup"
+        limit, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
+        lines = (group / "memory.stat").read_text().splitlines()
+        stat = dict(line.split() for line in lines)
+        cached = int(stat["active_file"]) + int(stat["inactive_file"])
+        free.append(max(0, int(limit) - int(used) + cached))
+    return min(free, default=None)

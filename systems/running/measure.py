@@ -23,7 +23,6 @@ from systems.records import store
 from systems.records.device import Device, why_no_gpu
 from systems.records.store import RecordError
 from systems.running import machine
-from systems.running.caches import compiled_folder, why_unwritable
 from systems.running.groups import gpu_is_broken, groups_of, measure_into, report_rows
 from systems.running.precompile import compile_ahead, folder_for_compiled
 from systems.running.reports import (
@@ -111,11 +110,11 @@ def measure_stem(
 def import_experiment(stem: Stem, device: Device) -> Any:
     """Import an experiment's module, and everything that its rows would import."""
     if device.is_gpu:
-        if fault := why_unwritable(compiled_folder()):
+        if fault := machine.why_unwritable(machine.compiled_folder()):
             raise CannotStart(fault)
         # Otherwise PyTorch's compiler sets another one, without the kernels compiled
         # ahead.
-        os.environ["TRITON_CACHE_DIR"] = str(compiled_folder())
+        os.environ["TRITON_CACHE_DIR"] = str(machine.compiled_folder())
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:

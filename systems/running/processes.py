@@ -19,7 +19,7 @@ import msgspec
 from systems import ROOT
 from systems.records.outcome import measure_in_turns, measure_row, one_line
 from systems.records.record import Row
-from systems.running.memory import limit_host_memory
+from systems.running.machine import limit_host_memory
 from systems.running.reports import end_with_parent, keep_output_for_reports, report
 
 

@@ -23,7 +23,7 @@ from systems.records.source_hash import source_hash
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError, UnreadableError
 from systems.running.reports import CannotStart
 from systems.running.software import (
-    configured_attention,
+    attention_names,
     drop_peer,
     git_state,
     kernel_status,
@@ -81,7 +81,8 @@ def new_record(
 ) -> Record:
     """Return a record without rows, with the current device, software and source."""
     software, module = drop_peer(versions(), configs), STEMS[stem_name].module
-    attention, triton = configured_attention(configs), software.get("triton", "")
+    attention = attention_names(map(asdict, configs))
+    triton = software.get("triton", "")
     software |= tuned_software(module, attention, device.slug, triton)
     option = " --quick" if grid == "quick" else ""
     launched = device.is_gpu and launches_kernels(module, attention)

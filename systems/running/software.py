@@ -13,6 +13,7 @@ from typing import Any
 from systems import ROOT, lacks
 from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
+from systems.experiments import STEMS
 from systems.records.device import Device
 from systems.records.record import Git, Record
 from systems.records.source_hash import Reach
@@ -89,15 +90,9 @@ def named_commit() -> str | None:
     return text
 
 
-def configured_attention(configs: list[Any]) -> list[str]:
+def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
     """Return the attention implementations that configurations name."""
-    return sorted({c.attention for c in configs if hasattr(c, "attention")})
-
-
-def recorded_attention(record: Record) -> list[str]:
-    """Return the attention implementations that a record's rows name."""
-    rows = (row.config for row in record.rows)
-    return sorted({config["attention"] for config in rows if "attention" in config})
+    return sorted({config["attention"] for config in configs if "attention" in config})
 
 
 def tuned_software(
@@ -110,6 +105,14 @@ def tuned_software(
     if digest is None or not launches_kernels(module, attention):
         return {}
     return {TUNED: f"tuned {digest}"}
+
+
+def is_tuning_current(record: Record) -> bool:
+    """Return whether a record's launch configurations are those now in use."""
+    module, triton = STEMS[record.stem].module, record.software.get("triton", "")
+    attention = attention_names(row.config for row in record.rows)
+    current = tuned_software(module, attention, record.device.slug, triton)
+    return current.get(TUNED) == record.software.get(TUNED)
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:

@@ -20,7 +20,7 @@ from systems.running.command import is_table
 from systems.running.groups import groups_of, measure_group, report_rows
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import grid_difference, lock_record, record_path
-from systems.running.software import TUNED, recorded_attention, tuned_software
+from systems.running.software import attention_names, is_tuning_current
 
 
 # --8<-- [start:verify]
@@ -115,10 +115,7 @@ def verify_stem(name: str, results: Path) -> int:
         record = store.read(path)
         if record.edited:
             raise CannotStart(f"{path} was edited by hand: measure it again")
-        attention = recorded_attention(record)
-        triton = record.software.get("triton", "")
-        tuned = tuned_software(stem.module, attention, device.slug, triton)
-        if tuned.get(TUNED) != record.software.get(TUNED):
+        if not is_tuning_current(record):
             raise CannotStart(
                 f"other launch configurations are in use than when {path} was "
                 f"measured: measure it again by --only {name} --force"
@@ -140,6 +137,7 @@ def verify_stem(name: str, results: Path) -> int:
                 require_agreement(
                     name, record.row(new.config), new, getattr(module, "ONCE", ())
                 )
+        attention = attention_names(row.config for row in record.rows)
         present = source_hash(stem.module, attention)
         if present not in (record.source_hash, *record.verified_hashes):
             record.verified_hashes.append(present)

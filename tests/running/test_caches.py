@@ -6,8 +6,8 @@ import pytest
 
 from systems.experiments import STEMS
 from systems.records import device
-from systems.running import machine, measure
-from systems.running.caches import compiled_folder, why_unwritable
+from systems.running import machine
+from systems.running.machine import compiled_folder, why_unwritable
 from tests import fake_stem
 from tests.factories import fake_stem_on, make_gpu
 from tools import regen_tables
@@ -73,5 +73,5 @@ def test_rows_look_where_compiled_ahead_is_kept(run, environment, monkeypatch):
     environment(HOME=os.environ["HOME"])
     assert run().code == 0 and set(seen) == {str(compiled_folder())}
     environment(TRITON_CACHE_DIR="/of/mine")
-    monkeypatch.setattr(measure, "why_unwritable", lambda folder: "")
+    monkeypatch.setattr(machine, "why_unwritable", lambda folder: "")
     assert run().code == 0 and seen[-1] == "/of/mine"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from systems.running.memory import free_host_bytes
+from systems.running.machine import free_host_bytes
 from tests.needed import python
 
 GIB = 2**30
@@ -71,14 +71,14 @@ LIMITED = """
 from resource import RLIMIT_DATA, getrlimit, setrlimit
 import systems.experiments.attention as stem
 from systems.records.outcome import measure_row
-from systems.running import memory
+from systems.running import machine
 from tests.needed import python
-memory.find_gpu = lambda: None
-memory.free_host_bytes = lambda: 2**30
-memory.limit_host_memory()
+machine.find_gpu = lambda: None
+machine.free_host_bytes = lambda: 2**30
+machine.limit_host_memory()
 print(measure_row(stem.Config(n=10_000_000), stem.run).status)
 setrlimit(RLIMIT_DATA, (2**29, getrlimit(RLIMIT_DATA)[1]))
-memory.limit_host_memory()
+machine.limit_host_memory()
 print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 """
 

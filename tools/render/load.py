@@ -14,7 +14,7 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
-from systems.running.software import TUNED, recorded_attention, tuned_software
+from systems.running.software import attention_names, is_tuning_current
 from tools.render.clocks import attach_clock_rows
 
 GENERATED = ROOT / "docs" / "generated"
@@ -64,12 +64,10 @@ def age(record: Record) -> str:
     verified (older code, but three rows measured again with the current code agreed) or
     stale. Tuned launch configurations are part of the source code.
     """
-    attention = recorded_attention(record)
-    module, triton = STEMS[record.stem].module, record.software.get("triton", "")
-    tuned = tuned_software(module, attention, record.device.slug, triton)
-    if tuned.get(TUNED) != record.software.get(TUNED):
+    if not is_tuning_current(record):
         return STALE
-    present = current_hash(module, tuple(attention))
+    attention = attention_names(row.config for row in record.rows)
+    present = current_hash(STEMS[record.stem].module, tuple(attention))
     if present == record.source_hash:
         return FRESH
     return VERIFIED if present in record.verified_hashes else STALE
