@@ -147,8 +147,9 @@ def test_every_configuration_comes_back_from_its_options(stem, capsys, monkeypat
 
         monkeypatch.setattr(module, "run", run)
         options = *options_of(config), "--json"
-        code, out, _ = run_line(capsys, monkeypatch, module, *options)
-        assert code == 0 and seen == [config] and type(seen[0]) is type(config)
+        code, out, err = run_line(capsys, monkeypatch, module, *options)
+        assert (code, err) == (0, "")
+        assert seen == [config] and type(seen[0]) is type(config)
         assert Row(**json.loads(out)).config == asdict(config)
 
 
@@ -169,6 +170,42 @@ def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
     of = stem_that(lambda config: pytest.fail("it must not run"))
     code, out, err = run_line(capsys, monkeypatch, of, *options)
     assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
+
+
+REFUSED = {
+    "accumulation --term nan": "--term must be finite, not nan",
+    # The sum of a few of the largest terms is infinite in float32.
+    "accumulation --term 3e38 --steps 10": "is inf, not a finite number",
+    f"accumulation --steps {10**30}": "Invalid value for '--steps': ",
+    "mixed_precision --vocab 3": "vocab must be 8 or more, not 3",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_number_that_can_not_be_is_one_clear_line(line, capsys, monkeypatch):
+    stem, *options = line.split()
+    module = import_module(STEMS[stem].module)
+    code, out, err = run_line(capsys, monkeypatch, module, *options)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ") and REFUSED[line] in err
+
+
+@pytest.mark.parametrize(
+    "line", [f"model_sizes --context {10**18}", f"accumulation --steps {10**12}"]
+)
+def test_more_than_any_memory_is_a_result_without_any(line, capsys, monkeypatch):
+    stem, *options = line.split()
+    module = import_module(STEMS[stem].module)
+    code, out, _ = run_line(capsys, monkeypatch, module, *options, "--json")
+    row = Row(**json.loads(out))
+    assert (code, row.status) == (0, "out_of_memory") and row.reason
+    assert "\n" not in row.reason and "alloc_cpu.cpp" not in row.reason
+
+
+def test_who_waits_at_a_terminal_is_told_what_for(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    *_, err = run_line(capsys, monkeypatch, stem_that(lambda config: {"count": 1}))
+    assert err.startswith("measuring")
 
 
 FULL = "CUDA out of memory. Tried to allocate 2.50 GiB"

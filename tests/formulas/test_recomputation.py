@@ -24,11 +24,8 @@ from tests.cpu_allocator import allocator
 
 SHAPE = ModelSize(256, 1024, 8, 4)
 WAYS = [
-    ("none", 1, "eager", "bf16"),
     ("attention", 1, "eager", "bf16"),
-    ("runs", 1, "flash", "bf16"),
     ("runs", 3, "flash", "bf16"),
-    ("runs", 2, "flash", "fp32"),
     ("by_hand", 1, "flash", "bf16"),
     ("half_blocks", 1, "flash", "fp32"),
     ("halving", 1, "flash", "bf16"),
