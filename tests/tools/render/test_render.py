@@ -1,24 +1,12 @@
 """From records to files: what stands under a table, and what a fault is called."""
 
-import re
-
 import pytest
-import yaml
 
-from systems import ROOT
 from systems.records import store
 from tests.factories import committed
 from tools.render import everything, load, markdown
 from tools.render.spanning import explorer
 from tools.render.stems import warmup
-
-
-def test_pages_use_only_facts_that_exist():
-    """The build fails on an unknown fact; this names it in milliseconds."""
-    facts = yaml.safe_load((ROOT / "docs/generated/facts.yml").read_text("utf-8"))
-    known = {f"{stem}.{name}" for stem, of in facts["facts"].items() for name in of}
-    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
-    assert set(re.findall(r"facts\.([a-z_]+\.\w+)", pages)) <= known
 
 
 def test_the_line_under_a_table_has_the_age_of_its_record_and_a_link(monkeypatch):
