@@ -122,7 +122,7 @@ MOST_LINES = {
     "systems": 18_212,
     "tools/render": 9_010,
     "tools": 12_000,
-    "tests": 18_255,
+    "tests": 18_232,
 }
 
 
