@@ -23,9 +23,9 @@ TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
 # installed, and fail once the clone is moved.
 serve: .venv/docs
-	@"$(BIN)/python" -c 'import socket, sys; address = ("127.0.0.1", $(PORT)); \
-		sys.exit(not socket.socket().connect_ex(address) and \
-		"port $(PORT) is taken: make serve PORT=8001")'
+	@"$(BIN)/python" -c 'import socket; socket.create_server(("127.0.0.1", $(PORT)))' \
+		2>/dev/null || { echo "port $(PORT) is taken or no port for you:" \
+		"make serve PORT=8001" >&2; exit 2; }
 	"$(BIN)/python" -m mkdocs serve --livereload --dev-addr 127.0.0.1:$(PORT)
 
 build: .venv/docs

@@ -106,13 +106,12 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path, module):
 @pytest.mark.skipif(shutil.which("make") is None, reason="without make")
 def test_where_the_port_is_taken_serving_says_so_before_it_builds():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        options = (f"PORT={port}", f"BIN={Path(sys.executable).parent}")
-        line = ["make", "--old-file", ".venv/docs", "serve", *options]
-        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"port {port} is taken: make serve PORT=" in done.stderr
-    assert "mkdocs" not in done.stdout
+        for port in (server.getsockname()[1], "x"):
+            options = (f"PORT={port}", f"BIN={Path(sys.executable).parent}")
+            line = ["make", "--old-file", ".venv/docs", "serve", *options]
+            done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 2 and done.stderr.startswith(f"port {port} is ta")
+            assert "mkdocs" not in done.stdout
 
 
 def test_a_moved_clone_needs_no_new_environment():

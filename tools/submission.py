@@ -78,10 +78,11 @@ PAGE: dict[str, Any] = {
 def records_of(slug: str | None, results: Path = RESULTS) -> list[Record]:
     """Return the records of a GPU, by default of the primary GPU."""
     records = [r for rs in load(results).values() for r in rs]
-    slugs = {r.device.slug for r in records}
-    if slug is not None and slug not in slugs:
-        stop(f"no record is of the GPU {slug!r}; there are: {', '.join(sorted(slugs))}")
-    return [r for r in records if r.device.slug == (slug or primary_gpu())]
+    wanted, slugs = slug or primary_gpu(), sorted({r.device.slug for r in records})
+    if wanted not in slugs:
+        there = ", ".join(slugs) or "none"
+        stop(f"no record in {results} is of the GPU {wanted!r}; there are: {there}")
+    return [r for r in records if r.device.slug == wanted]
 
 
 def describe_records(records: list[Record]) -> str:

@@ -61,9 +61,10 @@ def git_state() -> Git | None:
         raise CannotStart(str(error)) from None
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ("git", "-C", ROOT, *arguments), capture_output=True, text=True, check=True
-        ).stdout.strip()
+        # Git would lock the index, which somebody may be committing from.
+        line = ("git", "--no-optional-locks", "-C", ROOT, *arguments)
+        done = subprocess.run(line, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
 
     try:
         dirty = bool(git("status", "--porcelain", "--", "systems"))

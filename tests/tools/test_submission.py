@@ -66,9 +66,11 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setattr(submission.shutil, "which", lambda name: None)
 
-    def run(gpu: str | None = None, into: Path = tmp_path) -> tuple[int, str]:
+    def run(
+        gpu: str | None = None, into: Path = tmp_path, results: Path = RESULTS
+    ) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
-            submission.main(gpu, into=into, results=RESULTS)
+            submission.main(gpu, into=into, results=results)
         assert isinstance(ended.value.code, int)
         return ended.value.code, capsys.readouterr().err
 
@@ -79,9 +81,10 @@ def test_what_goes_wrong_leaves_the_archive_as_it_was(run, tmp_path, monkeypatch
     (tmp_path / "code.zip").write_text("a good one")
     code, said = run("nope")
     assert code == 2 and said.count("\n") == 1
-    assert said.startswith("error: no record is of the GPU 'nope'; there are: ")
+    assert said.startswith(f"error: no record in {RESULTS} is of the GPU 'nope'; there")
     assert "nvidia-h200" in said
     nowhere = tmp_path / "nowhere"
+    assert run(results=nowhere)[1].endswith("'nvidia-h200'; there are: none\n")
     assert run(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
     # Without a repository.
     monkeypatch.setattr(submission, "ROOT", tmp_path)
