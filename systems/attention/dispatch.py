@@ -1,6 +1,5 @@
-"""Run flash attention with the Triton or the Hopper kernels: choice of backend,
-autograd Function, custom operators. Both backends save o and lse, so the backward pass
-may use another backend than the forward pass.
+"""Run flash attention with the Triton or the Hopper kernels. Both save o and lse, so
+the two passes may use different kernels.
 """
 
 import torch
@@ -35,9 +34,8 @@ LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
 def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return the backend to run: "triton" or "hopper". "auto" picks the faster one.
-
-    Raise ValueError for an unknown backend or inputs that it does not support.
+    """Return "triton" or "hopper"; "auto" picks the faster one. Raise ValueError for an
+    unknown backend or unsupported inputs.
     """
     if backend == "auto":
         if not limits.is_faster(q, k):
@@ -99,9 +97,7 @@ def run_backward(
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Forward operator for torch.compile and torch.export: return (o, lse). A direct
-    call ignores forward-mode tangents.
-    """
+    """Return (o, lse), as an operator. A direct call ignores forward-mode tangents."""
     return run_forward(q, k, v, causal, scale, backend)
 
 

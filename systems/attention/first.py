@@ -5,8 +5,6 @@ Dao (2022) builds attention on an online softmax (Milakov and Gimelshein 2018), 
 scores are never written to HBM; Dao (2023) divides by the sum once, at the end, and
 computes each tile of queries in its own program instance.
 
-    first_attention(q, k, v, causal)      # (batch, n, d) three times -> (batch, n, d)
-
 Letters as in the papers: s scores, p probabilities, m running maximum, l running sum, a
 unnormalized output; lse = m + log l; delta = rowsum(o · do). A tile has TILE rows; i is
 its first query, j its first key. `head` is the first row of a head in the (batch · n,

@@ -29,9 +29,7 @@ def check_inputs(
     scale: float | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Raise TypeError or ValueError for unsupported arguments: q (..., n_q, d), k and v
-    (..., n_k, d).
-    """
+    """Raise TypeError or ValueError for unsupported q (..., n, d), k, v or options."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -184,9 +182,7 @@ def is_batched(do: Tensor) -> bool:
 
 
 def register_vmap_loop(operator: Any) -> None:
-    """Register a vmap rule that loops over the batch, for an operator with three
-    results.
-    """
+    """Register a vmap rule that loops over the batch, for operators with 3 results."""
 
     @operator.register_vmap
     def _(info, in_dims: tuple[int | None, ...], *arguments):

@@ -1,8 +1,5 @@
 """Cache the launches of both passes for calls with equal shapes, strides, dtypes and
-options.
-
-Short calls are CPU-bound, mostly because they check arguments and choose kernels. A
-prepared call stores the results, and autograd passes it to the backward pass.
+options, because short calls are CPU-bound: they check arguments and choose kernels.
 """
 
 from functools import lru_cache

@@ -1,7 +1,5 @@
-"""The backward pass as the assignment describes it: PyTorch under `torch.compile`.
-
-It recomputes P from the saved lse, but stores the full matrices S, P, dP and dS, each
-n_q x n_k; `torch_tiles` works tile by tile.
+"""The assignment's backward pass: PyTorch under `torch.compile`. It recomputes P from
+the saved lse, but stores the full n_q x n_k matrices S, P, dP and dS.
 """
 
 import torch

@@ -2,8 +2,7 @@
 overhead of `kernel[grid](...)`.
 
 At each call Triton inspects every argument, which can take longer than a short kernel.
-The result, as also a TMA descriptor, depends only on dtypes, shapes, strides and
-alignment, so it is cached here.
+The result depends only on dtypes, shapes, strides and alignment, so it is cached.
 """
 
 import threading
@@ -61,9 +60,7 @@ THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Return `use_device_of(x)`, and make sure that this thread has a CUDA context,
-    which TMA descriptors need.
-    """
+    """Return `use_device_of(x)`; give the thread the CUDA context that TMA needs."""
     device = use_device_of(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
         # This call creates the context; `set_device` does nothing for a current device.
@@ -73,9 +70,7 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class Launch:
-    """A kernel with its grid and all arguments except tensors and TMA descriptors,
-    which come first.
-    """
+    """A kernel, its grid and all arguments after the tensors and TMA descriptors."""
 
     def __init__(
         self,
@@ -129,9 +124,8 @@ class Launch:
 def make_launcher(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[..., None]:
-    """Return a function that launches a compiled kernel on the current stream, given
-    the leading arguments; `rest` are the others. It is faster than `compiled[grid]`,
-    which looks up the device each time.
+    """Return a function of the leading arguments that launches a compiled kernel on the
+    current stream. Unlike `compiled[grid]` it doesn't look up the device each time.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active

@@ -3,8 +3,7 @@
 For each query row, the forward pass updates the running maximum m of scores, the
 running sum l of exp(score - m) and the unnormalized output. When a tile of keys raises
 m, earlier sums are rescaled by exp(m_old - m_new). The backward pass recomputes P =
-exp(S - lse) tile by tile. Letters: s scores, p probabilities, lse = m + log l, delta =
-rowsum(o · do).
+exp(S - lse) tile by tile. s are scores, p probabilities, delta = rowsum(o · do).
 """
 
 from functools import cache

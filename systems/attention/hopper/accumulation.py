@@ -29,9 +29,8 @@ DQ_LAYOUT = gl.constexpr(
 # --8<-- [start:dq]
 @gluon.jit
 def pack_for_reduce(x):
-    """Reorder x [QUERIES, DQ_COLUMNS] into rows of 32 numbers in the order of registers
-    and threads, so that stores have no bank conflicts. Innermost first: four numbers of
-    a thread, lanes, columns, warps.
+    """Reorder x [QUERIES, DQ_COLUMNS] into rows of 32 numbers, so that stores have no
+    bank conflicts. Innermost first: four numbers of a thread, lanes, columns, warps.
     """
     N: gl.constexpr = x.shape[1]
     return (
@@ -103,9 +102,7 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """Order this thread's TMA additions after TMA writes of other programs that its
-    acquire has observed.
-    """
+    """Order this thread's TMA additions after TMA writes that its acquire has seen."""
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",

@@ -1,6 +1,4 @@
-"""Kernels that run before and after the one-pass backward: delta, and rounding of
-dq.
-"""
+"""Kernels before and after the one-pass backward: delta, and rounding of dq."""
 
 import triton
 import triton.language as tl
@@ -16,9 +14,8 @@ def delta_kernel(
 ):  # fmt: skip
     """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
 
-    Row statistics are written with a stride that TMA can read; huge lse become infinite
-    (`drop_huge_lse`). Strides of do have the suffix g. Grid: tiles of 64 queries x
-    batch x heads.
+    Row statistics get a stride that TMA can read; huge lse become infinite. Strides of
+    do have the suffix g. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)

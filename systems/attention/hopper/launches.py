@@ -182,9 +182,7 @@ def launch_two_passes(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), computed by two kernels. All tensors must be
-    TMA-readable.
-    """
+    """Return (dq, dk, dv) by two kernels. All tensors must be TMA-readable."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_backward(
         q.dtype,

@@ -1,6 +1,5 @@
 """Decide which inputs the Hopper kernels support (16-bit dtypes, head dimensions from
-40 to 128 in steps of 8, TMA-readable tensors), and for which they beat the Triton
-kernels.
+40 to 128 in steps of 8, TMA-readable tensors), and where they beat Triton's.
 """
 
 from functools import cache
@@ -77,9 +76,7 @@ def is_tma_readable(x: Tensor) -> bool:
 
 
 def make_tma_readable(x: Tensor) -> Tensor:
-    """Return x, or a copy if TMA can't read it. `x.contiguous()` would not copy an x
-    that is contiguous but unaligned.
-    """
+    """Return x, or a copy if TMA can't read it, such as a contiguous, unaligned x."""
     return x if is_tma_readable(x) else x.clone(memory_format=torch.contiguous_format)
 
 
@@ -89,9 +86,7 @@ def statistics_stride(n: int) -> int:
 
 
 def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return why the Hopper kernels don't support q (..., n_q, d), k and v (..., n_k,
-    d), or "" if they do.
-    """
+    """Return why the kernels don't support q, k and v (..., n, d), or "" if they do."""
     if q.device.type != "cuda":
         return f"needs a CUDA GPU, found {q.device.type}"
     if missing_on_device(q.device):

@@ -15,9 +15,7 @@ from systems.attention.triton.primitives import LOG2E
 
 @gluon.jit
 def keep_branch():
-    """Do nothing. Inline assembly keeps the compiler from removing the branch that
-    contains it.
-    """
+    """Do nothing; inline assembly keeps the compiler from removing the branch."""
     gl.inline_asm_elementwise(
         "mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -29,9 +27,7 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Process tile i: accumulate dk and dv, store this group's half of dS, and start
-    the next scores.
-    """
+    """Accumulate dk and dv of tile i, store this group's dS, start the next scores."""
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
@@ -68,9 +64,7 @@ def process_narrow_tiles(
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk and dv over all steps of all query heads. Steps `cut` to `cut_end`
-    - 1 of each head are masked.
-    """
+    """Accumulate dk and dv over all heads; steps `cut` to `cut_end` - 1 are masked."""
     k, v, zeros = resident
     end = steps * heads
     q, do = wait_full(ring, 0, end > 0)

@@ -1,8 +1,6 @@
 """Choose between one and two kernels for the Hopper backward pass, and the walk of the
-one-pass kernel.
-
-A walk is the order in which programs, each with a tile of keys, process the tiles of
-queries. It determines the order of additions to dq. All limits were timed on an H200.
+one-pass kernel: the order in which programs, each with a tile of keys, process the
+tiles of queries, and so of additions to dq. All limits were timed on an H200.
 """
 
 from functools import lru_cache
@@ -61,9 +59,7 @@ class Ordered(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Return the number of heads that the shift walk processes at the same time, with
-    one program per SM; 0 if it does not support the shape or would leave SMs idle.
-    """
+    """Return how many heads the shift walk processes at once; 0 if SMs would idle."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
     least = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
@@ -82,9 +78,7 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 # --8<-- [start:walks]
 def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
-    """Return the ordered walk for q (b, h, n_q, d) and k (b, h_kv, n_k, d), or None if
-    two kernels are faster.
-    """
+    """Return the ordered walk, or None if two kernels are faster."""
     batch, kv_heads, n_k, d = k.shape
     shared, n_q = q.shape[1] // kv_heads, q.shape[2]
     tiles = triton.cdiv(n_k, ONE_PASS_KEYS)
