@@ -168,10 +168,7 @@ def require_compiler() -> None:
 def compile_launch(
     gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> Result:
-    """Run a launcher on meta tensors, and return the kernels that it compiled.
-
-    The process keeps the stand-in driver, and torch reports this GPU from then on.
-    """
+    """Return the kernels that a launcher compiles; the stand-in driver stays active."""
     stand_in: Any = StandInDriver(gpu)
     driver.set_active(stand_in)
     major, minor = gpu.capability

@@ -174,9 +174,7 @@ def require_valid_commit() -> None:
 def require_folders(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Exit if `results` is no folder, if measuring would mix full and reduced grids in
-    it, or if other records than the guide's would replace the guide's tables.
-    """
+    """Exit if `results` is no folder, mixes grids, or would replace the guide's own."""
     from tools.render.load import is_quick
 
     is_own = results.resolve() == RESULTS.resolve()

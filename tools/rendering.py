@@ -72,9 +72,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
 
 
 def check_tree(results: Path, generated: Path | None = None) -> int:
-    """Print a line for each file that differs from its rendering, for each other
-    finding, and for each stale record. Return the exit code: 1 with findings.
-    """
+    """Print all findings and stale records. Return the exit code: 1 with findings."""
     from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages
     from tools.render import load

@@ -28,9 +28,7 @@ def state_of(path: Path) -> tuple[str, Any]:
 
 
 def print_states(results: Path) -> int:
-    """Print a line for each experiment and device, for this machine's device and those
-    with records. Return the exit code, which is 2 if a record can't be read.
-    """
+    """Print the state of each record. Return the exit code: 2 if one is unreadable."""
     from systems.records.store import RecordError
     from systems.running.machine import device_for
     from systems.running.software import kernel_status

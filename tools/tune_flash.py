@@ -79,9 +79,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return candidates: the current configuration for this GPU, those for other GPUs,
-    and variants of the current one whose accumulators fit in registers.
-    """
+    """Return this GPU's configuration, other GPUs', then variants of the first."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -135,9 +133,7 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
 
 
 def find_fault(candidate: Candidate) -> str:
-    """Return the fault of a candidate (error or wrong result), or "". A worker process
-    runs this, and leaves the compiled kernel in Triton's cache.
-    """
+    """Return the fault of a candidate, or ""; the compiled kernel stays cached."""
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
         q, k, v, do = (

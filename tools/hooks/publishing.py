@@ -75,9 +75,7 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
 # Run after the offline plugin, which writes search_index.js.
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Delete the search index for pages opened as files, if the site has a URL. Remove
-    white space from records, and compress large records.
-    """
+    """Delete the search index for opened files; shrink and compress records."""
     site = Path(config.site_dir)
     if config.site_url:
         (site / "search" / "search_index.js").unlink()

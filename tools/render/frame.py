@@ -89,9 +89,7 @@ class Line(dict[str, Any]):
         return value if self or name in self or default is MISSING else default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """Return the timed phases that make up `name`: several for a step that was not
-        timed as a whole, else one. Raise KeyError if there are none.
-        """
+        """Return the timed phases of `name`. Raise KeyError if there are none."""
         if f"{name}_ms" in self.metrics:
             return (name,)
         clock = name.removeprefix("step")
@@ -116,7 +114,7 @@ class Line(dict[str, Any]):
 
     @property
     def why(self) -> str:
-        """Why the row has no numbers ("out of memory"); "" if it has or is absent."""
+        """The reason why a row lacks numbers, such as "out of memory", or ""."""
         if self.row is None or self:
             return ""
         if (self.row.reason or "").startswith(NOT_INSTALLED):
@@ -129,7 +127,7 @@ class Line(dict[str, Any]):
         return Missing(self.why or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """Return each repetition's time in ms, summed over phases (default: all)."""
+        """Return each repetition's time in ms, summed over phases; [] without times."""
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
@@ -178,7 +176,7 @@ class Frame(list[Line]):
     """A list of rows that can be selected, joined, pivoted and printed."""
 
     def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
-        """Select rows that pass all tests and have a wanted value, or one of some."""
+        """Select rows that pass the tests and have these values (or one of several)."""
 
         def fits(x: Line) -> bool:
             return all(test(x) for test in tests) and all(

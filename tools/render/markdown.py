@@ -291,9 +291,7 @@ def typeset(text: str) -> str:
 
 
 def round_numbers(text: str) -> str:
-    """Round numbers to two significant digits: "65.5 GiB" becomes "66 GiB". Keep texts
-    with "±" and ratios below 1.2, whose difference from 1 matters.
-    """
+    """Round numbers to two digits, but not beside "±", and no ratio below 1.2."""
 
     def shorten(found: re.Match[str]) -> str:
         value, unit = float(found[1]), found[2]

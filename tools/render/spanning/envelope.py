@@ -236,9 +236,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds for a forward pass of attention (16,384 tokens, d = 64, fp32,
-    no mask): of its matmuls, and of its memory traffic, eager and fused.
-    """
+    """Return lower bounds of plain attention: of matmuls, and of traffic by fusion."""
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
     parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)

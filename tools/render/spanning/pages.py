@@ -21,9 +21,7 @@ TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 def fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return `answers.md`, with a section for each page, empty if its records are
-    missing. Raise RecordError for a page without an answer or an unknown fact.
-    """
+    """Return `answers.md`. Raise RecordError for a page without an answer."""
     answers = {
         page: page_answer(page, facts) if known else ""
         for page, known in answered.items()

@@ -67,9 +67,8 @@ def error_ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `error_over_plain` of each result and configuration. lse is compared in
-    fp32 only, because plain attention in 16 bits rounds it and the kernels don't.
-    """
+    """Return `error_over_plain` of each result and configuration."""
+    # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
     return known(error_over_plain(x, of, by) for x in rows for of in judged)

@@ -56,9 +56,7 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row for each shape, which contains the row of each implementation by
-    name. Column `both / plain` is plain attention's time over FlashAttention's.
-    """
+    """Return a row per shape with each implementation's row and time over flash's."""
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
         mib=memory_mib,

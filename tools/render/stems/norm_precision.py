@@ -46,9 +46,7 @@ def find_norm(
 
 
 def error_marks(x: Line, stage: str) -> list[str]:
-    """Return a mark for each magnitude: "∞" if a value is not finite, "=0" if most
-    values are wrongly zero, else the error's power of ten; "" if the row failed.
-    """
+    """Return for each magnitude "∞", "=0" or the error's power of ten; "" if failed."""
     if not x:
         return [""] * len(MAGNITUDES)
 

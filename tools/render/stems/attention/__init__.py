@@ -86,7 +86,7 @@ def variants_table(record: Record) -> str:
     "Tensors alive at the peak of the first pass that does not fit, by formula.",
 )
 def accounting_table(record: Record) -> str:
-    """Return the tensors at the peak of the shortest N that runs out of memory."""
+    """Return a table of the tensors at the peak of the shortest N that doesn't fit."""
     n = accounted_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}

@@ -64,9 +64,7 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_bytes(x: Line) -> float:
-    """Return the predicted bytes kept for the backward pass: by formula if eager, else
-    the output plus the saved tensors in the record.
-    """
+    """Return the predicted bytes kept for the backward pass, eager or compiled."""
     if not x:
         return x.missing
     given = formula_inputs(**{key: x[key] for key in CELL})

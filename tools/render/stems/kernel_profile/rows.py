@@ -176,9 +176,7 @@ def unmarked_share(x: Line) -> float:
 
 
 def name_disagreement(x: Line) -> float:
-    """Return the relative difference between matmul time by kernel name and matmul time
-    by PyTorch operation. It is missing for nsys, which does not record operations.
-    """
+    """Return matmul time by kernel name over that by operation, minus 1."""
     return total_ms(x, category=MATMUL) / x.get("matmul_ops_ms") - 1
 
 
