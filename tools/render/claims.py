@@ -44,9 +44,8 @@ def claim(
 
 
 def claims_in(builder: ModuleType) -> list[Claim]:
-    """Return the claims defined in a builder, or in its submodule `claims`."""
-    names = vars(builder) | vars(getattr(builder, "claims", builder))
-    return [value for value in names.values() if isinstance(value, Claim)]
+    """Return the claims that a builder defines or imports."""
+    return [value for value in vars(builder).values() if isinstance(value, Claim)]
 
 
 def verdict(claim: Claim, record: Record | None) -> str:

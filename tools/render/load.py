@@ -25,9 +25,7 @@ Found = Mapping[str, list[Record]]
 def primary_gpu() -> str:
     """Return the GPU whose numbers prose quotes: `extra.primary_gpu` in mkdocs.yml."""
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    line = re.search(
-        r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.MULTILINE
-    )
+    line = re.search(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
     if line is None:
         raise store.RecordError(
             "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results"
@@ -51,7 +49,7 @@ def gpu_record(found: Found, stem: str, slug: str) -> Record | None:
     return next((r for r in same if r.kind == "measured"), None)
 
 
-FRESH, VERIFIED, STALE = AGES = ("fresh", "verified", "stale")
+FRESH, VERIFIED, STALE = ("fresh", "verified", "stale")
 
 
 def is_fresh(record: Record) -> bool:
