@@ -61,14 +61,3 @@ def test_each_python_is_tried_with_what_pip_gives_and_one_with_the_older_pair() 
     limits = (ROOT / "systems/attention/hopper/limits.py").read_text(encoding="utf-8")
     (tested,) = re.findall(r"^VERSIONS = (\(.*\))$", limits, re.MULTILINE)
     assert version.startswith(ast.literal_eval(tested))
-
-
-def test_the_address_of_the_site_is_what_the_workflow_says() -> None:
-    pages = (ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8")
-    (name,) = re.findall(
-        r"^site_url: !ENV \[(\w+), \"\"\]$",
-        (ROOT / "mkdocs.yml").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
-    assert f"{name}: ${{{{ steps.pages.outputs.base_url }}}}/" in pages
-    assert "id: pages" in pages

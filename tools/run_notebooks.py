@@ -28,11 +28,15 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 def execute_notebook(path: Path) -> str:
     """Return the text of a notebook run in a new kernel. A failing cell raises."""
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        magic = cell.source.partition("\n")[0]
+        if magic.startswith("%%exercise "):
+            file = NOTEBOOKS.parent / "exercises" / f"{magic.split()[1]}.py"
+            cell.source = f"{magic}\n{file.read_text('utf-8').rstrip()}"
     with TemporaryDirectory() as folder:
         # Use file sockets, because other processes could take or read a port.
-        sockets = Config(
-            ConnectionFileMixin=Config(transport="ipc", ip=f"{folder}/kernel")
-        )
+        socket = Config(transport="ipc", ip=f"{folder}/kernel")
+        sockets = Config(ConnectionFileMixin=socket)
         # Join the pieces of a cell's output, whose number depends on timing.
         options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
         NotebookClient(notebook, config=sockets, **options).execute()

@@ -40,8 +40,7 @@ def console_block(command: str, lines: list[str]) -> str:
     """Return a command and its output as a code block, or a notice without a record."""
     if not any(lines):
         return NOTHING_YET
-    prompt = f"$ python docs/scripts/{command}"
-    return "\n".join(["```console", prompt, *lines, "```"])
+    return "\n".join(["```console", f"$ python docs/scripts/{command}", *lines, "```"])
 
 
 def script_outputs(found: Found) -> dict[str, list[str]]:
