@@ -36,10 +36,9 @@ def memory_figure(found: Found) -> str:
     allocated = steps.one(precision="fp32")["peak"]
     weights = weight_bytes(Pass("2.7B", 512, "step", "fp32"))
     finding = (
-        f"Of what a training step of 2.7B ({weights / 4e9:.1f} billion parameters, in "
-        f"spite of its name) holds at its peak in fp32, {gib(weights)} GiB are "
-        "weights; optimizer state is twice that, and saved activations are most of the "
-        "rest."
+        f"At its peak in fp32, a training step of 2.7B (in fact {weights / 4e9:.1f} "
+        f"billion parameters) holds {gib(weights)} GiB of weights and twice that in "
+        "optimizer state; the rest is mostly saved activations."
     )
     rounded = typeset(say(allocated, lambda v: f"{gib(v)} GiB"))
     more = HOOK.format(allocated=rounded)

@@ -165,7 +165,7 @@ def sums_figure(record: Record) -> Drawn:
     ]
     return (
         draw,
-        f"Where all sums should reach 10, {', '.join(stops) or 'none stops'}.",
+        f"All sums should reach 10; {', '.join(stops) or 'none stops before'}.",
         "A cross marks the last step that changed the sum.",
     )
 

@@ -173,8 +173,8 @@ def speedup_figure(record: Record) -> Drawn:
     return (
         draw,
         f"The speedup of a whole compiled step {describe_range(found.column('gain'))}.",
-        "Context 512. Eager to CUDA graphs is launch overhead; from there to compiled, "
-        "fusion saves memory traffic.",
+        "Context 512. CUDA graphs remove launch overhead; compiling also saves memory "
+        "traffic by fusion.",
     )
 
 

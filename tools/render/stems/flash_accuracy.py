@@ -157,8 +157,8 @@ def ratios_figure(record: Record) -> str:
         record,
         "ratios",
         draw,
-        "The norm of FlashAttention's error is at most this many times plain "
-        f"attention's: {told}.",
+        f"The norm of FlashAttention's error, relative to plain attention's, is at "
+        f"most {told}.",
         "Each bar spans all results, head dimensions, lengths and masks; a mark is "
         "the geometric mean, and the line is plain attention in the same dtype.",
         height=90 + 36 * len(names),

@@ -110,8 +110,8 @@ def kernel_rows(record: Record | None) -> Frame:
 
 @fragments.add(
     "table.md",
-    "**The test of 2025 by each implementation.** They ran one after the other; the "
-    "interleaved comparison is above.",
+    "**The leaderboard test of 2025.** The implementations ran one after the other; "
+    "the interleaved comparison is above.",
 )
 def test_table(record: Record) -> str:
     def tflops(x: Line) -> float:

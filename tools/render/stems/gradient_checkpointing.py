@@ -204,11 +204,10 @@ def runs_figure(record: Record) -> Drawn:
     made, kept = (name_run(row_with_least(found, name)) for name in PEAKS)
     return (
         draw,
-        f"Runs of {made} need least memory if gradients are made during the pass, "
-        f"runs of {kept} if they are kept from before; the time hardly depends on the "
-        "run.",
+        f"Runs of {made} need least memory, or runs of {kept} if gradients exist "
+        "before the pass; the time hardly depends on the run.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
-        "Kept: they are there before it, as in gradient accumulation. Dotted: the "
+        "Kept: they exist before it, as in gradient accumulation. Dotted: the "
         "known rule, √N, and √(N r / R), where a block keeps R bytes and its input has "
         "r.",
     )

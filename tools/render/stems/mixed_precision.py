@@ -210,9 +210,9 @@ def loss_figure(record: Record) -> str:
         "loss",
         draw,
         f"{'; '.join(told) or 'Not all precisions were measured'}.",
-        "First: the mean over the seeds in fp32, above the entropy of the language. "
-        f"Second: the difference, mean of {LAST} steps, between the same seeds; lines: "
-        "their mean, bands: the least and the most.",
+        "First: loss in fp32 above the entropy of the language, mean over seeds. "
+        f"Second: difference from fp32 with the same seed, mean of {LAST} steps. Lines "
+        "are means over seeds, bands their range.",
         height=280,
         narrow=520,
     )

@@ -77,7 +77,7 @@ def contexts_figure(record: Record) -> Drawn:
 
     told = [
         f"{whose} attention reaches context {x['context']:,} with {x['gib']:.1f} GiB"
-        for name, whose in (("eager", "eager"), ("flash", "our"))
+        for name, whose in (("eager", "eager"), ("flash", "this guide's"))
         if (x := ends.get(name))
     ]
     return (

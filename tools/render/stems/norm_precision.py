@@ -93,8 +93,8 @@ def stages_figure(record: Record) -> Drawn:
     return (
         partial(draw_maps, lines, sizes, "magnitude of x"),
         f"In fp16 x² overflows from magnitude {first_magnitude(fp16, 'square', '∞')} "
-        f"on and the output is zero from {first_magnitude(fp16, 'output', '=0')} on, "
-        f"until x overflows, too; in bf16 x² "
+        f"on, and from {first_magnitude(fp16, 'output', '=0')} on the output is zero "
+        f"until x overflows too. In bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; each stage is rounded to its format, and `torch.mean` takes "
         f"the means. {READ}",

@@ -177,10 +177,10 @@ def operations_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        "Softmax and attention's products save "
-        f"{' and '.join(map(attention, found))} of what a block saves.",
-        "Bars: counted by hooks, each memory once, at the operation that saved it "
-        "first. Upright marks: predicted from shapes. fp32, as written.",
+        "Of the bytes that a block saves, softmax and attention's matmuls save "
+        f"{' and '.join(map(attention, found))}.",
+        "Bars: counted by hooks in fp32, each storage once, for the operation that "
+        "saved it first. Upright marks: predicted from shapes.",
     )
 
 

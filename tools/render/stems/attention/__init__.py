@@ -156,10 +156,10 @@ def times_figure(record: Record) -> Drawn:
             axes.set_title(f"{of} pass, ms")
 
     factors = {of: growth_factor(found, of) for of in PASSES}
-    grown = [f"{factor:.2f} {of}" for of, factor in factors.items() if factor]
+    grown = [f"{factor:.1f} {of}" for of, factor in factors.items() if factor]
     return (
         draw,
-        f"From N = {LONGEST // 2:,} to twice that, the time of an eager pass grows by "
+        f"From N = {LONGEST // 2:,} to {LONGEST:,} the time of an eager pass grows by "
         f"a factor of {' and '.join(grown)}."
         if grown
         else f"An eager pass at N = {LONGEST:,}: {say(factors['forward'])}.",

@@ -113,6 +113,6 @@ def speedup_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        f"The speedup of a pass by bf16: {ranges}.",
-        "Forward and backward together. Orange: bf16 is slower.",
+        f"bf16 changes the speed of a pass by a factor of {ranges}.",
+        "Forward and backward together. Orange: bf16 is slower (a factor below 1).",
     )

@@ -48,8 +48,8 @@ def causes_figure(record: Record) -> str:
         "causes",
         draw,
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
-        f"{idle} of the time, and `2.7B` spends {copies} of its kernel time on copies "
-        f"and casts, {later} at context {plots.format_number(last['context'])}.",
+        f"{idle} of the time. `2.7B` spends {copies} of its kernel time there on "
+        f"copies and casts, but {later} at {plots.format_number(last['context'])}.",
         "Forward and backward by cause, as shares of wall-clock time, which is above "
         "each bar in ms; below it is the context.",
         height=290,
