@@ -12,15 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from systems.attention.inputs import (
-    autocast_like_sdpa,
-    check_inputs,
-    default_scale,
-    is_batched,
-    refuse_second_derivative,
-    refuse_transforms,
-    register_vmap_loop,
-)
+from systems.attention import inputs
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Rows of a tile of queries, and of a tile of keys.
@@ -155,7 +147,7 @@ backward_operator = torch.library.custom_op(
     schema="(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, "
     "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
 )
-register_vmap_loop(backward_operator)
+inputs.register_vmap_loop(backward_operator)
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
@@ -174,13 +166,13 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        check_inputs(q, k, v, is_causal, scale, DTYPES)
+        inputs.check_inputs(q, k, v, is_causal, scale, DTYPES)
         if k.shape[:-2] != q.shape[:-2]:
             raise ValueError(
                 f"k must have the batch and heads of q, {tuple(q.shape[:-2])}, "
                 f"got {tuple(k.shape[:-2])}"
             )
-        ctx.causal, ctx.scale = is_causal, default_scale(scale, q.shape[-1])
+        ctx.causal, ctx.scale = is_causal, inputs.default_scale(scale, q.shape[-1])
         # Disable autocast, which would round the inputs of matmuls.
         with torch.autocast(q.device.type, enabled=False):
             o, lse = forward_tiles(q, k, v, ctx.causal, ctx.scale)
@@ -189,11 +181,11 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        refuse_second_derivative()
+        inputs.refuse_second_derivative()
         # Detach, because torch 2.11 warns about .grad of inputs of compiled code.
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
-            run = backward_operator if is_batched(do) else backward_tiles
+            run = backward_operator if inputs.is_batched(do) else backward_tiles
             gradients = run(q, k, v, o, lse, do, ctx.causal, ctx.scale)
         # `apply` may omit options: return one gradient per argument it received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
@@ -203,9 +195,9 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """Compute `flash_attention` with the PyTorch tiles."""
-    refuse_transforms()
-    q, k, v = autocast_like_sdpa(q, k, v)
-    check_inputs(q, k, v, causal, scale, DTYPES)
+    inputs.refuse_transforms()
+    q, k, v = inputs.autocast_like_sdpa(q, k, v)
+    inputs.check_inputs(q, k, v, causal, scale, DTYPES)
     if q.is_meta:
         raise ValueError("q must be on a device with memory, got meta")
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:

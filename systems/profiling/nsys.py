@@ -12,15 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from systems.profiling.trace import (
-    Kernel,
-    Launch,
-    Span,
-    TraceError,
-    attribute_kernels,
-    check_times,
-    wrap_errors,
-)
+from systems.profiling import trace
+from systems.profiling.trace import Kernel, TraceError, check_times
 
 # The first version whose --capture-range-end lets the process finish.
 MIN_VERSION = (2022, 1)
@@ -151,7 +144,7 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         )
     address = f"{path.resolve().as_uri()}?mode=ro"
     with (
-        wrap_errors(
+        trace.wrap_errors(
             f"{path} is no whole SQLite export", "export the report again with nsys"
         ),
         closing(sqlite3.connect(address, uri=True)) as database,
@@ -187,11 +180,11 @@ def query_kernels(
         return database.execute(f'SELECT {", ".join(present)} FROM "{table}"')
 
     strings = {number: value for number, value in select("StringIds", "id", "value")}
-    launched: dict[Any, Launch] = {}
+    launched: dict[Any, trace.Launch] = {}
     for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
         calls = select(table, "start", "correlationId", "globalTid")
         for start, number, thread in calls:
-            launch = Launch(thread, round(start))
+            launch = trace.Launch(thread, round(start))
             launched[number, process_id(thread)] = launched[number, None] = launch
     kernel_names = ("demangledName", "mangledName", "shortName")
     on_gpu = [
@@ -211,7 +204,9 @@ def query_kernels(
     )
     spans = [
         # A range still open at the end of the capture has no end.
-        Span(*check_times(mark, start, OUTERMOST_END if end is None else end), thread)
+        trace.Span(
+            *check_times(mark, start, OUTERMOST_END if end is None else end), thread
+        )
         for start, end, kind, text, number, thread in ranges
         if (mark := text or strings.get(number, "")) in marks
         and kind in (*RANGES, None)
@@ -223,7 +218,7 @@ def query_kernels(
         )
         for kernel, start, end, number, process in on_gpu
     ]
-    return attribute_kernels(runs, spans)
+    return trace.attribute_kernels(runs, spans)
 
 
 def process_id(identifier: int | None) -> int | None:

@@ -22,24 +22,10 @@ from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import Device, why_no_gpu
 from systems.records.store import RecordError
-from systems.running import machine
+from systems.running import machine, reports, resuming
 from systems.running.groups import gpu_is_broken, groups_of, measure_into, report_rows
 from systems.running.precompile import compile_ahead, folder_for_compiled
-from systems.running.reports import (
-    CannotStart,
-    end_with_parent,
-    exit_when_terminated,
-    keep_output_for_reports,
-    report,
-)
-from systems.running.resuming import (
-    lock_record,
-    modified_ns,
-    new_record,
-    partial_path,
-    record_path,
-    resume,
-)
+from systems.running.reports import CannotStart, report
 from systems.running.verify import verify_stem
 
 
@@ -55,16 +41,16 @@ def measure_stem(
         raise CannotStart(f"{name} {why_no_gpu()}; --quick runs what a CPU can")
     if said := lacks(*stem.needs):
         raise CannotStart(said)
-    path = record_path(results, device, name, grid)
-    progress = partial_path(path)
-    with lock_record(path), folder_for_compiled(path):
-        if seen not in (None, modified_ns(path)):
+    path = resuming.record_path(results, device, name, grid)
+    progress = resuming.partial_path(path)
+    with resuming.lock_record(path), folder_for_compiled(path):
+        if seen not in (None, resuming.modified_ns(path)):
             report(event="already")
             return 0
         module = import_experiment(stem, device)
         configs = module.configs(quick=grid == "quick")
-        record = new_record(name, device, grid, configs, module.PROTOCOL)
-        record = resume(progress, record, configs)
+        record = resuming.new_record(name, device, grid, configs, module.PROTOCOL)
+        record = resuming.resume(progress, record, configs)
         # Measure all rows of an incomplete group, because they must alternate.
         missing = [
             group
@@ -137,7 +123,7 @@ def main(
 ):
     """Measure the experiment STEM into the folder RESULTS."""
     if parent is not None:
-        end_with_parent(parent)
+        reports.end_with_parent(parent)
     try:
         for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in known:
@@ -164,6 +150,6 @@ def stop(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    exit_when_terminated()
-    keep_output_for_reports()
+    reports.exit_when_terminated()
+    reports.keep_output_for_reports()
     run_as_command(main, __doc__)

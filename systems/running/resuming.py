@@ -21,16 +21,9 @@ from systems.records.files import open_regular
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError, UnreadableError
+from systems.running import software
 from systems.running.reports import CannotStart
-from systems.running.software import (
-    attention_names,
-    drop_peer,
-    git_state,
-    kernel_status,
-    launches_kernels,
-    tuned_software,
-    versions,
-)
+from systems.running.software import drop_peer
 
 
 def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
@@ -80,12 +73,13 @@ def new_record(
     protocol: dict[str, Any],
 ) -> Record:
     """Return a record without rows, with the current device, software and source."""
-    software, module = drop_peer(versions(), configs), STEMS[stem_name].module
-    attention = attention_names(map(asdict, configs))
-    triton = software.get("triton", "")
-    software |= tuned_software(module, attention, device.slug, triton)
+    module = STEMS[stem_name].module
+    attention = software.attention_names(map(asdict, configs))
+    present = drop_peer(software.versions(), configs)
+    triton = present.get("triton", "")
+    present |= software.tuned_software(module, attention, device.slug, triton)
     option = " --quick" if grid == "quick" else ""
-    launched = device.is_gpu and launches_kernels(module, attention)
+    launched = device.is_gpu and software.launches_kernels(module, attention)
     return Record(
         stem=stem_name,
         kind="measured",
@@ -94,11 +88,11 @@ def new_record(
         expected_rows=len(configs),
         grid=grid,  # pyright: ignore[reportArgumentType]
         protocol=protocol,
-        software=software,
-        kernels=kernel_status(device) if launched else {},
+        software=present,
+        kernels=software.kernel_status(device) if launched else {},
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         command=f"python tools/regen_tables.py --only {stem_name}{option}",
-        git=git_state(),
+        git=software.git_state(),
         source_hash=source_hash(module, attention),
     )
 
