@@ -88,6 +88,7 @@ def test_autocast_under_compile(device):
     assert actual.dtype == torch.bfloat16 and torch.equal(actual, run(q, k, v))
 
 
+@pytest.mark.slow
 def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
     """Too many compilations of a function would leave it eager."""
     torch.compiler.reset()

@@ -401,6 +401,7 @@ def test_compile_times_every_phase_and_counts_graphs(
     assert metrics["forward_kernels"] == 7 and "forward_fused" not in metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [False, True])
 def test_what_was_compiled_ahead_keeps_its_cold_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
@@ -489,6 +490,7 @@ def test_too_few_warm_up_steps_to_compile_in_are_refused(module, options):
         measure_row(module.Config(execution="compiled", **options), module.run)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
     """It would count in the peak of the next one."""
     models, build = [], workload.build_model

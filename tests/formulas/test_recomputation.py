@@ -89,6 +89,8 @@ def test_nested_runs_in_closed_form():
         assert n * forward_passes("chain", n) == n * (n + 3) / 2
         kept = [count_kept_inputs("halving", n, block) for block in range(1, n + 1)]
         assert max(kept) == 1 + log
+    # Of five as two and three: 3 of the halves around a block are firsts of their own.
+    assert 5 * forward_passes("halving", 5) == 2 * 5 + 3
 
 
 def test_by_hand_nothing_is_held_before_a_gradient_came_in():

@@ -152,6 +152,7 @@ def test_a_stem_that_crashes_leaves_the_others(tree):
     assert [row.config["index"] for row in whole.rows] == [6, 5, 4, 3, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown(
     tree, tmp_path
 ):
