@@ -13,7 +13,6 @@ X = torch.randn(
     2, 3, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64
 )
 
-
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
 

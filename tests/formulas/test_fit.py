@@ -42,7 +42,6 @@ def test_a_gpu_holds_what_its_record_says():
 
 SHAPE = ModelSize(32, 64, 4, 2)
 
-
 AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": True}]
 
 

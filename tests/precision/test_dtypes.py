@@ -1,13 +1,9 @@
-"""Names of dtypes, and the one measure of error."""
+"""The one measure of error."""
 
 import pytest
 import torch
 
-from systems.precision.dtypes import DTYPE_NAMES, DTYPES, relative_error
-
-
-def test_names_and_dtypes_are_each_others():
-    assert {DTYPE_NAMES[dtype]: dtype for dtype in DTYPES.values()} == DTYPES
+from systems.precision.dtypes import relative_error
 
 
 def test_an_error_is_relative_to_the_norm_of_the_exact_result():

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from systems.benchmarking import phases
@@ -63,6 +63,7 @@ def found(kernels):
 TIMES = st.integers(0, 9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(TIMES, TIMES)), st.lists(TIMES))
 def test_a_span_is_open_from_its_start_to_its_end(spans, launches):
     inside = find_open_spans(

@@ -13,7 +13,6 @@ ROW = r"^\| \[?`([^`]+)`(?:\]\[\S+\])? \| .+ \| \[[^\]]+\]\((\w+\.md)#([\w-]+)\)
 ROWS = re.findall(ROW, TEXT, re.MULTILINE)
 INCLUDE = re.compile(r'^\s*--8<-- "(systems/[\w/]+\.py):(\w+)"$', re.MULTILINE)
 
-
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # A heading may name its anchor: `## Title { #anchor }`.
 HEADING = re.compile(r"^(#+) (.+?)(?: \{ #([\w-]+) \})?$", re.MULTILINE)

@@ -16,7 +16,6 @@ from tools.render.plots import ACCENT, line, note, plot
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
 
-
 KINDS = ("plotted", "drawn")
 DRAWN = {
     path: found
