@@ -9,7 +9,7 @@
   const COUNTS = [...SHAPE, "vocab", "context", "batch"]
   const RATES = { fp32: 1e12, bf16: 1e12, bandwidth: 1e12 }
   const WORDS = { d_model: "the width", d_ff: "the feed-forward width", num_layers: "layers", num_heads: "heads", kv_heads: "heads of k and v", vocab: "the vocabulary", context: "the context", batch: "the batch", checkpoint: "the run length", memory: "memory", fp32: "the fp32 rate", bf16: "the bf16 rate", bandwidth: "the bandwidth" }
-  const DEFAULTS = { size: "xl", context: 1024, batch: 4, precision: "bf16", attention: "flash", recomputed: "none", checkpoint: 1, optimizer_states: 2, gpu: "a100-80" }
+  const DEFAULTS = { size: "Llama 3.2 1B", context: 1024, batch: 4, precision: "bf16", attention: "flash", recomputed: "none", checkpoint: 1, optimizer_states: 2, gpu: "a100-80" }
   const OPERATORS = {
     "+": (a, b) => a + b,
     "-": (a, b) => a - b,
