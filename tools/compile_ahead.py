@@ -29,7 +29,7 @@ from systems.attention.triton.launches import (
     launch_forward,
 )
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.formulas.chips import KIB
+from systems.formulas.gpus import KIB
 from systems.running.machine import compiled_folder, why_unwritable
 from tools.binary import (
     count_resources,

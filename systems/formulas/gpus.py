@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from systems.formulas.costs import Peak, find_peak
+from systems.formulas.costs import Peak, find_peak, longest_prefix
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
 
+KIB = 1024
 # Memory of the CUDA context and loaded libraries: 0.5 to 0.7 GiB, by driver.
 CONTEXT_BYTES = 640 * 2**20
 
@@ -44,3 +45,30 @@ GPUS = {
     "rtx5090": Gpu("RTX 5090", "nvidia-geforce-rtx-5090", 32_607),
 }
 # --8<-- [end:gpus]
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Number of streaming multiprocessors (SMs), boost clock in Hz, and operations per
+    SM and clock cycle, from NVIDIA's architecture white papers (H100, A100).
+    """
+
+    sms: int
+    clock: float
+    bf16_flops_per_clock: int
+    fp32_flops_per_clock: int
+    exponentials_per_clock: int = 16
+
+
+# For a device, the longest key that is a prefix of its slug applies.
+CHIPS = {
+    "nvidia-h200": Chip(132, 1.98e9, 4096, 256),
+    "nvidia-h100": Chip(132, 1.98e9, 4096, 256),
+    "nvidia-h100-pcie": Chip(114, 1.755e9, 4096, 256),
+    "nvidia-a100": Chip(108, 1.41e9, 2048, 128),
+}
+
+
+def find_chip(slug: str) -> Chip | None:
+    """Return the chip of a device by its slug, or None if it is not listed."""
+    return CHIPS.get(longest_prefix(slug, CHIPS))

@@ -17,6 +17,13 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 }
 
 
+def operation(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
+    """Return the method of a binary operator, whose operands may be swapped."""
+    if swap:
+        return lambda self, other: combine(name, other, self)
+    return lambda self, other: combine(name, self, other)
+
+
 @dataclass(frozen=True)
 class Expression:
     """An operator with operands (integers or expressions), or a variable's name."""
@@ -31,26 +38,10 @@ class Expression:
     def __hash__(self) -> int:
         return vars(self)["hashed"]
 
-    def __add__(self, other: Any) -> Any:
-        return combine("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return combine("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return combine("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return combine("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return combine("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return combine("*", other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return combine("//", self, other)
+    __add__, __radd__ = operation("+"), operation("+", swap=True)
+    __sub__, __rsub__ = operation("-"), operation("-", swap=True)
+    __mul__, __rmul__ = operation("*"), operation("*", swap=True)
+    __floordiv__ = operation("//")
 
     def __pow__(self, exponent: int) -> Any:
         if exponent != 2:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from systems.formulas.chips import CHIPS, find_chip
 from systems.formulas.costs import PEAKS, Peak, find_peak
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
+from systems.formulas.gpus import CHIPS, find_chip
 from systems.records.device import slug_of
 
 PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0)

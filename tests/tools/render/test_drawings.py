@@ -10,12 +10,12 @@ from lxml import html
 
 from systems import ROOT
 from systems.attention import attention_reference
-from systems.formulas.chips import find_chip
 from systems.formulas.costs import (
     attention_peak_bytes,
     find_peak,
     forward_flops,
 )
+from systems.formulas.gpus import find_chip
 from systems.model.sizes import VOCAB_SIZE
 from tests.factories import committed
 from tests.tools.render.svgs import figures, outside

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
-from systems.formulas.chips import find_chip
 from systems.formulas.costs import (
     FP32_BYTES,
     Peak,
@@ -13,7 +12,7 @@ from systems.formulas.costs import (
     pass_flops,
 )
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
-from systems.formulas.gpus import GPUS
+from systems.formulas.gpus import GPUS, find_chip
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.clocks import CLOCK, PROFILE, gpu_times

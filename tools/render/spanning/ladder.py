@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
-from systems.formulas.chips import KIB
+from systems.formulas.gpus import KIB
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render import plots

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from systems.formulas.chips import find_chip
 from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_peak
+from systems.formulas.gpus import find_chip
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.fragments import Fragments
