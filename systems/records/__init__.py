@@ -1,3 +1,1 @@
-"""Records: files of measurements, with the code, software and machine they came
-from.
-"""
+"""Measurements as files, with the code, software and machine that they came from."""
