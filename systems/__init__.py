@@ -100,7 +100,7 @@ def run_as_command(
 
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            # The shell closed it (`>&-`), and another file would get its number.
+            # The shell closed this stream (`>&-`): open one under the same number.
             os.set_inheritable(nowhere := os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, os.fdopen(nowhere, "w"))
     main.__doc__ = (help or "").replace("\n\n    python", "\n\n\b\n    python")

@@ -13,7 +13,7 @@ if __name__ == "__main__":
     try:
         import torch
     except (ImportError, OSError) as error:
-        # Such as a missing shared library.
+        # OSError if a shared library is missing.
         raise SystemExit(f"error: torch can't be imported: {error}") from error
 
 import torch

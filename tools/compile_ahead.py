@@ -38,7 +38,7 @@ from tools.binary import (
     load_widths,
     read_binary,
 )
-from tools.rendering import stop
+from tools.rendering import fail
 
 
 class Target(NamedTuple):
@@ -160,9 +160,9 @@ class StandInDriver:
 def require_compiler() -> None:
     """Exit if Triton would interpret kernels, or can't store compiled kernels."""
     if knobs.runtime.interpret:
-        stop("the interpreter compiles nothing: unset TRITON_INTERPRET")
+        fail("the interpreter compiles nothing: unset TRITON_INTERPRET")
     if fault := why_unwritable(compiled_folder()):
-        stop(fault)
+        fail(fault)
 
 
 def compile_launch(

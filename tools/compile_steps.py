@@ -41,7 +41,7 @@ from systems.records.store import RecordError
 from tools.compile_ahead import TARGETS, compile_launch, require_compiler
 from tools.render.compiled_files import PATH, Kernel, read_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
-from tools.rendering import stop
+from tools.rendering import fail
 
 GPU = TARGETS["h100"]
 # Steps whose kernel is another step's: `forward` differs in its grid only.
@@ -49,7 +49,7 @@ SAME_KERNEL = {"forward": "one_item_forward"}
 
 
 def make_launch(step: str) -> Callable[[], object]:
-    """Return a call that launches a step's kernels on tensors of the meta device."""
+    """Return a function that launches a step's kernels on the meta device."""
     c = flash_ablation.Config()
     shape = c.heads, c.n, c.d
     q, k, v, do, o = (
@@ -107,7 +107,7 @@ def compile_step(step: str) -> list[Kernel]:
     """Compile a step; return what each kernel that computes exponentials needs."""
     result = compile_launch(GPU, make_launch(step))
     if isinstance(result, str):
-        stop(f"{step}: {result}", 1)
+        fail(f"{step}: {result}", 1)
     return [
         {
             "kernel": needs.kernel,
@@ -128,7 +128,7 @@ def main() -> None:
     try:
         versions = read_steps()
     except RecordError as error:
-        stop(str(error))
+        fail(str(error))
     steps = (*FORWARD, *BACKWARD)
     compiled = {step: compile_step(step) for step in steps if step not in SAME_KERNEL}
     versions[triton.__version__] = {

@@ -63,7 +63,7 @@ def measure_all(
     """
     outcomes: dict[str, Outcome] = {}
 
-    def tasks() -> Iterator[Task]:
+    def plan_tasks() -> Iterator[Task]:
         for stem in stems:
             plan = plan_task(stem, results, quick, force, deadline)
             if isinstance(plan, Task):
@@ -71,7 +71,7 @@ def measure_all(
             else:
                 outcomes[stem] = plan
 
-    for outcome in run_all(tasks(), gpus):
+    for outcome in run_all(plan_tasks(), gpus):
         outcomes[outcome.stem] = outcome
     return [outcomes[stem] for stem in stems]
 

@@ -36,7 +36,7 @@ from systems.experiments import STEMS  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.measuring import Outcome, Task, measure_all, run_all  # noqa: E402
-from tools.rendering import check_tree, stop, write_rendered  # noqa: E402
+from tools.rendering import check_tree, fail, write_rendered  # noqa: E402
 from tools.states import print_states  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -122,9 +122,9 @@ def command(
     # Reject options that the action would ignore.
     for name, is_set in measuring.items():
         if is_set and action != "measuring":
-            stop(f"{name} goes with measuring, not with {action}")
+            fail(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
-        stop(f"{[*others, '--generated'][0]} does not go with {action}")
+        fail(f"{[*others, '--generated'][0]} does not go with {action}")
     with one_line_errors(measures := action in ("measuring", "--verify")):
         if action == "measuring":
             require_valid_commit()
@@ -150,15 +150,15 @@ def one_line_errors(measures: bool) -> Iterator[None]:
     try:
         yield
     except RecordError as error:
-        stop(str(error))
+        fail(str(error))
     except OSError as error:
         if (path := error.filename2 or error.filename) is None:
-            # Standard output is full, or closed by its reader: the caller's to say.
+            # Standard output is full or closed, which the caller reports.
             raise
-        stop(f"can't use {path}: {error.strerror}")
+        fail(f"can't use {path}: {error.strerror}")
     except KeyboardInterrupt:
         hint = "; every finished configuration is kept, run the same command to go on"
-        stop("stopped" + (hint if measures else ""))
+        fail("stopped" + (hint if measures else ""))
 
 
 def require_valid_commit() -> None:
@@ -168,7 +168,7 @@ def require_valid_commit() -> None:
     try:
         named_commit()
     except ValueError as error:
-        stop(str(error))
+        fail(str(error))
 
 
 def require_folders(
@@ -179,16 +179,16 @@ def require_folders(
 
     is_own = results.resolve() == RESULTS.resolve()
     if results.exists() and not results.is_dir():
-        stop(f"--results {results}: is a file, not a folder")
+        fail(f"--results {results}: is a file, not a folder")
     if not (action == "measuring" or is_own or results.is_dir()):
-        stop(f"--results {results}: no such folder")
+        fail(f"--results {results}: no such folder")
     if measures and is_quick(results):
-        stop(
+        fail(
             f"--results {results}: a folder of this name holds records of reduced "
             f"grids only; --quick --results {results.parent} measures into it"
         )
     if not (measures or action == "--list" or is_own or generated):
-        stop(
+        fail(
             f"this guide's own tables do not show {results}: add --generated FOLDER "
             "to name the folder of its tables"
         )
@@ -208,7 +208,7 @@ def measure(
     from systems.running.machine import compiled_folder, why_unwritable
 
     if find_gpu() is not None and (fault := why_unwritable(compiled_folder())):
-        stop(fault)
+        fail(fault)
     if at_once == 1:
         return measure_all(stems, results, quick, force, deadline)
     from tools.at_once import first_gpus, longest_first
@@ -223,7 +223,7 @@ def verify_record(stem: str, results: Path, generated: Path | None) -> int:
     arguments = [str(results.resolve()), "--verify"]
     (outcome,) = run_all(iter([Task(stem, arguments)]))
     if outcome.code:
-        stop(outcome.message.removeprefix("error: "), outcome.code)
+        fail(outcome.message.removeprefix("error: "), outcome.code)
     print(f"{stem}: rows measured again agree, the record is verified")
     render_own(results, generated)
     return 0
@@ -239,7 +239,7 @@ def summarize_and_render(
     """Print all outcomes and render. Return the exit code; exit if all were skipped."""
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)
-        stop(f"nothing was measured: {', '.join(reasons)}")
+        fail(f"nothing was measured: {', '.join(reasons)}")
     from tools.render.spanning.student import outcome_table
 
     rows = [(o.stem, o.message, o.rows, o.seconds) for o in outcomes]

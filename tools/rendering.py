@@ -12,7 +12,7 @@ from systems.records.files import write_atomically
 MARK = "facts.yml"
 
 
-def stop(message: str, code: int = 2) -> NoReturn:
+def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error message in one line, and exit."""
     print(f"error: {printable(message)}", file=sys.stderr)
     raise SystemExit(code)
@@ -46,7 +46,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     folder = generated or load.GENERATED
     present = texts_in(folder)
     if generated and present and MARK not in present:
-        stop(f"--generated {generated}: holds files that were not rendered")
+        fail(f"--generated {generated}: holds files that were not rendered")
     # Fail before rendering, which takes seconds, if the folder can't be made.
     folder.mkdir(parents=True, exist_ok=True)
     wanted = render_texts(results)
@@ -56,7 +56,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     own = {name.partition("-")[0] for name in ("", *wanted)}
     for name in sorted(extra) if generated else ():
         if re.sub(r"-.*|^\..*\.tmp$", "", name) not in own:
-            stop(f"--generated {generated}: holds {name}, which was not rendered")
+            fail(f"--generated {generated}: holds {name}, which was not rendered")
     # Write MARK first, so that an interrupted run can be repeated.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:

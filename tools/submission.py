@@ -31,7 +31,7 @@ import typer  # noqa: E402
 from systems.records.record import Record  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from tools.render.load import load, primary_gpu  # noqa: E402
-from tools.rendering import stop  # noqa: E402
+from tools.rendering import fail  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 TITLE = "Transformers on a GPU, measured: the write-up"
@@ -97,7 +97,7 @@ def find_chromium() -> str:
     installed = (path for name in names if (path := shutil.which(name)))
     if path := os.environ.get("CHROMIUM") or next(installed, None):
         return path
-    stop(
+    fail(
         "no Chromium to print with: install it (Debian: apt-get install chromium) "
         "or set CHROMIUM"
     )
@@ -118,12 +118,12 @@ def run_command(failure: str, *command: str) -> str:
             command, cwd=ROOT, stderr=subprocess.PIPE, text=True
         )
     except FileNotFoundError:
-        stop(f"{failure}: {command[0]} is not installed")
+        fail(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["no message"]
         # mkdocs prints further lines after the warning that made it fail.
         found = [line for line in lines if line.startswith(("WARNING", "ERROR"))]
-        stop(f"{failure}: {(found or lines)[-1]}")
+        fail(f"{failure}: {(found or lines)[-1]}")
 
 
 def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None:
@@ -134,7 +134,7 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
         from pypdf import PdfWriter
         from pypdf.generic import NameObject, TextStringObject
     except ImportError as error:
-        stop(f"{error.name} is not installed: run `make .venv/all`")
+        fail(f"{error.name} is not installed: run `make .venv/all`")
     with replace_when_complete(target) as path:
         try:
             with sync_playwright() as playwright:
@@ -149,9 +149,9 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
                 browser.close()
         except Error as error:
             first = error.message.strip().splitlines()[0]
-            stop(f"{chromium} does not print: {first}")
+            fail(f"{chromium} does not print: {first}")
         pdf = PdfWriter(clone_from=path)
-        for entry in flatten(pdf.outline):
+        for entry in entries_of(pdf.outline):
             # Chromium repeats the title of a heading that it moved to the next page.
             half = entry.title[: len(entry.title) // 2]
             if entry.title == 2 * half:
@@ -160,10 +160,10 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
         pdf.write(path)
 
 
-def flatten(outline: list[Any]) -> Iterator[Any]:
+def entries_of(outline: list[Any]) -> Iterator[Any]:
     """Yield the entries of a nested outline in order."""
     for entry in outline:
-        yield from flatten(entry) if isinstance(entry, list) else [entry]
+        yield from entries_of(entry) if isinstance(entry, list) else [entry]
 
 
 def write_zip(target: Path) -> None:
@@ -192,7 +192,7 @@ def main(
         records = records_of(gpu, results)
         label = records[0].device.name if gpu else None
         if not into.is_dir():
-            stop(f"--into {into}: no such folder")
+            fail(f"--into {into}: no such folder")
         changes = git("status", "--porcelain").splitlines()
         write_zip(into / "code.zip")
         print("wrote code.zip")
@@ -206,11 +206,11 @@ def main(
             write_pdf(pdf, label, describe_records(records), Path(site))
         print("wrote writeup.pdf")
     except RecordError as error:
-        stop(str(error))
+        fail(str(error))
     except OSError as error:
-        stop(f"can't write {error.filename or into}: {error.strerror}")
+        fail(f"can't write {error.filename or into}: {error.strerror}")
     except KeyboardInterrupt:
-        stop("stopped; every file already written is complete")
+        fail("stopped; every file already written is complete")
 
 
 if __name__ == "__main__":

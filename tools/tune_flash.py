@@ -55,7 +55,7 @@ from systems.records.files import write_atomically
 from systems.running.precompile import MOST_PROCESSES, available_cores
 from systems.running.reports import end_with_parent
 from tools.compile_ahead import DTYPES, require_compiler
-from tools.rendering import stop
+from tools.rendering import fail
 
 # Heads and length of the timed case, and length of the checked case with one head.
 HEADS, N, CHECKED_N = 16, 4096, 512
@@ -239,10 +239,10 @@ def main(
     ):
         for value in values:
             if value not in known:
-                stop(f"{option} {value}: is none of {', '.join(map(str, known))}")
+                fail(f"{option} {value}: is none of {', '.join(map(str, known))}")
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
-        stop("configurations are timed on a GPU, and torch sees none here")
+        fail("configurations are timed on a GPU, and torch sees none here")
     require_compiler()
     name = architecture(torch.cuda.get_device_capability())
     path = tuned.path_of(device.slug)
@@ -253,9 +253,9 @@ def main(
         # Fail before any timing if the file can't be written.
         write_content(content, path)
     except OSError as error:
-        stop(f"can't write {path}: {error.strerror}")
+        fail(f"can't write {path}: {error.strerror}")
     except ValueError as error:
-        stop(str(error))
+        fail(str(error))
     finished = {tuned.key_of(x) for x in content["entries"]}
     # Limit processes, because each has a CUDA context on the GPU.
     count, context = min(MOST_PROCESSES, available_cores()), get_context("spawn")
@@ -287,7 +287,7 @@ def main(
                 child.terminate()
     print(f"{len(content['entries'])} configurations: {path}")
     if problem:
-        stop(f"{problem}; the same command goes on")
+        fail(f"{problem}; the same command goes on")
 
 
 if __name__ == "__main__":

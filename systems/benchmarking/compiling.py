@@ -32,7 +32,7 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 # --8<-- [start:clock]
 @contextmanager
 def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
-    """Empty the compiler's caches; on disk, use and keep those in `folder` if given."""
+    """Start with empty compiler caches, or with disk caches in `folder`, which stay."""
     load(device)
     torch.compiler.reset()
     try:

@@ -75,7 +75,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise `Unsupported` where CUDA or PyTorch raises because it can't capture."""
+    """Turn an error of CUDA or PyTorch about the capture into `Unsupported`."""
     try:
         yield
     except RuntimeError as error:

@@ -231,7 +231,7 @@ CONTEXT_BYTES = 2**30
 
 
 def bytes_ahead(config: Config) -> int:
-    """Estimate the bytes of GPU memory for `precompile`, as of an eager pass."""
+    """Estimate the bytes of GPU memory that `precompile` needs, as an eager pass."""
     c, mode = config, mode_ahead(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(peak(p).values())

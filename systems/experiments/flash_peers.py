@@ -126,7 +126,7 @@ def run(config: Config) -> Turns:
         metrics |= compare_calls(attend, (q, k, v, do))
         metrics |= {"ran": what_ran(name, q, k, v, causal)}
     yield
-    # Before the profiler, which makes launches slower.
+    # Time calls before profiling, which makes launches slower.
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):
         with only(name):
             time = call_ms(attend, q, k, v, device)

@@ -103,7 +103,7 @@ def configs(quick: bool = False) -> list[Config]:
         )
         for context in (512, 2048)
         for attention, checkpoint in remedies
-        # This one is already in the list above.
+        # This configuration is already in `passes`.
         if (context, attention, checkpoint) != (512, "eager", False)
     ]
     return passes + helped

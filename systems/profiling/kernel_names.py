@@ -67,8 +67,8 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """Return the category of a kernel. In the softmax and optimizer phases it is that
-    phase, because unfused they consist of element-wise kernels and reductions.
+    """Return the category of a kernel. The phases softmax and optimizer are categories
+    too, because unfused they consist of element-wise kernels and reductions.
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:

@@ -68,7 +68,7 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except ModuleNotFoundError as error:
-        # This project's kernels need Triton.
+        # Triton may be missing: only this project's kernels need it.
         if error.name != "triton":
             raise
         status, reason = "unsupported", f"{NOT_INSTALLED}: {error}"

@@ -32,7 +32,7 @@ class UnreadableError(RecordError):
 
 def read(path: Path) -> Record:
     """Read a record. Raise RecordError if it is invalid."""
-    return _parse(_content(path), path)
+    return _parse(_read_bytes(path), path)
 
 
 def _parse(content: bytes, path: Path) -> Record:
@@ -61,7 +61,7 @@ def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
 def decode(path: Path, kind: Any, remedy: str) -> Any:
     """Read a JSON file as this type. Raise RecordError if it is invalid."""
     with _name_file(path, remedy):
-        return msgspec.json.decode(_content(path), type=kind)
+        return msgspec.json.decode(_read_bytes(path), type=kind)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _name_file(path: Path, remedy: str) -> Iterator[None]:
         raise RecordError(f"{path}: is not JSON ({error}); {remedy}") from None
 
 
-def _content(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     """Return the bytes of a regular file of at most LONGEST_BYTES."""
     try:
         with open_regular(path, os.O_RDONLY) as file:
@@ -99,7 +99,7 @@ def write(record: Record, path: Path) -> None:
         fault = next(record_faults(record), None)
         content = b"" if fault else to_json(record).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        # Such as a set, or half of a surrogate pair.
+        # JSON has no sets, for example, and no halves of surrogate pairs.
         raise RecordError(f"{path}: can't be written as JSON: {error}") from None
     if fault is not None:
         raise RecordError(f"{path}: {fault}")

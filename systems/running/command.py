@@ -129,7 +129,7 @@ def _print_table(row: Row) -> None:
             console.print(_make_table(label, value))
         elif name not in times:
             gib = f" ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
-            console.print(f"{label}: {_shown(value)}{gib}", highlight=False)
+            console.print(f"{label}: {_format_metric(value)}{gib}", highlight=False)
 
 
 def is_table(value: Any) -> bool:
@@ -145,14 +145,14 @@ def _make_table(title: str, items: list[dict[str, Any]]) -> Table:
     names = (key.replace("_", " ") for key in items[0])
     table = Table(*names, title=title, title_justify="left")
     for item in items[:30]:
-        table.add_row(*map(_shown, item.values()))
+        table.add_row(*map(_format_metric, item.values()))
     return table
 
 
-def _shown(value: Any) -> str:
+def _format_metric(value: Any) -> str:
     """Format a metric; of a long list only both ends."""
     if isinstance(value, list):
         if len(value) > 12:
             value = [*value[:3], "...", *value[-3:]]
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_format_metric, value))
     return f"{value:.8g}" if isinstance(value, float) else printable(str(value))

@@ -104,7 +104,7 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
     except FileNotFoundError:
         return fresh
     except UnreadableError:
-        raise  # Its rows may be valid.
+        raise  # Don't start over: the file's rows may be valid.
     except RecordError as error:
         print(f"starting over: {error}", file=sys.stderr)
         return fresh

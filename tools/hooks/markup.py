@@ -211,7 +211,7 @@ def frame_tables(page_html: str) -> str:
     labels: Counter[str] = Counter()
     caption = ""
 
-    def replace(match: re.Match[str]) -> str:
+    def add_number_or_frame(match: re.Match[str]) -> str:
         nonlocal caption
         if match["end"]:
             caption = ""
@@ -230,7 +230,7 @@ def frame_tables(page_html: str) -> str:
         text = bold_first_sentence(title)
         return f'<p class="caption" id="table-{number}">{link} {text}</p>'
 
-    return CAPTION_OR_TABLE.sub(replace, page_html)
+    return CAPTION_OR_TABLE.sub(add_number_or_frame, page_html)
 
 
 def bold_first_sentence(caption: str) -> str:

@@ -55,7 +55,7 @@ def on_page_content(content: str, /, **_: object) -> str:
 def on_page_context(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    """Begin a page's search entry with its description; sections have no tags."""
+    """Begin a page's search entry with its description; drop tags of its sections."""
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
     # The search plugin has just added entries for the page and for its sections.
@@ -94,11 +94,11 @@ def on_post_build(*, config: MkDocsConfig) -> None:
 def link_compressed(page_html: str, config: MkDocsConfig) -> str:
     """Change links to large records into links to their compressed files."""
 
-    def change(link: re.Match[str]) -> str:
+    def link_to_compressed(link: re.Match[str]) -> str:
         compressed = is_compressed(Path(link["record"]), config)
         return f'{link[0][:-1]}.xz"' if compressed else link[0]
 
-    return LINKS.sub(change, page_html)
+    return LINKS.sub(link_to_compressed, page_html)
 
 
 def is_compressed(record: Path, config: MkDocsConfig) -> bool:

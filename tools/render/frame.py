@@ -71,7 +71,7 @@ class Line(dict[str, Any]):
             return self.missing
         metrics, (phase, _, spread) = self.row.metrics, name.partition(" ")
         if spread == "±" and f"{phase}_mean_ms" in metrics:
-            # Others report a mean, and some its standard deviation.
+            # Published rows have a mean, and some its standard deviation.
             reported = (metrics.get(f"{phase}_{x}_ms") for x in ("mean", "std"))
             return " ± ".join(f"{ms:.2f}" for ms in reported if ms is not None)
         if spread == "±":
@@ -178,7 +178,7 @@ class Frame(list[Line]):
     def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
         """Select rows that pass the tests and have these values (or one of several)."""
 
-        def fits(x: Line) -> bool:
+        def matches(x: Line) -> bool:
             return all(test(x) for test in tests) and all(
                 x.get(name) in value
                 if isinstance(value, Collection) and not isinstance(value, str)
@@ -186,16 +186,16 @@ class Frame(list[Line]):
                 for name, value in wanted.items()
             )
 
-        return Frame(filter(fits, self))
+        return Frame(filter(matches, self))
 
     def arrange(self, **orders: Iterable[Any]) -> "Frame":
         """Select rows with these values, sorted in the order of the values."""
         listed = {name: list(values) for name, values in orders.items()}
 
-        def places(x: Line) -> list[int]:
+        def sort_key(x: Line) -> list[int]:
             return [values.index(x[name]) for name, values in listed.items()]
 
-        return Frame(sorted(self.where(**listed), key=places))
+        return Frame(sorted(self.where(**listed), key=sort_key))
 
     def one(self, **wanted: Any) -> Line:
         """Return the first row with these values, or a row without numbers."""

@@ -19,7 +19,7 @@ def image_label(text: str) -> str:
     return text.replace('"', "&quot;")
 
 
-# Most rows of a table that are all visible; longer tables first show `telling` rows.
+# Tables with more rows than this show only their `telling` rows at first.
 OPEN = 8
 # Attribute of a row that is hidden until a click.
 REST = " {: .rest }"

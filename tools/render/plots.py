@@ -134,7 +134,7 @@ def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axe
     return axes[:count]
 
 
-def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
+def curve(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
     """Draw a curve through the points whose numbers are known, labelled at its end."""
     points = [
         (x, y)
@@ -146,7 +146,7 @@ def line(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> 
         axes.plot(*zip(*points, strict=True), **look)
 
 
-def note(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
+def annotate(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     """Write a bold text above a point, or at an `offset` in pixels from it."""
     offset = more.pop("offset", (0, 8))
     style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more

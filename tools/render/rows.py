@@ -35,14 +35,14 @@ class Missing(float):
     def __format__(self, spec: str, /) -> str:
         return self.words
 
-    def itself(self, *_: object) -> "Missing":
+    def return_self(self, *_: object) -> "Missing":
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = itself
-    __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = itself
-    __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = itself  # pyright: ignore
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = return_self
+    __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = return_self
+    __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = return_self  # pyright: ignore
     # Reading a column of an absent row is Missing, too.
-    __getitem__ = itself
+    __getitem__ = return_self
 
     def __str__(self) -> str:
         return self.words

@@ -147,7 +147,7 @@ def key_group(
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
     steps = item.steps
-    # Forwards the first steps are masked, backwards the last.
+    # Mask the first steps if queries go forwards, the last if backwards.
     cut, masked = 0, 0
     hidden, shift = 64 * GROUP, -QUERIES
     limit = n_k - item.keys * KEYS - 64 * GROUP

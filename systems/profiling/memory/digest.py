@@ -15,8 +15,8 @@ Group = dict[str, Any]
 
 # --8<-- [start:digest]
 def digest(history: History, timeline: bool = False) -> dict[str, Any]:
-    """Summarize a history: bytes of each category at the peak and at most, the peak of
-    each phase, and the largest blocks.
+    """Summarize a history: bytes by category at the peak, the maximum of each category
+    and each phase, and the largest blocks.
     """
     layers = bytes_by_category(history)
     total = bytes_in_use(history)

@@ -102,7 +102,7 @@ class Recorder:
         return owner_by_address
 
     def mark_weight_copies(self) -> None:
-        """Mark autocast's copies of weights; the hook of the model's forward pass."""
+        """Mark autocast's copies of weights, as a hook of the model's forward pass."""
         if torch.is_autocast_enabled(self.device.type) and self.running:
             drop_pause(self.device)
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
@@ -128,12 +128,12 @@ class Recorder:
 
 
 def drop_marker(device: torch.device) -> None:
-    """Mark a point in the history: a byte allocated with this function on the stack."""
+    """Mark a point in the history: allocate a byte, with this function on the stack."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def drop_pause(device: torch.device) -> None:
-    """Mark the start of events, until the next mark, that the history excludes."""
+    """Exclude all events until the next mark from the history."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 

@@ -11,7 +11,7 @@ from tests.factories import RESULTS, committed
 from tests.tools.render.svgs import figures, outside, overlapping, struck, words
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
-from tools.render.plots import ACCENT, line, note, plot
+from tools.render.plots import ACCENT, annotate, curve, plot
 
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
@@ -58,10 +58,10 @@ def test_no_curve_leaves_its_axes(monkeypatch):
     def look(figure: Figure) -> None:
         for axes in figure.axes:
             (x0, x1), (y0, y1) = sorted(axes.get_xlim()), sorted(axes.get_ylim())
-            for curve in (one for one in axes.lines if one.get_marker() == "o"):
-                points = zip(curve.get_xdata(), curve.get_ydata(), strict=True)
+            for dots in (one for one in axes.lines if one.get_marker() == "o"):
+                points = zip(dots.get_xdata(), dots.get_ydata(), strict=True)
                 if not all(x0 <= x <= x1 and y0 <= y <= y1 for x, y in points):
-                    left.append(f"{axes.get_title('left')}: {curve.get_label()}")
+                    left.append(f"{axes.get_title('left')}: {dots.get_label()}")
         name_lines(figure)
 
     monkeypatch.setattr(plots, "name_lines", look)
@@ -86,9 +86,9 @@ def test_ids_are_unique_and_colours_those_of_the_page():
 def test_a_figure_says_what_is_seen_where_it_is_seen():
     def draw(figure):
         axes = figure.subplots()
-        line(axes, [1, 2], [3, 4], label="ours", color=ACCENT)
-        line(axes, [1, 2], [3, 4], label="<b>")
-        note(axes, "a half", 1, 3)
+        curve(axes, [1, 2], [3, 4], label="ours", color=ACCENT)
+        curve(axes, [1, 2], [3, 4], label="<b>")
+        annotate(axes, "a half", 1, 3)
 
     text = plot(committed("warmup"), "x", draw, 'It is `x" b="<i>`.', "Key.")
     (figure,) = figures(text, "plotted")
@@ -114,8 +114,8 @@ def test_a_word_that_a_line_goes_through_is_found():
 
 def crossing(figure: Figure) -> None:
     axes = figure.subplots()
-    line(axes, [0, 500], [0, 500], label="beside")
-    line(axes, [0, 1000], [1000, 0], label="above the last tick")
+    curve(axes, [0, 500], [0, 500], label="beside")
+    curve(axes, [0, 1000], [1000, 0], label="above the last tick")
     axes.text(250, 750, "struck", ha="center", va="center")
 
 

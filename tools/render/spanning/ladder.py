@@ -65,7 +65,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
-    """Return the least time of a pass's matmuls, or of another job, in ms."""
+    """Return a lower bound of a pass in ms, by its matmuls or another of LIMITS."""
     kernel = {"forward": "forward", "backward": "one_pass"}[of]
     return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
 

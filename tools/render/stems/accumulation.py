@@ -144,7 +144,7 @@ def sums_figure(record: Record) -> Drawn:
                     # The record keeps every n-th sum.
                     steps = [x["kept_every"] * (i + 1) for i in range(len(x["sums"]))]
                     color = COLORS.get(name, GREY)
-                    plots.line(
+                    plots.curve(
                         axes, steps, x["sums"], marker="", color=color, label=name
                     )
                 if x["stalled"]:
@@ -154,7 +154,7 @@ def sums_figure(record: Record) -> Drawn:
                     place = {"ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
                         place = {"ha": "left", "offset": (44, 6)}
-                    plots.note(axes, f"step {end[0]:,}", *end, color=INK, **place)
+                    plots.annotate(axes, f"step {end[0]:,}", *end, color=INK, **place)
             axes.set_ylim(bottom=0)
             axes.set(xlabel="step", title=f"running sum, adding {term:g}")
 

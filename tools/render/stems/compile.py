@@ -155,16 +155,16 @@ def speedup_figure(record: Record) -> Drawn:
             for place, size in enumerate(TABLE_1):
                 x = found.one(size=size, precision=precision)
                 ends = [100 * x[name] / x["eager.step_ms"] for name in times]
-                plots.line(
+                plots.curve(
                     axes, known(ends), [place] * len(known(ends)), marker="", color=PALE
                 )
                 for end, color in zip(ends, DOTS.values(), strict=True):
-                    plots.line(
+                    plots.curve(
                         axes, [end], [place], color=color, linestyle="", markersize=7
                     )
                 if x["gain"]:
                     below = {"va": "top", "offset": (0, -6)}
-                    plots.note(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
+                    plots.annotate(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
             plots.label_bars(axes, list(TABLE_1))
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")

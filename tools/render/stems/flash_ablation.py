@@ -8,7 +8,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.rows import say
 
-# The code whose changes make the file of `compile_steps.py` stale: launchers only.
+# Code whose changes make the file of `compile_steps.py` stale: launchers and kernels.
 ABLATION = "systems.experiments.flash_ablation"
 LAUNCHERS = (
     *((ABLATION, name) for name in ("FORWARD", "switched_forward", "atomic_backward")),

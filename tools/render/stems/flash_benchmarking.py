@@ -186,7 +186,7 @@ def draw_curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
     for name, label in reversed(NAMES.items()):
         look = {"color": ACCENT if name == "ours" else GREY, "label": label}
         ys = [y(x[name]) for x in found]
-        plots.line(axes, found.column("n"), ys, ls=dashes.get(name, "-"), **look)
+        plots.curve(axes, found.column("n"), ys, ls=dashes.get(name, "-"), **look)
     plots.power_of_two_axis(axes.xaxis, found.column("n")[1::4], "sequence length N")
 
 

@@ -213,7 +213,7 @@ def throughput_figure(record: Record) -> Drawn:
             for name, (color, marker) in LINES.items():
                 rates = [tflops(x[name], "both") for x in part]
                 look = {"color": color, "marker": marker, "ms": 6}
-                plots.line(axes, part.column("n"), rates, **look)
+                plots.curve(axes, part.column("n"), rates, **look)
             plots.power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
             axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
         # Set the limit last, because it stops matplotlib from scaling the axis.

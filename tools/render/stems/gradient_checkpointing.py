@@ -119,7 +119,7 @@ def name_run(x: Line) -> str:
     "most, and how much is computed. For halves, N is a power of two.",
 )
 def orders_table(_: list[Record]) -> str:
-    """Return a table of strategies: the most in memory, and the blocks computed."""
+    """Return a table of strategies: peak of saved memory, and blocks computed."""
     p = make_pass()
     n = p.shape.num_layers
 
@@ -192,10 +192,12 @@ def runs_figure(record: Record) -> Drawn:
     def draw(figure: Figure) -> None:
         memory, times = plots.panels(figure, 2)
         draw_peaks(memory, found)
-        plots.line(times, found.column("run"), found.column("step_ms"), color=ACCENT)
+        plots.curve(times, found.column("run"), found.column("step_ms"), color=ACCENT)
         if whole := every.one(strategy="none", attention="flash")["step_ms"]:
             times.axhline(whole, color=DARK, linewidth=1)
-            plots.note(times, "nothing again", RUNS[-1], whole, ha="right", color=DARK)
+            plots.annotate(
+                times, "nothing again", RUNS[-1], whole, ha="right", color=DARK
+            )
         times.set_title("forward and backward, ms")
         for axes in (memory, times):
             axes.set_ylim(bottom=0)
@@ -223,17 +225,17 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
     ):
         curve = [x[f"predicted_{name}"] / GIB for x in predicted]
         points = [x[name] / GIB for x in found]
-        plots.line(axes, RUNS, curve, label=label, color=color, marker="")
-        plots.line(axes, found.column("run"), points, color=color, linestyle="")
+        plots.curve(axes, RUNS, curve, label=label, color=color, marker="")
+        plots.curve(axes, found.column("run"), points, color=color, linestyle="")
         lowest = min(curve)
         place = RUNS[curve.index(lowest)]
-        plots.note(axes, f"{lowest:.1f}", place, lowest, color=color, **side)
+        plots.annotate(axes, f"{lowest:.1f}", place, lowest, color=color, **side)
     axes.set_ylim(bottom=0)
     beside = {"ha": "left", "va": "top", "offset": (3, -9)}
     rules = zip(("√N", "√(N r / R)"), best_run_lengths(make_pass()), strict=True)
     for name, run in rules:
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
-        plots.note(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
+        plots.annotate(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
     axes.set_title("peak, GiB, gradients made or kept")
 
 

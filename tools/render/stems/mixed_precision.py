@@ -71,7 +71,7 @@ def summarize(ran: Frame) -> Line:
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
         step_ms=median(t for x in ran for t in second_half(x.samples("step"))),
-        # A CPU has no peak.
+        # Rows of a CPU have no peak.
         peak=max((x.get("peak_allocated_bytes") for x in ran), default=MISSING),
         **{name: unchanged_percent(ran, name) for name in WATCHED},
     )
@@ -98,7 +98,7 @@ def format_difference(differences: list[float]) -> str:
     return f"{ends} nats {'above' if differences[0] > 0 else 'below'}"
 
 
-def verdict(differences: list[float], fp32: list[float]) -> str:
+def compare_spread(differences: list[float], fp32: list[float]) -> str:
     """Compare differences from fp32 with the spread of fp32 runs over seeds."""
     if not differences or len(fp32) < 2:
         return NOT_MEASURED
@@ -181,12 +181,14 @@ def loss_figure(record: Record) -> str:
         ran = runs(record).where(bool, precision="fp32")
         fp32 = list(zip(*ran.column("loss"), strict=True))
         plain = {"marker": ""}
-        plots.line(
+        plots.curve(
             loss, range(1, len(fp32) + 1), map(fmean, fp32), **plain, label="fp32"
         )
         if entropy := ran.one()["floor"]:
             level = {"color": DARK, "linewidth": 1, **plain}
-            plots.line(loss, (1, len(fp32)), (entropy, entropy), label="floor", **level)
+            plots.curve(
+                loss, (1, len(fp32)), (entropy, entropy), label="floor", **level
+            )
         loss.set_ylim(bottom=0)
         loss.set(xlabel="step", title="training loss, nats per token")
         for precision, color in (("bf16", GREY), ("bf16_pure", ACCENT)):
@@ -195,9 +197,9 @@ def loss_figure(record: Record) -> str:
             least, mean, most = (list(map(of, by_step)) for of in (min, fmean, max))
             apart.fill_between(steps, least, most, color=color, alpha=0.2, lw=0)
             label = PRECISIONS[precision]
-            plots.line(apart, steps, mean, **plain, color=color, label=label)
+            plots.curve(apart, steps, mean, **plain, color=color, label=label)
         level = {"color": DARK, "linewidth": 1, **plain}
-        plots.line(apart, (1, len(fp32)), (0, 0), **level)
+        plots.curve(apart, (1, len(fp32)), (0, 0), **level)
         apart.set(xlabel="step", title="minus that of fp32")
 
     told = [
@@ -224,6 +226,6 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         "floor": say(found.one()["floor"], "{:.3f}"),
         "bf16_against_fp32": format_difference(autocast),
-        "bf16_verdict": verdict(autocast, known(found.column("final"))),
+        "bf16_verdict": compare_spread(autocast, known(found.column("final"))),
         "bf16_pure_against_fp32": format_difference(pure),
     }

@@ -65,10 +65,10 @@ def contexts_figure(record: Record) -> Drawn:
             label = NAMES[name] + (", then out of memory" if full else "")
             look = {"color": color, "label": label}
             contexts = ran[name].column("context")
-            plots.line(times, contexts, ran[name].column("step_ms"), **look)
+            plots.curve(times, contexts, ran[name].column("step_ms"), **look)
             # A dashed line, so that SDPA's equal line stays visible below it.
             look |= {"ls": "--"} if name == "flash" else {}
-            plots.line(sizes, contexts, ran[name].column("gib"), **look)
+            plots.curve(sizes, contexts, ran[name].column("gib"), **look)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):
             plots.plain_log_scale(axes.yaxis)
             ticks = tried.values("context")

@@ -5,7 +5,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import NOT_MEASURED, known, span
-from tools.render.stems.kernel_profile.rows import all_phases, wall_ms
+from tools.render.stems.kernel_profile.rows import pass_ms, wall_ms
 
 fragments = Fragments()
 
@@ -15,8 +15,8 @@ def steps(record: Record | None) -> Frame:
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,
-        nsys_ms=lambda x: all_phases(x, "nsys_{}_gpu_busy"),
-        torch_ms=lambda x: all_phases(x, "torch_{}_gpu_busy"),
+        nsys_ms=lambda x: pass_ms(x, "nsys_{}_gpu_busy"),
+        torch_ms=lambda x: pass_ms(x, "torch_{}_gpu_busy"),
         nsys_kernels=lambda x: count_kernels(x, "nsys"),
         torch_kernels=lambda x: count_kernels(x, "torch"),
         ratio=lambda x: x["nsys_ms"] / x["torch_ms"],

@@ -103,11 +103,11 @@ def steps_figure(record: Record) -> str:
         for x in reversed(found):
             times, skipped = x.samples(*PASSES), x["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
-            plots.line(axes, steps, times, color=GREY if skipped else ACCENT)
+            plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and x is found.where(warmup=0)[0]:
                 times_as_long = say(ratio, "{:.0f}")
                 told = f"{times[0]:,.0f} ms; median: {times_as_long} times a later step"
-                plots.note(
+                plots.annotate(
                     axes, told, 1, times[0], ha="left", va="center", offset=(10, 0)
                 )
         plots.plain_log_scale(axes.yaxis)

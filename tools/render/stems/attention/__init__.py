@@ -144,11 +144,11 @@ def times_figure(record: Record) -> Drawn:
             eager, fused = (
                 [find_pass(found, n, e=e).ms(of) for n in ns] for e in EXECUTIONS
             )
-            plots.line(axes, ns, fused, label="compiled")
-            plots.line(axes, ns, eager, label="eager", color=ACCENT)
+            plots.curve(axes, ns, fused, label="compiled")
+            plots.curve(axes, ns, eager, label="eager", color=ACCENT)
             grown = [eager[-1] * (n / ns[-1]) ** 2 for n in ns[2:]]
             look = {"marker": "", "ls": (0, (1, 2)), "color": DARK, "linewidth": 1}
-            plots.line(
+            plots.curve(
                 axes, ns[2:], [t / 4 for t in grown], label="slope of N²", **look
             )
             plots.plain_log_scale(axes.yaxis, subs=(1,))
@@ -187,10 +187,10 @@ def memory_figure(record: Record) -> Drawn:
         for axes, (name, (column, formula)) in shown:
             predicted = [sum(formula(**formula_inputs(n)).values()) / 2**30 for n in ns]
             thin = {"marker": "", "color": DARK, "linewidth": 1}
-            plots.line(axes, ns, predicted, label="predicted, eager", **thin)
+            plots.curve(axes, ns, predicted, label="predicted, eager", **thin)
             for e, look in (("compiled", {}), ("eager", {"color": ACCENT})):
                 ys = [find_pass(found, n, e=e)[column] / 2**30 for n in ns]
-                plots.line(axes, ns, ys, label=e, ls="none", **look)
+                plots.curve(axes, ns, ys, label=e, ls="none", **look)
             plots.plain_log_scale(axes.yaxis, subs=(1,))
             plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")

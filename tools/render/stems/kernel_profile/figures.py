@@ -132,5 +132,7 @@ def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
     middle = (left * ridge) ** 0.5
     told = f"memory: {peak.bandwidth / 1e12:.1f} TB/s "
     look = {"ha": "right", "color": DARK, "offset": (0, 5)}
-    plots.note(axes, told, middle, middle * peak.bandwidth / 1e12, **look)
-    plots.note(axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look)
+    plots.annotate(axes, told, middle, middle * peak.bandwidth / 1e12, **look)
+    plots.annotate(
+        axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look
+    )

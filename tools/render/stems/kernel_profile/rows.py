@@ -30,9 +30,9 @@ def passes(record: Record | None) -> Frame:
     found = frame(record).join("step", mode="step")
     return found.derive(
         wall_ms=wall_ms,
-        profiled_ms=lambda x: all_phases(x, "profiled_{}"),
-        span_ms=lambda x: all_phases(x, "{}_gpu_span"),
-        busy_ms=lambda x: all_phases(x, "{}_gpu_busy"),
+        profiled_ms=lambda x: pass_ms(x, "profiled_{}"),
+        span_ms=lambda x: pass_ms(x, "{}_gpu_span"),
+        busy_ms=lambda x: pass_ms(x, "{}_gpu_busy"),
         idle_share=idle_share,
         matmul_forward=lambda x: category_share(x, MATMUL, "forward"),
         matmul_both=lambda x: category_share(x["step"], MATMUL, PASSES),
@@ -57,7 +57,7 @@ def link_clock(record: Record, shown: str) -> str:
     return f"{shown}\n\nWall-clock time: {link} of `end_to_end`\n{{ .provenance }}"
 
 
-def all_phases(x: Line, metric: str) -> float:
+def pass_ms(x: Line, metric: str) -> float:
     """Return the time of a pass in ms: a metric like "profiled_{}" over its phases."""
     names = [metric.format(phase) for phase in PHASES]
     measured = [name for name in names if f"{name}_ms" in x.metrics]
