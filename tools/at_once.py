@@ -12,30 +12,30 @@ from systems import ROOT
 from systems.records.device import find_gpu, gpu_uuid, visible_gpus, why_no_gpu
 from systems.records.store import RecordError, read
 from tools.render.load import files_in
-from tools.rendering import stop
+from tools.rendering import fail
 
 
 def first_gpus(count: int) -> list[str]:
     """Return the first visible GPUs. Exit unless they are several of one model."""
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
-        stop(f"{flag} {why_no_gpu()}: leave it out")
+        fail(f"{flag} {why_no_gpu()}: leave it out")
     if len(gpus) < count:
         fewer = f"give --at-once {len(gpus)}" if len(gpus) > 1 else "leave it out"
-        stop(
+        fail(
             f"{flag}: visible GPUs: {len(gpus)}; {fewer}, or name more in "
             "CUDA_VISIBLE_DEVICES"
         )
     models = {gpu: find_gpu(gpu) for gpu in gpus[:count]}
     if unknown := [gpu for gpu, found in models.items() if found is None]:
-        stop(f"{flag}: no GPU is {unknown[0]}, see `nvidia-smi -L`")
+        fail(f"{flag}: no GPU is {unknown[0]}, see `nvidia-smi -L`")
     if len(names := {found.name for found in models.values() if found}) > 1:
-        stop(
+        fail(
             f"{flag}: the GPUs are of several kinds, {' and '.join(sorted(names))}: "
             "name some of one kind in CUDA_VISIBLE_DEVICES"
         )
     if len({gpu_uuid(gpu) for gpu in gpus[:count]}) < count:
-        stop(f"{flag}: CUDA_VISIBLE_DEVICES names a GPU twice")
+        fail(f"{flag}: CUDA_VISIBLE_DEVICES names a GPU twice")
     return gpus[:count]
 
 
