@@ -1,1 +1,1 @@
-"""A package, so that the course's test file can import its adapters from beside it."""
+"""Make tests a package, so that the course's test file can import `adapters`."""

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-# Ignored by what is started by `nohup` or `&`; tests interrupt what they start.
+# `nohup` and `&` ignore SIGINT, but tests interrupt the processes that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
-    # torch would start a thread for each core in each worker, to wait for one another.
+    # Otherwise each worker's torch would start a thread per core.
     threads = max(1, (os.cpu_count() or 1) // int(workers))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
@@ -52,18 +52,17 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    """Give GPU memory back to the driver, for other processes on the same GPU."""
+    """Return GPU memory to the driver, for other processes on the GPU."""
     if HAS_GPU and item.get_closest_marker("gpu"):
         torch.cuda.empty_cache()
 
 
-# Where there is no Triton, what comes to kernels is skipped; in CI nothing may be
-# missing.
+# Without Triton, skip tests that reach kernels; in CI it must be installed.
 NO_TRITON = "needs Triton, which is there for Linux alone"
 
 
 def skipped_without_triton(report, error: BaseException, path: object):
-    """The report of a module or a test, which no missing Triton has fail."""
+    """Return the report of a skip instead of a failure, if only Triton is missing."""
     causes: list[BaseException] = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
@@ -92,7 +91,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_collection_finish():
-    """Modules of tests that run kernels have imported triton by now."""
+    """Import Triton now if any test module did."""
     if not HAS_GPU and sys.modules.get("triton"):
         from tests.interpreting import without_repeating
 
@@ -101,7 +100,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Path of the browser that prints the writeup; in CI it must be there."""
+    """Return the path of Chromium; in CI it must exist."""
     from tests.needed import missing
     from tools.submission import find_chromium
 
@@ -113,7 +112,7 @@ def chromium() -> str:
 
 @pytest.fixture
 def precision():
-    """A setter of torch's float32 precision, put back afterwards."""
+    """Return a function that sets torch's float32 precision until the test ends."""
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -123,13 +122,13 @@ def precision():
 
 @pytest.fixture
 def device() -> str:
-    """Where Triton's kernels run here: on the GPU, or on the CPU by the interpreter."""
+    """Return where Triton kernels run: "cuda", or "cpu" in the interpreter."""
     return "cuda" if HAS_GPU else "cpu"
 
 
 @pytest.fixture
 def on_cpu(monkeypatch) -> None:
-    """Experiments that choose the GPU where there is one run on the CPU."""
+    """Make experiments that prefer the GPU run on the CPU."""
     from systems.benchmarking import timing
 
     monkeypatch.setattr(timing, "default_device", lambda: "cpu")
@@ -137,7 +136,7 @@ def on_cpu(monkeypatch) -> None:
 
 @pytest.fixture
 def unchecked_shapes(monkeypatch) -> None:
-    """The model without checks of shapes, which no compiler traces."""
+    """Disable checks of shapes, which compilers can't trace."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     from systems.benchmarking import workload
@@ -155,7 +154,7 @@ def unchecked_shapes(monkeypatch) -> None:
 
 @pytest.fixture
 def fake_on_gpu(monkeypatch) -> None:
-    """The stem `fake` is measured on "A GPU", which this machine seems to have."""
+    """Pretend a GPU named "A GPU", on which the stem `fake` is measured."""
     from systems.experiments import STEMS
     from systems.running import groups, machine
     from tests.factories import fake_stem_on, make_gpu

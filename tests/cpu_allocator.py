@@ -18,7 +18,7 @@ from systems.model import transformer
 from systems.profiling.memory import recorder
 from tests.cuda_autocast import cuda_autocast
 
-# What the allocator rounds to.
+# The unit to which the allocator rounds sizes.
 BLOCK_BYTES = 512
 
 
@@ -88,12 +88,12 @@ class Allocator(TorchDispatchMode):
 
 
 def rounded(size: int) -> int:
-    """The size of the block that holds `size` bytes, with expandable segments."""
+    """Return the size of the block for `size` bytes, with expandable segments."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def python_frames() -> list[dict[str, Any]]:
-    """The stack of the operation, without the dispatch mode's own frames."""
+    """Return the operation's Python stack, without frames of the dispatch mode."""
     frames, frame = [], sys._getframe(3)
     while frame is not None and len(frames) < 30:
         code = frame.f_code
@@ -106,7 +106,7 @@ def python_frames() -> list[dict[str, Any]]:
 
 @contextmanager
 def allocator(monkeypatch) -> Iterator[Allocator]:
-    """Fake tensors and CUDA's autocast, with an allocator that the recorder reads."""
+    """Use fake tensors, CUDA's autocast, and this allocator instead of CUDA's."""
     made = Allocator()
 
     def uninitialised(shape, std):

@@ -19,7 +19,7 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
     def narrow(x: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return x
-        # The cache keeps copies of leaves that need a gradient.
+        # Autocast caches copies only of leaves that require gradients.
         if not (x.is_leaf and x.requires_grad):
             return x.to(torch.bfloat16)
         if id(x) not in copies:
@@ -34,8 +34,7 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
         return aten.sum.dim_IntList(x, *arguments, dtype=wide, **options)
 
     def cross_entropy(logits, targets, *_):
-        # As a whole it is on the CPU's list and not on CUDA's, where it asks for a
-        # log-softmax in the dtype of the logits.
+        # The CPU runs cross-entropy in fp32 as a whole, CUDA only its `nll_loss`.
         logarithms = aten.log_softmax.int(logits, 1, logits.dtype)
         return aten.nll_loss_nd(logarithms.float(), targets)
 
@@ -52,7 +51,7 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
         "cross_entropy_loss": cross_entropy,
     }.items():
         with warnings.catch_warnings():
-            # The CPU's own cast of the loss is overridden on purpose.
+            # Overriding the CPU's cast of the loss is intended.
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             library.impl(name, below_autocast(function), "AutocastCPU")
     try:
@@ -62,7 +61,7 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
 
 
 def below_autocast(function):
-    """The function, whose own operations autocast leaves alone."""
+    """Return the function, with autocast disabled inside."""
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def run(*arguments, **options):

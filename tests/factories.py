@@ -1,4 +1,4 @@
-"""Devices, records, an experiment and a copy of the project for tests."""
+"""Make devices, records, a test experiment and a copy of the project."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from systems.records.device import CPU, Device, slug_of
 from systems.records.record import Record, Row
 
 RESULTS = ROOT / "docs" / "results"
-# What is published; work in progress may lie beside it.
+# Committed records only, because partial ones may lie beside them.
 RECORDS = sorted(
     path
     for path in RESULTS.glob("*/*.json")
@@ -30,24 +30,24 @@ RECORDS = sorted(
 
 
 def make_gpu(name: str = "A GPU", **fields: Any) -> Device:
-    """A GPU as its driver describes it."""
+    """Return a GPU."""
     return Device(name, slug_of(name), **{"driver": "1"} | fields)
 
 
 def make_row(config: Any, **metrics: Any) -> Row:
-    """A measured row of a configuration, given as a dataclass or a dictionary."""
+    """Return a measured row of a configuration (dataclass or dictionary)."""
     return Row(asdict(config) if is_dataclass(config) else config, "ok", metrics)
 
 
 def make_record(stem: str, *rows: Row, device: Device = CPU, **fields: Any) -> Record:
-    """A complete record of these rows."""
+    """Return a complete record of these rows."""
     return Record(
         stem, "measured", device, list(rows), expected_rows=len(rows), **fields
     )
 
 
 def committed(stem: str, device: str = "nvidia-h200") -> Record:
-    """The record in docs/results."""
+    """Return a record in docs/results."""
     return store.read(RESULTS / device / f"{stem}.json")
 
 
@@ -80,12 +80,12 @@ def on_smaller(record: Record, gpu: Device) -> Record:
 
 
 def fake_stem_on(*kinds: str) -> Stem:
-    """The entry of tests/fake_stem.py in STEMS, for these kinds of device."""
+    """Return the entry of tests/fake_stem.py in STEMS, for these kinds of device."""
     return Stem("tests.fake_stem", full=kinds, quick=kinds)
 
 
-# The only experiments of a copied tree: one that works, one that kills its own process
-# at its second row, and one that a CPU can't measure in full. None needs torch.
+# The experiments of a copied tree: one that works, one whose second row kills its
+# process, and one too large for a CPU. None needs torch.
 STEMS_OF_A_TREE = """
 from dataclasses import replace
 
@@ -95,8 +95,7 @@ STEMS = {
 }
 STEMS["gpu_only"] = replace(STEMS["fake"], full=("cuda",), quick=("cuda", "cpu"))
 """
-# And few parts of its pages span them: the others draw figures, which takes most of the
-# time of a command.
+# Only a few page parts that span experiments, because figures take most of the time.
 FEW_PARTS = """
 OF_RECORDS, OF_NONE, FACTS = (), (), {}
 """
@@ -117,16 +116,16 @@ def facts(record):
 def copied_tree(root: Path) -> Path:
     """Copy code and pages to `root`, without records, with the tests' experiments."""
     for folder in ("systems", "tools"):
-        # What Python has compiled goes along, but for what it is writing just now.
+        # Copy compiled files too, except those being written.
         ignored = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     for name in ("mkdocs.yml", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     (root / "docs").mkdir()
-    # The index of the guide takes its titles from them.
+    # The index takes its titles from the pages.
     for page in (ROOT / "docs").glob("*.md"):
         shutil.copy(page, root / "docs")
-    # A profile that a page draws, and the scripts that pages show.
+    # A profile and scripts that pages show.
     for folder in ("docs/assets", "docs/scripts"):
         shutil.copytree(ROOT / folder, root / folder)
     experiments = root / "systems" / "experiments"
@@ -160,13 +159,13 @@ def command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
 def regen_tables(
     tree: Path, *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
+    """Run tools/regen_tables.py and wait for it."""
     given = command(tree, *options, **environment)
     return subprocess.run(**given, capture_output=True, timeout=120)
 
 
 def until(true: Callable[[], object], seconds: float = 120) -> None:
-    """Wait for something that another process does."""
+    """Wait until the condition is true, or fail."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited in vain"
@@ -174,7 +173,7 @@ def until(true: Callable[[], object], seconds: float = 120) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its path there."""
+    """Return the content of every file below a folder, by path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")

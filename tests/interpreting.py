@@ -1,11 +1,11 @@
-"""Triton's interpreter without what it repeats."""
+"""Make Triton's interpreter faster by skipping repeated work."""
 
 from dataclasses import replace
 from typing import Any
 
 
 def without_repeating() -> None:
-    """Interpret kernels in less than half the time; without these functions, slower."""
+    """Make the interpreter more than twice as fast, if it has these functions."""
     from triton.runtime import interpreter
 
     patch_the_language_once_a_launch(interpreter)
@@ -20,7 +20,7 @@ def patch_the_language_once_a_launch(interpreter: Any) -> None:
     if patch is None or scope is None or hasattr(patch, "whole"):
         return
     tl = interpreter.tl
-    # What a module has of the language stays: by its globals, which stay too.
+    # Patches stay, one set per module globals.
     seen: dict[int, list[Any]] = {}
 
     def once(function: Any) -> Any:
@@ -56,7 +56,7 @@ def look_up_each_dtype_once(interpreter: Any) -> None:
 
 
 def compute_no_overflow_that_nobody_looks_at(interpreter: Any) -> None:
-    """Leave out the 64-bit arithmetic that only debugging reads."""
+    """Skip 64-bit checks for overflow, which only debugging uses."""
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options: Any = getattr(builder, "options", None)
     if getattr(options, "sanitize_overflow", False) and not options.debug:

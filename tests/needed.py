@@ -1,4 +1,4 @@
-"""What a test needs of its machine."""
+"""Skip tests whose requirements this machine lacks."""
 
 import os
 import subprocess
@@ -23,13 +23,13 @@ def needs_git() -> None:
 
 
 def python(*line: object, **options) -> subprocess.CompletedProcess[str]:
-    """Run Python with these arguments in the project's root; keep what it prints."""
+    """Run Python in the project's root; return the finished process."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     command = [sys.executable, *map(str, line)]
     return subprocess.run(command, cwd=ROOT, text=True, **options)
 
 
-# Asked of the paths that the compiler would get: with some versions it passes.
+# Fails in folders with a space, except with some versions.
 compiles_cpp = pytest.mark.xfail(
     bool(paths_with_a_space()), reason=f"torch.compile: {UNQUOTED}"
 )

@@ -9,7 +9,7 @@ from tests.attention.checks import NAMES, run_reference, saved_lse
 
 @pytest.fixture(params=["pytorch", "triton"])
 def graded(request, device):
-    """The class that a grader asks for, and where it is run."""
+    """Return the class that a grader imports, and its device."""
     if request.param == "pytorch":
         return adapters.get_flashattention_autograd_function_pytorch(), "cpu"
     return adapters.get_flashattention_autograd_function_triton(), device
@@ -24,7 +24,7 @@ def test_forward_and_backward_as_graded(graded, causal):
     for x in (q, k, v):
         x.requires_grad_()
     o = cls.apply(q, k, v, causal)
-    # Fails unless exactly one saved tensor has this shape.
+    # `saved_lse` raises unless one saved tensor has this shape.
     lse = saved_lse(o, (4, 128))
     o.backward(do)
     for name, actual in zip(NAMES, (o, lse, q.grad, k.grad, v.grad), strict=True):

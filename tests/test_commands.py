@@ -1,4 +1,4 @@
-"""Errors of commands are one line: no packages, a taken port, a full disk."""
+"""Commands report errors in one line: missing packages, a used port, a full disk."""
 
 import os
 import re
@@ -28,19 +28,19 @@ COMMANDS = {line: name for name in PACKAGES for line in PACKAGES[name].split("|"
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_without_its_packages_is_one_line(command):
-    # -S hides every package that was installed.
+    # -S hides all installed packages.
     done = python("-S", *command.split(), env={})
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     said = f"error: {COMMANDS[command]} is not installed here: run `make .venv/all`"
     assert done.stderr.startswith(said)
 
 
-# Each prints this line of its own help, and computes nothing.
+# Commands, and a line of their --help, which computes nothing.
 HELPS = {
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
     "tools/compile_steps.py": "python tools/compile_steps.py",
-    # As PYTHONOPTIMIZE=2 in the environment leaves it, without docstrings.
+    # With PYTHONOPTIMIZE=2 there are no docstrings.
     "-OO -m systems.formulas.fit": "Usage: ",
 }
 
@@ -56,7 +56,7 @@ def test_help_has_an_example_on_a_line_of_its_own(command):
 
 
 def test_compiled_files_that_a_full_disk_cut_are_named(tmp_path):
-    """No command runs until what is left of such a file is deleted."""
+    """No command works until the damaged file is deleted."""
     (tmp_path / "cut.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + b"\xe3")
     line = "import systems; systems.need(); import cut"
     done = python("-c", line, env={"PYTHONPATH": tmp_path})
@@ -115,6 +115,6 @@ def test_where_the_port_is_taken_serving_says_so_before_it_builds():
 
 
 def test_a_moved_clone_needs_no_new_environment():
-    """Installed scripts name their folder; uv and zizmor are no scripts."""
+    """Only scripts installed by pip contain the path."""
     recipes = (ROOT / "Makefile").read_text()
     assert set(re.findall(r"\$\(BIN\)/(\w+)", recipes)) == {"python", "uv", "zizmor"}

@@ -1,4 +1,4 @@
-"""Exercises pass with their keys, and name the usual mistakes."""
+"""Exercises pass with their solutions, and explain common mistakes."""
 
 import ast
 import importlib.util
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 FOLDER = ROOT / "docs/exercises"
-# Where the key of each exercise stands: a file and its sections.
+# The solution of each exercise: a file and its sections.
 KEYS = {
     "1_weighted_sum": ("systems/weighted_sum.py", "forward"),
     "2_row_softmax": ("docs/exercises/keys.py", "row_softmax"),
@@ -34,8 +34,7 @@ SWAPPED = {
     "first": "first = tl.program_id(1) * 32",
     "batch": "batch = tl.program_id(0)",
 }
-# By exercise, lines that are filled in wrong, or what they give a value, and how the
-# check names the mistake.
+# By exercise: wrong lines or values, and the message of the check.
 MISTAKES = {
     "1_weighted_sum": [
         (
@@ -118,7 +117,7 @@ def section(path: str, name: str) -> str:
 
 
 def key_of(checks, name: str) -> dict[str, str]:
-    """The statements of an exercise's key by the names that they give a value."""
+    """Return the statements of a solution, by the names that they define."""
     path, *sections = KEYS[name]
     key = {}
     for part in sections:
@@ -129,7 +128,7 @@ def key_of(checks, name: str) -> dict[str, str]:
 
 
 def filled_in(checks, name: str, key: dict[str, str]) -> str:
-    """The exercise with the statements of a key instead of its holes."""
+    """Return the exercise with its gaps filled by a solution."""
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     lines = source.splitlines()
     for target, node in checks.holes(source):
@@ -167,7 +166,7 @@ def test_unsolved_it_says_what_to_fill_in(checks, name):
 
 
 def mistake_in(checks, name: str, wrong: str | dict[str, str], path) -> str:
-    """What the check says of an exercise that is right but for these lines."""
+    """Return the check's message for a solution with these lines replaced."""
     if isinstance(wrong, str):
         wrong = {wrong.split()[0]: wrong}
     path.write_text(filled_in(checks, name, key_of(checks, name) | wrong), "utf-8")
@@ -197,7 +196,7 @@ def test_the_page_shows_what_a_check_says(checks, tmp_path):
     said = mistake_in(checks, path.stem, FORGOTTEN, path)
     page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
     shown = page.split("```text\n")[1].split("\n```")[0]
-    # exp differs in the last bits from one CPU to the next.
+    # exp differs in the last bits between CPUs.
     number = re.compile(r"\d\.\d+")
     assert number.sub("", shown) == number.sub("", said)
     ours, theirs = (number.findall(x) for x in (shown, said))

@@ -1,4 +1,4 @@
-"""What runs without Triton, or without Linux, and what says that it needs them."""
+"""Commands without Triton, or on other systems than Linux."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from systems.records.outcome import measure_row
 from tests import fake_stem
 from tests.factories import RESULTS, contents
 
-# Run before anything else: modules become none, and names of `os` are not there.
+# Code that hides modules, and names of `os`.
 BLOCK = """
 import os, sys
 
@@ -31,14 +31,14 @@ NO_TRITON = f"error: {REMEDIES['triton']}\n"
 
 @pytest.fixture
 def on(tmp_path):
-    """Runs a command of Python on a machine without these modules and names."""
+    """Return a function that runs Python without these modules and names."""
 
     def run(blocked: tuple[str, ...], *line: str) -> subprocess.CompletedProcess[str]:
         code = BLOCK.format(blocked=blocked)
         (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
         known = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         paths = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        # Windows names you by USERNAME.
+        # Windows has the variable USERNAME.
         named = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "300", "USERNAME": "reader"}
         environment = known | paths | named
         command = [sys.executable, *line]
@@ -113,7 +113,7 @@ def test_measuring_says_that_it_locks_files(action, on, tmp_path):
 
 @pytest.mark.slow
 def test_pages_are_rendered_and_built_without_them(on, tmp_path):
-    """As `make serve` builds them, and the commands of the page on setting up."""
+    """Includes `make serve` and the commands of the setup page."""
     site, command = tmp_path / "site", "tools/regen_tables.py"
     generated, few = tmp_path / "generated", tmp_path / "results"
     shutil.copytree(RESULTS / "meta", few / "meta")
@@ -147,7 +147,7 @@ for name, stem in STEMS.items():
 
 
 def test_a_row_that_comes_to_our_kernels_is_not_installed():
-    """As of end_to_end with our attention. Any other missing module is a mistake."""
+    """As `end_to_end` with our attention. Other missing modules raise."""
 
     def run(name: str):
         def raise_it(config):

@@ -1,4 +1,4 @@
-"""The student's scripts run by themselves, stay short and grow by a few lines each."""
+"""The student's scripts run alone, stay short, and differ by few lines."""
 
 import difflib
 import re
@@ -107,7 +107,7 @@ def test_attention_is_timed(monkeypatch, capsys):
 
 
 def test_pages_show_what_the_scripts_print():
-    """In the words and columns of their own print calls."""
+    """Output on pages equals the format of the scripts' print calls."""
     stems = ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
     outputs = scripts.script_outputs({stem: [committed(stem)] for stem in stems})
     assert [command.split()[0] for command in outputs] == [

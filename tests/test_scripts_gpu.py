@@ -1,4 +1,4 @@
-"""On a GPU the student's scripts find what the harness finds, within 3 %."""
+"""On a GPU, the student's scripts and the experiments agree within 3 %."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -34,7 +34,7 @@ def gpu_ms(step, *phases, **options):
 
 
 def script_ms(script, work, *phases):
-    """Return the GPU time in ms of what `work` times by the script's clock."""
+    """Return the GPU time in ms of `work`, and the time by the script's clock."""
     time_ms = script["time_ms"]
 
     def step(phase):
@@ -100,7 +100,7 @@ def test_gpu_time_of_plain_attention():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_do_bench_of_flash_attention(dtype, capsys):
-    """At a length at which launches take less than 1 % of the time."""
+    """At this length launches take less than 1 % of the time."""
     n, d = 32768, 64
     load("7_flash")["measure"](n, Namespace(d=d, dtype=dtype))
     inputs = random_inputs((1, 1, n, d), getattr(torch, dtype), "cuda")

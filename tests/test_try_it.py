@@ -1,4 +1,4 @@
-"""What *Try it* promises on a page happens; keys that need no GPU are tried."""
+"""Results that *Try it* sections of pages promise, if they need no GPU."""
 
 import importlib.util
 import re
@@ -27,13 +27,13 @@ def page(name: str) -> str:
 
 
 def code_on(name: str) -> set[str]:
-    """What stands between single backticks."""
+    """Return text between single backticks."""
     return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page(name)))
 
 
 @pytest.fixture
 def changed(tmp_path, monkeypatch):
-    """The module of a file with one line changed, as a page asks its reader to."""
+    """Return the module with one line changed, as a page suggests."""
 
     def change(path: str, old: str, new: str, on_page: str):
         source = (ROOT / path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The workflows that prove a change and publish the site."""
+"""The workflows that test changes and publish the site."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TARGETS = set(
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_names_what_exists_and_may_only_read(path) -> None:
-    # BaseLoader: to YAML 1.1 the word `on` is true.
+    # BaseLoader, because YAML 1.1 reads the key `on` as true.
     workflow = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     assert workflow.keys() == {"name", "on", "permissions", "concurrency", "jobs"}
     assert workflow["permissions"] == {"contents": "read"}
     for name, job in workflow["jobs"].items():
         assert set(job.get("needs", "").split()) <= workflow["jobs"].keys(), name
         assert int(job["timeout-minutes"]) > 0
-        # What an expression takes from the matrix or from a step is there.
+        # Each expression refers to a matrix variable or a step's output that exists.
         known = {
             *(f"matrix.{key}" for key in job.get("strategy", {}).get("matrix", {})),
             *(f"steps.{step['id']}" for step in job["steps"] if "id" in step),
@@ -54,7 +54,8 @@ def test_each_python_is_tried_with_what_pip_gives_and_one_with_the_older_pair() 
     (other,) = matrix["include"]
     assert other["python"] in matrix["python"] and matrix["constraints"] == [""]
     assert step["env"] == {"PIP_CONSTRAINT": "${{ matrix.constraints }}"}
-    # The pair is one that a torch brings, and Hopper's kernels run with it.
+    # The constraints are versions that belong together, supported by the Hopper
+    # kernels.
     pair = (ROOT / other["constraints"]).read_text(encoding="utf-8")
     (version,) = re.findall(r"^triton==(.*)$", pair, re.MULTILINE)
     assert version in VERSIONS

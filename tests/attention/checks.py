@@ -13,11 +13,11 @@ from torch import Tensor
 from systems.attention import attention_reference
 
 NAMES: tuple[str, ...] = ("o", "lse", "dq", "dk", "dv")
-# What kernels for any GPU are tried with: each width of a tile, and two that are none.
+# Dtypes and head dimensions of tests: every padded width, and two that need padding.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
-# However badly plain PyTorch does on an input, ours stays within this part of the
-# largest value.
+# Upper bound of our error relative to the largest value, even if plain PyTorch's is
+# larger.
 CAP = {
     torch.float64: 1e-10,
     torch.float32: 1e-3,
@@ -27,7 +27,7 @@ CAP = {
 
 
 def parametrize_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """Test all combinations on a GPU, and on a CPU enough for every pair of values."""
+    """Parametrize with all combinations on a GPU, and enough for all pairs on a CPU."""
     every = list(product(*axes.values()))
     cases = every if torch.cuda.is_available() else cover_pairs(every)
     return pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def make_inputs(
     sigma: float = 1.0,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normal q, k, v, do. Scores have a standard deviation of sigma."""
+    """Return normal q, k, v and do; scores have a standard deviation of sigma."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -85,7 +85,7 @@ def gradients(o: Tensor, inputs: tuple[Tensor, ...], do: Tensor) -> tuple[Tensor
 
 
 def saved_lse(o: Tensor, rows: tuple[int, ...]) -> Tensor:
-    """The one saved tensor with a number for each row of queries."""
+    """Return the one saved tensor with a number for each query row."""
     saved = o.grad_fn.saved_tensors  # pyright: ignore
     (lse,) = [x for x in saved if x.shape == rows]
     return lse
@@ -94,7 +94,7 @@ def saved_lse(o: Tensor, rows: tuple[int, ...]) -> Tensor:
 def run_class(
     cls, q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, *options
 ) -> dict[str, Tensor]:
-    """o, lse, dq, dk, dv of an autograd Function, by name."""
+    """Return o, lse, dq, dk and dv of an autograd Function, by name."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o = cls.apply(q, k, v, causal, *options)
     lse = saved_lse(o, q.shape[:-1])
@@ -110,14 +110,14 @@ def run_reference(
     scale: float | None = None,
     dtype=torch.float64,
 ) -> dict[str, Tensor]:
-    """The same five by plain attention in this dtype."""
+    """Return the results of `run_class` by plain attention in this dtype."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
     o, lse = attention_reference(q, k, v, causal, scale)
     return named((o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))))
 
 
 class SplitProduct(torch.autograd.Function):
-    """Multiply factors that are sums of two bfloat16 numbers, in the gradient too."""
+    """Multiply sums of two bfloat16 numbers, with gradients computed the same way."""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
@@ -131,13 +131,13 @@ class SplitProduct(torch.autograd.Function):
 
 
 def split_product(a: Tensor, b: Tensor) -> Tensor:
-    """a b by three products of bfloat16 limbs, summed in float32."""
+    """Return a @ b by three products of bfloat16 limbs, summed in float32."""
     (a_high, a_low), (b_high, b_low) = two_limbs(a), two_limbs(b)
     return a_low @ b_high + a_high @ b_low + a_high @ b_high
 
 
 def two_limbs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split float32 into the nearest bfloat16 and the bfloat16 nearest to the rest."""
+    """Split float32 into the nearest bfloat16, and that nearest to the remainder."""
     high = x.bfloat16().float()
     return high, (x - high).bfloat16().float()
 
@@ -150,7 +150,7 @@ def hide_later_keys(s: Tensor) -> Tensor:
 def run_split(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None
 ) -> dict[str, Tensor]:
-    """The same five by plain attention whose products are `split_product`."""
+    """Return the results of `run_class` by plain attention with `split_product`."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     s = SplitProduct.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     s = hide_later_keys(s) if causal else s
@@ -216,11 +216,11 @@ def check_against_reference(
         assert actual[name].dtype == dtype, name
         assert actual[name].shape == exact[name].shape, name
         largest = exact[name].abs().max().item()
-        # A gradient is a difference of sums of d products: it is exact to their size,
-        # not to its own.
+        # A gradient is a difference of sums of d products, so its error scales with
+        # their size.
         size = q.abs().max().item() if name in ("dk", "lse") else 1.0
         terms = 8 * eps * q.shape[-1] ** 0.5 * size
-        # Probabilities are exp(s - lse): rounding an lse of 200 moves them by 200 eps.
+        # Rounding an lse of 200 changes p = exp(s - lse) by 200 eps.
         recomputed = eps * exact["lse"].abs().max().item() * largest
         recomputed *= name not in ("o", "lse")
         summed = q.shape[-2] if name in ("dk", "dv") else k.shape[-2]
@@ -237,8 +237,8 @@ def check_against_reference(
         )
 
 
-# How PyTorch has a backward pass compute the gradients of several outputs at once: each
-# takes an output, inputs and a stack of its gradients.
+# Ways to compute several gradients in one backward pass, as functions of an output,
+# inputs and a stack of output gradients.
 BATCHED = {
     "is_grads_batched": lambda o, inputs, dos: torch.autograd.grad(
         o, inputs, dos, is_grads_batched=True, retain_graph=True
@@ -253,7 +253,7 @@ BATCHED = {
 
 
 def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> None:
-    """Each is bit by bit what the backward pass computes of it alone."""
+    """Check that batched gradients equal those of single backward passes bit by bit."""
     dos = torch.randn(3, *o.shape, device=o.device).to(o.dtype)
     found = BATCHED[way](o, inputs, dos)
     for i, do in enumerate(dos):
@@ -263,11 +263,11 @@ def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> 
 
 @contextmanager
 def poisoned(launches) -> Iterator[list[Tensor]]:
-    """Make new buffers of these launchers NaN; yield them with their rims."""
+    """Fill new buffers and the memory around them with NaN; yield all of it."""
     memories, new_empty = [], Tensor.new_empty
 
     def fresh(x, shape, dtype=None, **options):
-        # The interpreter names a device for copies of its own.
+        # The interpreter passes a device for its own copies.
         if options:
             return new_empty(x, shape, dtype=dtype, **options)
         size, kind = math.prod(shape), dtype or x.dtype
@@ -289,7 +289,7 @@ def poisoned(launches) -> Iterator[list[Tensor]]:
 
 
 class Like:
-    """As much of a tensor on a GPU as the predicate looks at."""
+    """A stand-in for a GPU tensor with the properties that the predicate reads."""
 
     def __init__(self, x: torch.Tensor, device: str = "cuda:0"):
         self.x, self.device = x, torch.device(device)

@@ -1,4 +1,4 @@
-"""Both flash attentions against float64: dtypes, masks, tiles, splits, precisions."""
+"""Results of flash attention in Triton and in PyTorch against float64."""
 
 import itertools
 
@@ -71,7 +71,6 @@ def test_lengths(cls, lengths, causal, device):
 
 @pytest.mark.parametrize("gap", [0, 8, 1], ids=lambda gap: f"rows {gap} apart")
 def test_rows_that_8_divides_and_rows_that_it_does_not(gap, device):
-    """Rows are 24, 32 and 25 numbers apart."""
     whole = make_inputs(33, 40, 24 + gap, torch.float16, device, lead=(1, 2))
     q, k, v, do = (x[..., :24] for x in whole)
     check(FlashAttentionTriton, (q, k, v, do), True)
@@ -97,7 +96,7 @@ def test_tiles_of_any_shape(tile, causal, device):
     dtype=DTYPES, splits=[(2, 2, 2), (3, 8, 2), (5, 4, 1), (1, 1, 4)], causal=CAUSAL
 )
 def test_loops_that_are_split(dtype, splits, causal, device):
-    """There are fewer, as many and more splits than steps; heads are grouped."""
+    """Test fewer, as many and more splits than steps, with grouped heads."""
     shared = {"lead": (2, 2), "lead_k": (2, 1)}
     q, k, v, do = inputs = make_inputs(65, 97, 40, dtype, device, **shared)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
@@ -108,7 +107,6 @@ def test_loops_that_are_split(dtype, splits, causal, device):
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 16])
 def test_no_split_has_more_than_one_step_more_than_another(splits):
-    """Over both loops of a tile, each step once."""
     for whole, crossed in itertools.product(range(20), range(4)):
         end, found = whole + crossed, []
         for split in range(splits):
@@ -120,7 +118,7 @@ def test_no_split_has_more_than_one_step_more_than_another(splits):
 
 
 def backward_plan(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
-    """The launches for q and k of these layouts, in tiles of 32 queries and 16 keys."""
+    """Return the launches for these layouts, with tiles of 32 queries and 16 keys."""
     c, of_q, of_k = Config(32, 16, 4, 1), shape_and_strides(q), shape_and_strides(k)
     return launches.backward_launches(
         "half", q.dtype, q.device, c, c, dkdv_splits, None, None, causal, 1.0,
@@ -130,19 +128,19 @@ def backward_plan(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
 
 @MASKS
 def test_steps_are_dealt_to_splits_on_from_head_to_head(causal, device):
-    """Each probability is one, so dv of a split counts its rows."""
+    """All probabilities are 1, so dv of a split counts its rows."""
     q, k = (torch.zeros(1, h, 96, 16, device=device) for h in (3, 1))
     statistics = torch.zeros(1, 3, 96, 2, device=device)
     dk, dv = torch.empty(2, 4, 1, 1, 96, 16, device=device)
     plan = backward_plan(q, k, causal, dkdv_splits=4)
     plan.dkdv(q, k, k, torch.ones_like(q), statistics, dk, dv)
-    # Of the first key, which every row sees.
+    # The first key is visible to every row.
     rows = dv[:, 0, 0, 0, 0]
     assert rows.sum() == 3 * 96 and rows.max() - rows.min() == 32
 
 
 def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
-    """Four heads on one of k and v are split as one head that is four times as long."""
+    """Four query heads of a KV head are split like one with four times the rows."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
     def splits(heads: int, n_q: int) -> int:
@@ -156,7 +154,7 @@ def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
 
 @pytest.mark.parametrize("head_swizzle", [1, 2, 3, 5, 9])
 def test_each_head_has_all_its_tiles_in_any_order(head_swizzle, device):
-    """The last group of heads is smaller, and a group may exceed the heads."""
+    """Test a smaller last group of heads, and groups larger than all heads."""
     inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
     found = launch(inputs, True, head_swizzle=head_swizzle)
     check_against_reference(found, *inputs, True, 0.25)
@@ -171,7 +169,7 @@ def test_float32_is_as_exact_as_torch_is_told(precision, device):
         actual = run_class(FlashAttentionTriton, *inputs, True)
         errors[setting] = max(worst(actual[name], exact[name]) for name in NAMES)
     assert errors["highest"] < 1e-5 and errors["high"] == errors["medium"] < 2e-4
-    # The interpreter multiplies as float32 whatever it is told.
+    # The interpreter multiplies in float32 for every setting.
     assert device == "cpu" or errors["highest"] < errors["high"]
 
 
@@ -194,8 +192,8 @@ def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
 def test_float32_split_ahead(
     precision, setting, ahead, splits, causal, device, monkeypatch
 ):
-    """Grouped heads, rows that lie apart, and padded columns."""
-    # The measure of "high" knows no heads that share keys.
+    """Test grouped heads, strided rows and padded columns."""
+    # The reference of "high" does not support grouped heads.
     shared = (1, 1) if setting == "highest" else None
     q, k, v, do = make_inputs(65, 97, 40, device=device, lead=(1, 2), lead_k=shared)
     k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
@@ -207,8 +205,7 @@ def test_float32_split_ahead(
     )
     found = launch((q, k, v, do), causal, forward, dkdv, dq, (splits,) * 3)
     precision("highest")
-    # q, k and v once for the forward kernel; with do once for the backward kernels, one
-    # or both.
+    # The forward kernel needs q, k and v in limbs; the backward kernels do, too.
     assert done == [3] * ahead[0] + [4]
     split = setting == "high"
     check_against_reference(found, q, k, v, do, causal, 0.25, split=split)
@@ -223,7 +220,6 @@ def test_float32_split_ahead(
 def test_what_a_step_works_out_anew_is_what_it_would_keep(
     kind, anew, splits, causal, device
 ):
-    """Recomputed addresses and tiles give the same bits."""
     dtype, ahead = kind
     q, k, v, do = make_inputs(
         65, 50, 20, dtype, device, lead=(1, 2), lead_k=(1, 1), sigma=2.0
@@ -250,7 +246,7 @@ def test_float64_tiles_are_exact(causal):
 @pytest.mark.slow
 @MASKS
 def test_the_compiled_recomputation_is_right(causal):
-    """With scores so large that exp of a masked one overflows."""
+    """Test masked scores whose exponential overflows."""
     inputs = make_inputs(33, 33, 16, lead=(2,), sigma=60.0)
     expected = run_reference(*inputs, causal, dtype=torch.float32)
     q, k, v, do = inputs
@@ -263,7 +259,7 @@ def test_the_compiled_recomputation_is_right(causal):
 
 
 def test_the_oracle_is_plain_attention():
-    """Row by row from the definition."""
+    """Compare with the definition, computed row by row."""
     q, k, v, do = make_inputs(5, 4, 3, torch.float64)
     result = run_reference(q, k, v, do, causal=True)
     for i in range(5):
@@ -274,13 +270,13 @@ def test_the_oracle_is_plain_attention():
 
 
 def spread(device) -> Tensor:
-    """Numbers of both signs and of many sizes."""
+    """Return numbers of both signs and many magnitudes."""
     return torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_to_the_nearest(dtype, device):
-    """Ties go to even, as on a GPU: the interpreter alone would truncate bfloat16."""
+    """Ties round to even, as on a GPU. The interpreter itself would truncate."""
     x = spread(device)
     x[:8] = torch.tensor(
         [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0]

@@ -1,4 +1,4 @@
-"""The setup and one line of the log say which kernels a GPU gets, and why."""
+"""The setup check and the log say which kernels run on a GPU, and why."""
 
 import re
 from functools import cache
@@ -22,7 +22,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture
 def gpu_with(monkeypatch):
-    """Set the GPU and the Triton that the chooser sees, with empty caches."""
+    """Pretend this GPU and Triton version, with empty caches."""
 
     def see(
         capability: tuple[int, int],
@@ -68,7 +68,7 @@ def test_slower_kernels_than_the_gpu_allows_are_told_once(gpu_with, caplog):
 
 
 def test_large_inputs_that_tma_cannot_read_are_told_once(gpu_with, caplog):
-    """Whatever their strides are. Small ones would get other kernels anyway."""
+    """Small inputs would run on the Triton kernels anyway."""
     gpu_with((9, 0), "3.6.0")
     for gap in (1, 3):
         wide = torch.empty(1, 16, 16384, 64 + gap, dtype=torch.bfloat16, device="meta")
@@ -113,7 +113,7 @@ def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, gpu_
 
 
 def test_both_ways_to_launch_look_at_the_device_first(device, monkeypatch):
-    """That of a prepared call and the other; a CPU has nothing to be told."""
+    """Test prepared and other calls. A CPU logs nothing."""
     looked = []
     monkeypatch.setattr(dispatch, "check_device", looked.append)
     x = torch.zeros(1, 16, 16, device=device)
@@ -137,7 +137,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("machine", KERNELS, ids=str)
 def test_the_setup_says_which_kernels_run_and_why(machine, gpu_with):
-    """And what it says of Hopper's kernels is what calling them by name says."""
+    """The setup check and an error by backend "hopper" give the same reason."""
     gpu_with(*machine)
     said, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
     assert list(said) == ["hopper", "triton"]

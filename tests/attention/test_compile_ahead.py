@@ -14,15 +14,15 @@ from tools.compile_ahead import (
     table_configs,
 )
 
-# `make test` compiles for this GPU alone, the only one that gets all kernels; `make
-# versions` for every GPU.
+# `make test` compiles for the H100 only, which runs all kernels; `make versions` for
+# all GPUs.
 FIRST = "h100"
 GPUS = [
     pytest.param(name, marks=[] if name == FIRST else [pytest.mark.versions])
     for name in TARGETS
 ]
-# Many rows under a mask; the first kernel; without a mask the smallest tiles, whose
-# loops are split; and the kernels for Hopper, which have no head dimension below 40.
+# Cases: many rows with a mask; the first kernel; the smallest tiles with split loops
+# and no mask; and the Hopper kernels, from head dimension 40.
 COMPILE = """
 from tools.compile_steps import first_backward, first_forward
 
@@ -38,12 +38,13 @@ if gpu.capability == (9, 0):
     show("hopper full", *compile_hopper(gpu, d, causal=False))
     show("hopper causal", *compile_hopper(gpu, d, causal=True))
 """
-# 16 bits with a row that 8 divides and 16 does not, and the next that 16 divides.
+# Head dimensions in 16 bits: a multiple of 8 but not of 16, and the next multiple of
+# 16.
 EIGHTS = """
 for d in {widths}:
     show(d, *compile_portable(gpu, "half", d, causal=True))
 """
-# What has the most to hold, with the tables' limit of registers.
+# The configurations that need the most registers, with the tables' limit.
 LARGEST = """
 show("largest", *compile_portable(gpu, "highest", 256, causal=True))
 """
@@ -69,27 +70,27 @@ def show(name, *found):
 """
 PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
 FIRST_KERNELS = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
-# In two passes, and in one by either walk: what comes before and after is the same.
+# Kernels of the Hopper backward pass in two kernels and in one.
 ONE_PASS = ["delta_kernel", "one_pass_kernel", "round_kernel"]
 HOPPER = [*PLAIN, *ONE_PASS, "one_pass_kernel"]
-# What comes before and after in one pass asks for no mask: it was compiled before.
+# Kernels around the one-pass kernel have no mask, so they were compiled before.
 HOPPER_CAUSAL = [*PLAIN, "one_pass_kernel", "one_pass_kernel"]
-# Where loops are split.
+# Kernels that run if loops are split.
 SPLIT = ["forward_kernel", "combine_kernel", "dq_kernel", "dkdv_kernel", "sum_kernel"]
-# Timed on an H200, these tiles are the fastest though they spill.
+# These tiles were the fastest on an H200, although they spill registers.
 SPILLS = {("h100", "forward_kernel"), ("h100", "dkdv_kernel")}
 
 
 def spill_share(needs: KernelNeeds) -> float:
-    """The share of a loop's instructions that spill registers or reload them."""
+    """Return the share of loop instructions that spill or reload registers."""
     loop = needs.loop
     return (loop["spilled"] + loop["reloaded"]) / loop["instructions"]
 
 
 def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[KernelNeeds]]:
-    """Run the `show`s of this code in a process that compiles; return their output."""
+    """Run this code in a process that compiles for a GPU; return what it prints."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    # An empty cache, so that it is compiled and not found.
+    # Use an empty cache, so that kernels are compiled.
     environment |= {"TRITON_CACHE_DIR": str(cache)}
     code = f"{SHOW}\ngpu = TARGETS[{gpu!r}]\n{code}"
     done = python("-W", "error::UserWarning", "-c", code, env=environment)
@@ -104,7 +105,7 @@ def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[KernelNe
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GPUS)
 def test_what_a_gpu_gets_compiles_for_it_and_fits(name, tmp_path):
-    """Also Hopper's kernels where the chooser leaves them out for this Triton."""
+    """Includes the Hopper kernels, even if this Triton version is not supported."""
     gpu, d = TARGETS[name], 64 if name == FIRST else 16
     compiled = compile_for_gpu(name, f"d = {d}\n{COMPILE}", tmp_path)
     kernels = {"many": PLAIN, "first": FIRST_KERNELS, "few": SPLIT}
@@ -114,14 +115,14 @@ def test_what_a_gpu_gets_compiles_for_it_and_fits(name, tmp_path):
         assert [needs.kernel for needs in compiled[of]] == names, of
         for needs in compiled[of]:
             assert needs.shared_bytes <= gpu.block_bytes, (of, needs)
-            # No fallback of the assembler to few registers, which spills the rest.
+            # The assembler must not fall back to 32 registers and spill the rest.
             assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
             assert needs.stack_bytes < 1024, (of, needs)
             assert needs.blocks_per_sm(gpu) >= 1
             if of in ("many", "few") and needs.loop:
                 spills = needs.loop["spilled"] > 0 or spill_share(needs) > 0.05
                 assert not spills or (name, needs.kernel) in SPILLS, (of, needs)
-    # They are those of the table.
+    # The configurations must be those of the table.
     config = table_configs(gpu, "half", d, True)[0]["forward"]
     forward = compiled["many"][0]
     assert forward.tile == f"BQ={config.q} BK={config.k}"
@@ -144,12 +145,12 @@ versions = pytest.mark.versions
 def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(
     name, d, longer, tmp_path
 ):
-    """Triton, told nothing, loads two bytes at a time."""
+    """Without `hint_unit`, Triton would load two bytes at a time."""
     code = EIGHTS.format(widths=(d, longer))
     eights, sixteens = compile_for_gpu(name, code, tmp_path).values()
     for found, other in zip(eights, sixteens, strict=True):
         assert found.load_bytes == other.load_bytes, (name, found)
-        # Those of 4 bytes are row statistics, which Triton 3.6 loads in pairs too.
+        # Loads of 4 bytes are row statistics, which Triton 3.6 also loads in pairs.
         assert set(found.load_bytes) <= {4, 8, 16} and 16 in found.load_bytes
         assert found.per_score <= 1.1 * other.per_score, (found, other)
 
@@ -159,27 +160,27 @@ def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(
     "name", ["a100", *(pytest.param(n, marks=versions) for n in ("h100", "rtx3090"))]
 )
 def test_the_largest_tiles_fit_have_all_registers_and_spill_little(name, tmp_path):
-    """Without a limit the assembler uses 32 registers and spills 29 KB."""
+    """Without a register limit the assembler uses 32 registers and spills 29 KB."""
     compiled = compile_for_gpu(name, LARGEST, tmp_path)["largest"]
     found = [needs for needs in compiled if needs.per_score]
     assert [needs.kernel for needs in found] == PLAIN
     for needs in found:
         assert needs.registers > 200 and needs.stack_bytes <= 4096, needs
         assert needs.shared_bytes <= TARGETS[name].block_bytes, needs
-        # On Hopper these tiles were timed and are fastest though they spill.
+        # On Hopper these tiles were the fastest, although they spill.
         assert name == "h100" or spill_share(needs) <= 0.2, needs
 
 
 @pytest.mark.parametrize(
     ("needs", "programs"),
     [
-        # Two of four warps have all registers of an A100, or three with 168 each.
+        # Registers: two programs of four warps with 255 each, or three with 168 each.
         (KernelNeeds("", "", 4, 0, 255, 0), 2),
         (KernelNeeds("", "", 4, 0, 168, 0), 3),
-        # Of 164 KiB two take 81, and one for CUDA, each.
+        # Shared memory: each of two programs takes 81 of 164 KiB, and 1 KiB for CUDA.
         (KernelNeeds("", "", 4, 81 * 1024, 32, 0), 2),
         (KernelNeeds("", "", 4, 82 * 1024, 32, 0), 1),
-        # 64 warps.
+        # Warps: an SM of an A100 has 64.
         (KernelNeeds("", "", 4, 0, 16, 0), 16),
         (KernelNeeds("", "", 1, 0, 16, 0), 32),
     ],

@@ -26,7 +26,7 @@ from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 
 @pytest.fixture(autouse=True)
 def nobody_tuned(monkeypatch):
-    """The tables decide, whatever an owner timed here."""
+    """Ignore configurations tuned on this machine."""
     monkeypatch.setattr(chooser, "owner_configs", lambda device: {})
 
 
@@ -50,10 +50,10 @@ def test_the_table_is_complete():
     ("shape", "strides", "unit"),
     [
         ((2, 3, 5, 40), (600, 200, 40, 1), 8),
-        # Triton itself asks whether 16 divides one.
+        # Triton itself checks divisibility by 16.
         ((2, 4, 8, 48), (1536, 384, 48, 1), 1),
         ((2, 3, 5, 40), (3 * 5 * 41, 5 * 41, 41, 1), 1),
-        # One batch: how far the next would be does not matter.
+        # With one batch, its stride does not matter.
         ((1, 3, 5, 40), (7, 200, 40, 1), 8),
         ((1, 1, 1, 40), (7, 7, 7, 1), 1),
     ],
@@ -122,7 +122,7 @@ def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypat
 
 
 def test_loops_of_few_tiles_are_split(monkeypatch):
-    """Splits fill 132 SMs with the warps of a rule, within the number of steps."""
+    """Splits give 132 SMs the warps of a rule, at most one split per step."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
     def rules(*of: configs.SplitRule) -> None:
@@ -156,5 +156,6 @@ def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
     assert choose_head_swizzle(k, 16, False, "half") == 1
     long = k._replace(shape=(1, 1, 2**22, 64))
     assert choose_head_swizzle(long, 1, True, "half") == 1
-    # Never more than there are: the number of tiles of a group fits 32 bits.
+    # At most as many as there are heads, because kernels count tiles of a group in 32
+    # bits.
     assert choose_head_swizzle(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3

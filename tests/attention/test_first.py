@@ -1,4 +1,4 @@
-"""The kernel that the guide teaches: outputs against float64, and what it refuses."""
+"""The kernel that the guide explains first: results against float64, and errors."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_lengths_heads_and_scales(n, causal, device):
 @MASKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_scores_do_not_overflow(dtype, causal, device):
-    """e to the power of the largest of these is no number of any of the dtypes."""
+    """The exponential of the largest score overflows in every dtype."""
     check(causal, 128, 128, 32, dtype, device, sigma=60.0)
 
 
@@ -85,7 +85,7 @@ def test_what_it_refuses(device):
         first_attention(q.double(), q.double(), q.double())
     with pytest.raises(ValueError, match="q must be on a CUDA device, got meta"):
         first_attention(x := q.to("meta"), x, x)
-    # With a GPU there is no interpreter, and the CPU is refused with every dtype.
+    # With a GPU, kernels are not interpreted, and CPU tensors are rejected.
     with pytest.raises((TypeError, ValueError), match="multiply bfloat16|CUDA device"):
         first_attention(x := q.cpu().bfloat16(), x, x)
     o = first_attention(q.requires_grad_(), q, q)

@@ -43,13 +43,13 @@ pytestmark = pytest.mark.gpu
 
 LENGTHS = [1, 17, 63, 64, 97, 128, 130, 191, 257, 1000, 4096]
 PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 4096), (1000, 130)]
-# What compilers warn of is not ours.
+# Warnings of compilers are not about this project.
 COMPILED = pytest.mark.filterwarnings("ignore")
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 def distinct(tables: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are another GPU's too."""
+    """Return entries without duplicates from tables of other GPUs."""
     found: dict[str, Any] = {}
     for arch, table in tables.items():
         if table not in found.values():
@@ -92,12 +92,12 @@ def test_all_lengths(dtype, d, causal):
 @MASKS
 @pytest.mark.parametrize(("gpu", "kind", "d"), ENTRIES, ids=str)
 def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
-    """Entries of every GPU, on whole and ragged lengths, padded and unpadded."""
+    """Test the entries of all GPUs, with whole and ragged lengths and padded heads."""
     configs = {
         name: select_by_mask(config, causal)
         for name, config in ENTRIES[gpu, kind, d].items()
     }
-    # The two dtypes of 16 bits share their entries: each mask takes one.
+    # Both 16-bit dtypes use the same entries, so test one with each mask.
     half = torch.bfloat16 if causal else torch.float16
     dtype = half if kind == "half" else torch.float32
     precision("high" if kind == "high" else "highest")
@@ -123,7 +123,7 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
 @MASKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
-    """Of many heads, and of one, whose tiles are so few that their loops are split."""
+    """Test many heads, and one head, whose loops are split."""
     used = []
     output_for = launches.allocate_output
     monkeypatch.setattr(
@@ -143,7 +143,7 @@ def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
 
 @MASKS
 def test_offsets_beyond_two_to_the_31(causal):
-    """Only the last head of a long tensor lies past 2³¹ elements."""
+    """Only the last head of a long tensor lies beyond 2³¹ elements."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
     long = [
         torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_()
@@ -156,7 +156,7 @@ def test_offsets_beyond_two_to_the_31(causal):
 
 
 def assert_near(actual, inputs, causal: bool) -> None:
-    """These results are near those of the inputs in other memory."""
+    """Check that results agree with those of the same inputs in other memory."""
     expected = run_class(FlashAttentionTriton, *inputs, causal)
     for name, x in expected.items():
         close = {"rtol": 0.01, "atol": 0.01, "msg": name}
@@ -164,7 +164,7 @@ def assert_near(actual, inputs, causal: bool) -> None:
 
 
 def test_the_most_rows():
-    """One key gets all of the weight, and 2³⁰ equal keys get as much each."""
+    """Test one key with all the weight, and 2³⁰ keys with equal weights."""
     n = 2**30
     one, many = (
         torch.ones(1, rows, 1, device="cuda", dtype=torch.bfloat16) for rows in (1, n)
@@ -183,7 +183,7 @@ def test_the_most_rows():
 
 @MASKS
 def test_rows_far_apart(causal):
-    """The row stride alone takes a tile past 2³¹ elements: rows are 2²⁵ apart."""
+    """Rows 2²⁵ elements apart: a tile spans more than 2³¹ elements."""
     n, d, stride = 80, 16, 2**25
     memory = torch.empty(n * stride, dtype=torch.bfloat16, device="cuda")
     memory.fill_(float("nan"))
@@ -196,7 +196,7 @@ def test_rows_far_apart(causal):
 
 
 def test_more_heads_than_a_launch_grid_has_rows():
-    """CUDA's second and third grid axes end at 65 535."""
+    """CUDA limits the second and third axis of a grid to 65,535."""
     inputs = make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
     check(FlashAttentionTriton, inputs, True)
 
@@ -218,7 +218,7 @@ def test_memory_is_linear_in_the_length(dtype):
 
 @COMPILED
 def test_the_leaderboard_program():
-    """The compiled class gets a gradient of stride zero and accumulates over calls."""
+    """The output gradient has stride zero, and gradients accumulate over calls."""
     torch.compiler.reset()
     q, k, v, _ = make_inputs(512, 512, 64, torch.bfloat16, "cuda", lead=(16,))
     for x in (q, k, v):
@@ -253,7 +253,7 @@ def test_one_graph_under_the_default_compiler(dynamic):
 
 
 def both(q, k, v, do):
-    """o and the gradients by the public function."""
+    """Return o and the gradients of the public function."""
     leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
     o = flash_attention(*leaves, causal=True)
     return o.detach(), *torch.autograd.grad(o, leaves, do)
@@ -261,11 +261,11 @@ def both(q, k, v, do):
 
 # --8<-- [start:graph]
 def captured(step):
-    """A CUDA graph of `step`, and the tensors that each `replay()` of it fills."""
+    """Return a CUDA graph of `step` and the tensors that its replay writes."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        # A first call compiles and plans, which can't be captured.
+        # The first call compiles, which can't be captured.
         step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -281,17 +281,17 @@ def captured(step):
     ("dtype", "lead", "n"),
     [
         (torch.bfloat16, (2, 4), 333),
-        # One head, whose loops are split.
+        # One head: loops are split.
         (torch.bfloat16, (1, 1), 4096),
-        # On Hopper split into limbs ahead.
+        # On Hopper, a separate kernel splits float32 into limbs.
         (torch.float32, (4, 8), 512),
-        # On Hopper its own kernels, the backward pass in one.
+        # On Hopper, the Hopper kernels with the one-pass backward.
         (torch.bfloat16, (4, 16), 2048),
     ],
     ids=str,
 )
 def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, n):
-    """Bit by bit, also after new inputs are copied in."""
+    """Results are bitwise equal, also after new inputs are copied in."""
     tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
     graph, results = captured(lambda: both(*tensors))
     for seed in (1, 2):
@@ -304,7 +304,7 @@ def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, 
 
 @COMPILED
 def test_the_compiler_captures_it_too():
-    """`mode="reduce-overhead"`: after a warm-up and a capture, replays."""
+    """With `mode="reduce-overhead"`: warm-up, capture, then replays."""
     torch.compiler.reset()
     counters.clear()
 
@@ -323,7 +323,7 @@ def test_the_compiler_captures_it_too():
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-# What is worked out once for inputs that lie alike.
+# Caches of what depends on the layout of inputs only.
 PLANS = (
     launches.forward_launches,
     launches.backward_launches,
@@ -332,13 +332,13 @@ PLANS = (
     hopper.plan_backward,
     one_pass_launches.plan_one_pass,
 )
-# Loops that are split, a ragged length, and what Hopper's own kernels take.
+# Shapes with split loops, with a ragged length, and for the Hopper kernels.
 SHAPES = [(1, 2, 1024, 64), (2, 3, 333, 80), (1, 16, 4096, 64), (1, 16, 4096, 128)]
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first calls", "later calls"])
 def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
-    """Bit by bit, also where all of them launch at once what none has launched yet."""
+    """Results are bitwise equal, even if all threads make the first launch at once."""
     inputs = [
         make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
         for b, h, n, d in SHAPES
@@ -363,7 +363,7 @@ def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
 
 
 def test_a_call_on_a_side_stream_waits_for_what_is_queued_there():
-    """Inputs that the stream has yet to compute, and a result that it hands on."""
+    """The inputs are computed by earlier work of the stream."""
     q, k, v, _ = make_inputs(1024, 1024, 64, torch.bfloat16, "cuda", lead=(1, 4))
     expected = flash_attention(q, k, v, causal=True)
     side, late = torch.cuda.Stream(), torch.zeros_like(q)
@@ -413,9 +413,9 @@ print(*(after - before for before, after in zip(times, times[1:])))
 MOST_SECONDS = 15
 
 
-# Compilers of other tests would take its cores.
+# Run alone, because other tests' compilers would use its cores.
 @pytest.mark.alone
-# The two paths on a Hopper, and what takes longest of the graded grid.
+# Both backends on Hopper, and the slowest of the graded configurations.
 @pytest.mark.parametrize(
     ("dtype", "d", "n"),
     [("bfloat16", 128, 128), ("bfloat16", 128, 4096), ("float32", 128, 4096)],
@@ -425,7 +425,7 @@ def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_pat
     options = {"env": environment, "timeout": 120}
     done = python("-c", FIRST_CALL, n, d, dtype, **options)
     assert done.returncode == 0, done.stderr
-    # The first one imports Triton too.
+    # The first call also imports Triton.
     forward, backward = map(float, done.stdout.split())
     print(f"{dtype}, d {d}, N {n}: first calls {forward:.1f} s, {backward:.1f} s")
     assert any(tmp_path.rglob("*.cubin")) and max(forward, backward) < MOST_SECONDS
@@ -434,8 +434,8 @@ def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_pat
 SANITIZER = shutil.which(
     "compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
 )
-# Triton 3.8 and later ask for an attribute that only newer drivers know, and do without
-# where it is refused. A refusal that matters is an exception.
+# Triton 3.8 and later query an attribute that only newer drivers know; the error is
+# harmless.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 SMALL = """
 import torch
@@ -458,8 +458,8 @@ def test_the_sanitizer_finds_nothing(tool):
     assert SANITIZER is not None
     options = "--tool", tool, *TOOLS[tool], "--error-exitcode", "9"
     command = [SANITIZER, *options, sys.executable, "-c", SMALL]
-    # PyTorch's allocator hands out parts of large blocks, in which a stray access would
-    # go unseen.
+    # Without this, allocations are parts of large blocks, so stray accesses would be
+    # missed.
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     piped = {"capture_output": True, "text": True}
     done = subprocess.run(command, cwd=ROOT, env=environment, **piped)

@@ -1,4 +1,4 @@
-"""Hopper's kernels: the inputs that they take, and on a Hopper their results."""
+"""The Hopper kernels: supported inputs, orders of work, and on Hopper results."""
 
 import itertools
 import random
@@ -59,18 +59,18 @@ from tests.attention.checks import (
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 LAST_ITEMS = CONFIGS["forward"][64].last_items
-# Tiles of queries beside one of keys, in the backward pass in one kernel.
+# Keys per program of the one-pass backward.
 KEYS = ONE_PASS_KEYS
 BESIDE = KEYS // ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-# 80 numbers in tiles of 128.
+# Head dimension 80 is padded to 128.
 HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
 LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
 PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
 
 
 def on_hopper() -> bool:
-    """Whatever Triton is installed: it is these tests that judge its Gluon."""
+    """Run with any Triton: these tests decide which versions `VERSIONS` lists."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
@@ -80,7 +80,7 @@ def hopper(test):
 
 
 def run(q, k, v, do, causal: bool, scale: float | None = None):
-    """The five results by these kernels, however small the inputs are."""
+    """Return o, lse, dq, dk and dv of these kernels, also for small inputs."""
     options = causal, scale or q.shape[-1] ** -0.5
     o, lse = launch_forward(q, k, v, *options)
     return named((o, lse, *launch_backward(do, q, k, v, o, lse, *options)))
@@ -88,12 +88,12 @@ def run(q, k, v, do, causal: bool, scale: float | None = None):
 
 @pytest.fixture
 def a_hopper(monkeypatch):
-    """The GPU and the Triton that these kernels need."""
+    """Pretend a Hopper GPU and a supported Triton."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
 
 
 def taken(*shape: int, **options) -> bool:
-    """Whether "auto" means these kernels for q, k and v of this shape."""
+    """Return whether "auto" selects these kernels for this shape."""
     x = like(*shape, **options)
     return choose_backend("auto", x, x, x) == "hopper"
 
@@ -106,13 +106,13 @@ def test_where_auto_means_these_kernels():
     assert not taken(*long, 64, dtype=torch.float32)
     assert not taken(*long, 64, device="cpu")
     assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
-    # One head needs more tiles than there are multiprocessors.
+    # A single head needs more tiles than there are SMs.
     assert taken(1, 32768, 64) and not taken(1, 16384, 64)
 
 
 @pytest.mark.usefixtures("a_hopper")
 def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
-    """Plain kernels for few heads, and Hopper's for many, in one pass and in two."""
+    """The record has Triton kernels at few heads, Hopper's in one and two passes."""
     seen = set()
     for c in flash_accuracy.configs():
         few = c.heads == flash_accuracy.HEADS
@@ -151,7 +151,7 @@ def test_each_item_is_computed_once(n_q, n_k, heads, head_swizzle, last_items, c
 def test_short_items_of_the_last_heads_even_out_the_end(
     n, heads, swizzle, rows, keys, most
 ):
-    """A head at a time to the end, some program would end 4 to 6 % after the others."""
+    """Without interleaving the last heads, some programs would end 4 to 6 % later."""
     tiles = rows, keys, True, 132, LAST_ITEMS, CPU
     starts, items = make_schedule(n, n, heads, swizzle, *tiles)
     ends = [min(n, end) for end in range(rows, n + rows, rows)]
@@ -164,7 +164,7 @@ def test_short_items_of_the_last_heads_even_out_the_end(
 
 
 def test_a_descriptor_is_what_triton_makes_of_the_tensor():
-    """Checked once for a layout, then filled in."""
+    """Descriptors are validated once per layout."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
@@ -173,7 +173,7 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
     theirs = TensorDescriptor(x, [2, 3, 70, 64], strides, [1, 1, 16, 64], made.layout)
     assert made.base is x
     assert vars(made) | {"base": None} == vars(theirs) | {"base": None}
-    # Without a batch, and of one head: strides of nothing are not asked about.
+    # No batch, and one head: strides of dimensions of size 1 are ignored.
     lies = make_layout(*shape_and_strides(x[0]))
     assert rows_descriptor(lies, 16, 64, x.dtype)(x[0]).shape == [1, 3, 70, 64]
     statistics = torch.empty(6, 72)
@@ -202,7 +202,7 @@ NEEDS = {
 @pytest.mark.usefixtures("a_hopper")
 @pytest.mark.parametrize("case", NEEDS)
 def test_by_name_they_run_or_say_what_they_need(case):
-    """However few the scores are; "auto" means other kernels then, without a word."""
+    """Backend "hopper" runs small inputs too; "auto" selects other kernels silently."""
     small, (bad, message) = like(1, 1, 8, 64), NEEDS[case]
     assert choose_backend("hopper", small, small, small) == "hopper"
     with pytest.raises(ValueError, match=f"hopper: {message}"):
@@ -219,23 +219,23 @@ def test_the_page_on_setting_up_names_the_versions():
 def test_what_the_copy_engine_can_read():
     x = torch.empty(4, 8, 100, 64, dtype=torch.bfloat16)
     flat = torch.empty(6401, dtype=torch.bfloat16)
-    # The stride of a dimension of size 1 means nothing.
+    # A dimension of size 1 may have any stride.
     one = flat.as_strided((1, 100, 64), (3, 64, 1))
     for readable in (x, x[0], x[:, ::2, 3:], x.transpose(1, 2), one):
         assert is_tma_readable(readable)
-    # Rows 65 elements apart, a base two bytes off, the head dimension strided, one row
-    # for all.
+    # Not TMA-readable: rows 65 elements apart, an address off by two bytes, a strided
+    # head dimension, an expanded row.
     gaps, late = flat.new_empty(2, 100, 65)[..., :64], flat[1:].view(1, 100, 64)
     for unreadable in (gaps, late, x.mT, x[:, :, :1].expand_as(x)):
         assert not is_tma_readable(unreadable)
 
 
 def off_by_one(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers, contiguous, from an address that 16 does not divide."""
+    """Return a contiguous copy at an address that is not a multiple of 16."""
     return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
-# What views and hooks on saved tensors may hand over.
+# Tensors that TMA can't read, as views or hooks on saved tensors give them.
 UNREADABLE = {
     "off by one number": off_by_one,
     "gaps": lambda x: torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0],
@@ -248,7 +248,7 @@ UNREADABLE = {
 
 @pytest.fixture
 def plain_kernels_instead(monkeypatch):
-    """Run plain kernels in Hopper's launchers; list the backward launchers."""
+    """Replace the Hopper kernels by the Triton kernels; list the backward launches."""
     ran = []
 
     def refusal(*inputs):
@@ -272,7 +272,7 @@ def plain_kernels_instead(monkeypatch):
 
 
 def gradients_of_unreadable(inputs, change, backend: str):
-    """Gradients where `change` lays out anew do, and what the forward pass saved."""
+    """Return gradients if `change` changes the layout of do and of saved tensors."""
     *leaves, do = inputs
     leaves = [x.detach().requires_grad_() for x in leaves]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, change):
@@ -326,11 +326,11 @@ def walk_of(number: int, tiles: int, heads: int, groups: int, causal: bool):
 def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
     tiles, heads, groups, causal
 ):
-    """All programs step together, so a partial dq before its time would wait."""
+    """All programs take steps at the same time; a partial that is early would wait."""
     walks = [[*walk_of(i, tiles, heads, groups, causal)] for i in range(tiles * groups)]
     held: Counter[tuple[int, int]] = Counter()
     for steps in itertools.zip_longest(*walks):
-        # Added within the step of the others, not before it.
+        # A partial is added in the same step as others, not before.
         before = held.copy()
         for head, tile, order in filter(None, steps):
             assert before[head, tile] == order
@@ -359,7 +359,7 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
 
 
 def some_orders(cases: int):
-    """(heads, kv_heads, n_q, n_k, causal, order), any that the launcher could give."""
+    """Return random (heads, kv_heads, n_q, n_k, causal, order) as the launcher's."""
     draw = random.Random(0)
     for _ in range(cases):
         kv_heads, shared = draw.choice((1, 2, 3, 8)), draw.choice((1, 1, 2, 4, 8))
@@ -375,7 +375,7 @@ def some_orders(cases: int):
 
 
 def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
-    """Each partial dq follows those of programs with smaller numbers."""
+    """Each partial dq is added after those of programs with smaller numbers."""
     for case in some_orders(300):
         heads, _, n_q, n_k, causal, _ = case
         held: dict[tuple[int, int], int] = {}
@@ -401,8 +401,8 @@ def walk(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
 
 
 def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
-    # Rows past the last whole tile, shared heads, more tiles than multiprocessors, and
-    # heads of which 96 columns are multiplied.
+    # Lengths that are no multiple of a tile, grouped heads, more tiles than SMs, and
+    # narrow heads.
     assert walk(4000) == Ordered(4, 56) and walk(4000, causal=False) == Ordered(8, 64)
     assert walk(8192, (2, 32), (2, 8), d=64) == Ordered(1, 12)
     assert walk(4096, (4, 32), (4, 8)) == Ordered(2, 24)
@@ -410,18 +410,18 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     assert walk(4096, (1, 32), (1, 8)) == Ordered(2, 4)
     assert walk(32768, (1, 8)) == Ordered(1, 6)
     assert walk(8192, (2, 16), d=96) == Ordered(2, 28)
-    # So few programs that shared heads are dealt out, and so long walks.
+    # So few programs, or such long loops, that each query head has its own programs.
     assert walk(4096, (1, 8), (1, 1), d=64) == Ordered(4, 4, 8)
     assert walk(8192, (2, 64), (2, 8)) == Ordered(4, 124, 8)
     assert walk(16384, (1, 32), (1, 8)) == Ordered(2, 30, 4)
     assert walk(8192, (2, 64), (2, 8), causal=False) == Ordered(4, 16)
-    # Other lengths; the shorter one decides.
+    # Different lengths: the shorter one decides.
     assert walk(8192, n_q=4096) == Ordered(2, 60)
-    # Few keys, few programs, one head.
+    # Too few keys or programs, or a single head.
     assert not walk(3968) and not walk(2000, (8, 16)) and not walk(8192, n_q=1000)
     assert walk(2000, (8, 16), causal=False) and not walk(1900, causal=False)
     assert not walk(4000, (1, 4)) and not walk(32768, (1, 1), d=64)
-    # A single head, where its end is short beside the whole.
+    # A single head, long enough that idle SMs at its end don't matter.
     assert walk(65536, (1, 1), d=64) == Ordered(1, 0)
     assert not walk(65536, (1, 1), d=64, causal=False)
     for n, *leads in ((4000, (4, 16), (4, 2)), (5000, (1, 8), (1, 4)), (4097, (9, 7))):
@@ -431,7 +431,7 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
 
 @pytest.mark.parametrize("program", range(5))
 def test_the_drawing_shows_the_walk(program):
-    """Two heads and five tiles; a drawn step is BESIDE steps of the kernel."""
+    """Two heads and five tiles are drawn; a drawn step is BESIDE kernel steps."""
     svg = (ROOT / "docs/drawings/ordered-walk-wide.svg").read_text("utf-8")
     static, *_, last = svg.split('class="frame"')
     shown = re.findall(r'<text x="(\d+)" y="([\d.]+)">(\d)<', static + last)
@@ -451,12 +451,10 @@ def test_the_shift_walk_is_taken_where_it_is_faster():
     assert groups(4096, (4, 16)) == groups(4096, (4, 16), d=128) == 4
     assert groups(2048, (16, 16)) == groups(2048, (16, 16), False, d=128) == 8
     assert groups(1024, (16, 32), False) == 16 and groups(8192, (2, 16), d=104) == 2
-    # Rows past the last whole tile, other lengths, shared heads, more tiles than
-    # multiprocessors.
+    # Unsupported: ragged or different lengths, grouped heads, more tiles than SMs.
     assert not groups(16320) and not groups(16384, n_q=8192) and not groups(17024)
     assert not groups(4096, (4, 32), lead_k=(4, 8))
-    # A quarter of the multiprocessors idle; one head alone, whose late keys are done
-    # early; few steps each.
+    # Too many idle SMs: a quarter of them; one causal head; few steps.
     assert not groups(12288) and not groups(16384, (1, 1))
     assert groups(16384, (1, 1), causal=False)
     assert not groups(1024, (16, 32)) and not groups(2048, (16, 16), d=128)
@@ -467,7 +465,7 @@ def test_the_shift_walk_is_taken_where_it_is_faster():
 @DTYPES
 @HEAD_DIMS
 def test_in_one_pass(d, dtype, causal):
-    """Right, and the same bits in twenty calls."""
+    """Results are near float64 and bitwise equal in twenty calls."""
     for n, lead, groups in [
         (128, (1,), 1), (128, (3,), 2), (256, (2,), 1), (384, (2, 5), 4),
         (1024, (3,), 3), (2048, (2, 6), 4),
@@ -483,7 +481,7 @@ def test_in_one_pass(d, dtype, causal):
             assert all(map(torch.equal, walked, launch_one_pass(*arguments)))
 
 
-# By what each has that the shift walk can't take: (n_q, n_k, heads, heads of keys, d).
+# Shapes that only the ordered walk supports, by reason: (n_q, n_k, heads, KV heads, d).
 ORDERED = {
     "shared heads": (1024, 1024, (2, 8), (2, 2), 128),
     "shared heads, 64 columns": (1024, 1024, (2, 8), (2, 2), 64),
@@ -504,7 +502,7 @@ ORDERED = {
 
 
 def orders_of(heads: int, shared: int, causal: bool) -> list[Ordered]:
-    """All forwards, all backwards, both; heads that share keys also each by itself."""
+    """Return orders: all heads forwards, backwards, or both; also divided groups."""
     if not causal:
         found = [Ordered(1, heads), Ordered(heads, heads)]
     else:
@@ -519,14 +517,14 @@ def orders_of(heads: int, shared: int, causal: bool) -> list[Ordered]:
 @MASKS
 @pytest.mark.parametrize("case", ORDERED)
 def test_in_one_ordered_pass(case, causal):
-    """Right, and the same bits in twenty calls, whatever order is taken."""
+    """Results are near float64 and bitwise equal in twenty calls, with each order."""
     n_q, n_k, lead, lead_k, d = ORDERED[case]
     heads = {"lead": lead, "lead_k": lead_k}
     q, k, v, do = inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", **heads)
     scale, heads = d**-0.5, k[..., 0, 0].numel()
     o, lse = launch_forward(q, k, v, causal, scale)
     orders = orders_of(heads, q[..., 0, 0].numel() // heads, causal)
-    # Float64's scores of long rows take the test's time.
+    # Test one order for long sequences, because float64 attention is slow.
     for order in orders[-1:] if n_q > 4096 else orders:
         arguments = do, q, k, v, o, lse, causal, scale, order
         first = launch_one_pass(*arguments)
@@ -538,7 +536,7 @@ def test_in_one_ordered_pass(case, causal):
 @hopper
 @pytest.mark.filterwarnings("ignore")
 def test_shared_heads_of_transposed_views_under_the_compiler():
-    """With a program for each head that shares keys."""
+    """Each query head has its own programs."""
     torch.compiler.reset()
     heads = {"lead": (1, 32), "lead_k": (1, 8)}
     inputs = make_inputs(8192, 8192, 128, torch.bfloat16, "cuda", **heads)
@@ -562,7 +560,7 @@ def test_shared_heads_of_transposed_views_under_the_compiler():
 
 @hopper
 def test_keys_past_the_end_are_hidden_from_low_scores():
-    """exp(0 - lse) of a key that is none would overflow."""
+    """For padding keys, exp(0 - lse) would overflow."""
     q, k, v, do = inputs = make_inputs(1000, 1000, 128, torch.half, "cuda", lead=(2,))
     q += 4
     k -= 4
@@ -588,7 +586,7 @@ def test_all_lengths(d, dtype, causal):
 @MASKS
 @DTYPES
 def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
-    """Few keys have one of their own; here both see ragged lengths."""
+    """A short sequence has its own configuration; test ragged lengths with both."""
     for config in (SHORT_FORWARD, CONFIGS["forward"][64]):
         for n_q, n_k in [(1000, 1000), (65, 2000), (2000, 130)]:
             q, k, v, do = inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
@@ -601,7 +599,7 @@ def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
 @MASKS
 @HEAD_DIMS
 def test_batches_heads_shared_heads_scales_and_large_scores(d, causal):
-    """Up to 400 heads, so that a program computes several items."""
+    """With 400 heads each program computes several items."""
     for batch, heads, shared in [(3, 5, 5), (2, 6, 2), (1, 6, 1), (1, 1, 1)]:
         heads = {"lead": (batch, heads), "lead_k": (batch, shared)}
         inputs = make_inputs(300, 200, d, torch.bfloat16, "cuda", **heads)
@@ -624,7 +622,7 @@ def test_other_head_dimensions(d):
 @MASKS
 @HEAD_DIMS
 def test_views_between_poisoned_rows(d, causal):
-    """Heads lie between rows, and all other memory is NaN."""
+    """Tensors are (b, n, h, d) views, and all memory around them is NaN."""
     b, h, n = 2, 3, 333
     parts = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
     memory = torch.empty(b, n + 70, 5, h, d, dtype=torch.bfloat16, device="cuda")
@@ -643,7 +641,7 @@ def test_views_between_poisoned_rows(d, causal):
     ("n_q", "n_k", "lead", "d", "tensors"),
     [
         *((1000, 333, (2, 3), d, 6) for d in (64, 80, 128)),
-        # In one pass, by either walk.
+        # One-pass backward, with each walk.
         (2048, 2048, (8, 8), 64, 7),
         (2048, 2048, (8, 8), 48, 7),
         (4096, 4096, (2, 4), 128, 7),
@@ -663,8 +661,8 @@ def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causa
 @hopper
 @pytest.mark.parametrize(("backend", "n"), [("hopper", 100), ("auto", 8192)])
 def test_the_public_class_runs_them(backend, n, monkeypatch):
-    """By name with small inputs, else where faster; do has strides of zero."""
-    # With any Triton: that it computes right comes before `VERSIONS` names it.
+    """Small inputs by backend name, large ones by "auto"; do has stride zero."""
+    # Skip the version check: `VERSIONS` lists a version only after this passes.
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4,))
@@ -688,7 +686,7 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
 def test_gradients_of_what_tma_cannot_read(
     n, lead, d, walk, layout, backend, monkeypatch
 ):
-    """Bit by bit those of aligned tensors, where the same kernels compute them."""
+    """Gradients equal those of aligned tensors bitwise, if the same kernels run."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
     layouts = (Layout((*lead, n, d), ()) for _ in range(2))
@@ -697,7 +695,7 @@ def test_gradients_of_what_tma_cannot_read(
     expected = gradients_of_unreadable(inputs, lambda x: x, backend)
     found = gradients_of_unreadable(inputs, UNREADABLE[layout], backend)
     for a, b in zip(found, expected, strict=True):
-        # For "auto" the plain kernels take over where q, k or v can't be read.
+        # "auto" selects the Triton kernels if TMA can't read q, k or v.
         tolerance = 0 if backend == "hopper" else 0.02
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
@@ -705,7 +703,7 @@ def test_gradients_of_what_tma_cannot_read(
 @hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_only_do_cannot_be_read(n, monkeypatch):
-    """As a slice of a joined gradient arrives: the choice looks at q, k and v alone."""
+    """Slices of joined gradients are such; the backend depends on q, k and v only."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
@@ -730,7 +728,7 @@ def test_a_batch_of_gradients(way, n, backend, monkeypatch):
 @hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_a_thread_without_a_cuda_context_launches(n):
-    """Once kernels are compiled and memory is at hand nothing else asks for one."""
+    """Nothing else creates a context once kernels are compiled and memory is cached."""
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     options = True, 0.125
     o, lse = launch_forward(q, k, v, *options)
@@ -741,7 +739,7 @@ def test_a_thread_without_a_cuda_context_launches(n):
     }
     for name, call in calls.items():
         expected = call()
-        # Freed, for the thread to find.
+        # Free memory for the thread to reuse.
         call()
         torch.cuda.synchronize()
         with ThreadPoolExecutor(1) as pool:
@@ -751,7 +749,7 @@ def test_a_thread_without_a_cuda_context_launches(n):
 
 @hopper
 def test_long_tensors():
-    """The last head of more than 2³¹ elements is as if it were alone."""
+    """The last head, beyond 2³¹ elements, gives the same results alone."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
     q, k, v, do = (
         torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_()

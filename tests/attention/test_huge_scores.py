@@ -9,17 +9,17 @@ from systems.attention import attention_reference, flash_attention
 from tests.attention.checks import DTYPES, hide_later_keys
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-# What all of q, k and v are: rounding moves their scaled scores by up to 2³², up or
+# Constants for q, k and v: rounding changes their scaled scores by up to 2³², up or
 # down.
 VALUES = [29952.0, 49920.0, 133120.0, 999424.0, 2.0**30]
-# Tiles of the last keys are filled up with zeros, whose p are infinite beside scores
-# that are negative and huge, and are not kept.
+# Padding keys have score zero; beside huge negative scores their p are infinite, and
+# masked.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 
 
 @pytest.fixture
 def fused(monkeypatch, device):
-    """Triton's interpreter rounds a multiply-add once, as a GPU does."""
+    """Make the interpreter round a multiply-add once, as a GPU does."""
     if device == "cpu":
         from triton.runtime import interpreter
 
@@ -34,7 +34,7 @@ def fused(monkeypatch, device):
 
 
 def check_equal_scores(q: Tensor, k: Tensor, causal: bool, backend: str) -> None:
-    """Of equal keys each gets the same p, and o is v; gradients are finite."""
+    """Check that equal keys get equal p, so that o is v; gradients are finite."""
     q, k, v = (x.clone().requires_grad_() for x in (q, k, q.abs()))
     o = flash_attention(q, k, v, causal, backend=backend)
     assert torch.allclose(o, v, rtol=1e-6, atol=0)
@@ -53,7 +53,7 @@ def test_equal_huge_scores(dtype, value, sign, causal, fused, device):
 
 @pytest.mark.parametrize("value", [133120.0])
 def test_equal_huge_scores_in_splits(value, fused, device):
-    """One query: the loop over its keys is split, and the parts are combined."""
+    """With one query, the loop over keys is split and partial results are combined."""
     from systems.attention.triton.launches import launch_forward
 
     k = torch.full((1, 150, 64), value, device=device)
@@ -64,7 +64,7 @@ def test_equal_huge_scores_in_splits(value, fused, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @MASKS
 def test_the_largest_of_huge_scores_takes_all(causal, dtype, fused, device):
-    """Scores grow to huge and fall; p is 1 at the largest that a row sees."""
+    """Scores grow to huge values and fall again; the largest visible one has p = 1."""
     n, d = 80, 16
     steps = torch.arange(n, device=device) % 40
     for order in (steps, steps.flip(0)):
@@ -80,7 +80,7 @@ def test_the_largest_of_huge_scores_takes_all(causal, dtype, fused, device):
 
 
 def check_rows_beside_huge_ones(n: int, d: int, dtype, backend: str, device) -> None:
-    """A row with a huge score leaves gradients as the other rows alone give them."""
+    """Check that rows with huge scores add nothing to gradients of k and v."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, do = (
         torch.randn(1, 2, n, d, generator=generator).to(device, dtype) for _ in range(4)
@@ -118,7 +118,7 @@ def need_hopper() -> None:
 @pytest.mark.parametrize("value", VALUES)
 def test_equal_huge_scores_by_the_kernels_for_hopper(value, d, n, causal):
     need_hopper()
-    # So many heads that a long sequence takes the backward pass in one kernel.
+    # Enough heads for the one-pass backward at the longer length.
     heads = 16 if n == 4096 else 1
     x = torch.full((1, heads, n, d), value, dtype=torch.bfloat16, device="cuda")
     check_equal_scores(x, x, causal, "hopper")
@@ -136,7 +136,7 @@ def test_rows_beside_huge_ones_by_the_kernels_for_hopper(d, n):
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "hopper"])
 def test_different_huge_scores_on_a_gpu(backend):
-    """Normal q and k a million times as large as usual: softmax chooses one key."""
+    """q and k are normal, scaled by a million, so softmax selects one key."""
     if backend == "hopper":
         need_hopper()
     generator = torch.Generator("cuda").manual_seed(0)

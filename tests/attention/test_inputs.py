@@ -1,4 +1,4 @@
-"""What flash attention takes and refuses: strides, heads, dtypes, bad input."""
+"""Inputs that flash attention supports and rejects: strides, heads, dtypes."""
 
 import math
 import os
@@ -41,7 +41,7 @@ BACKENDS = ["torch", "triton", "auto"]
 
 
 def amid_nan(x: torch.Tensor) -> torch.Tensor:
-    """Return the same values as a view into memory that is NaN everywhere else."""
+    """Return the values as a view into memory that is NaN elsewhere."""
     *lead, n, d = x.shape
     memory = torch.full(
         (*lead, n + 70, d + 9), float("nan"), dtype=x.dtype, device=x.device
@@ -63,7 +63,7 @@ LAYOUTS = {
 
 @parametrize_pairs(cls=CLASSES, layout=list(LAYOUTS), causal=[False, True])
 def test_strides_and_what_lies_between_them(cls, layout, causal, device):
-    """Contiguous or not, the same result: only the elements themselves are read."""
+    """Results don't depend on strides, and no memory between elements is read."""
     inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
     expected = run_class(cls, *inputs, causal)
     views = tuple(LAYOUTS[layout](x) for x in inputs)
@@ -71,14 +71,14 @@ def test_strides_and_what_lies_between_them(cls, layout, causal, device):
     assert all(map(torch.equal, views, inputs))
     actual = run_class(cls, *views, causal)
     for name in NAMES:
-        # Another layout may be summed in another order.
+        # PyTorch may sum another layout in another order.
         close = {"rtol": 0, "atol": 1e-5, "msg": name}
         torch.testing.assert_close(actual[name], expected[name], **close)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_a_gradient_and_keys_that_are_expanded(cls, device):
-    """o.sum() has a do of stride zero, and the batch shares its keys."""
+    """The gradient of o.sum() has stride zero; keys are expanded over the batch."""
     q, k, v, _ = make_inputs(40, 70, 16, device=device, lead=(3,))
     k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
     do = torch.ones((), device=device).expand_as(q)
@@ -89,7 +89,7 @@ def test_a_gradient_and_keys_that_are_expanded(cls, device):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [16, 24])
 def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device):
-    """Every fresh buffer is NaN, inside and around; its borders must stay so."""
+    """New buffers and the memory around them are NaN before the launch."""
     q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
     expected = run_class(FlashAttentionTriton, *inputs, causal)
     with poisoned(launches) as memories:
@@ -134,7 +134,7 @@ def test_leading_dimensions(backend, lead, device):
 
 
 def test_a_permuted_q_gives_an_o_laid_out_alike(device):
-    """The model's heads are a transposed view: its way back must not cost a copy."""
+    """The model's heads are a transposed view, and transposing o back must not copy."""
     x = torch.randn(2, 20, 3, 16, device=device)
     q = x.transpose(1, 2)
     assert flash_attention(q, q, q).transpose(1, 2).is_contiguous()
@@ -145,7 +145,7 @@ def x(*shape: int, **options) -> Any:
 
 
 def nested(*parts: torch.Tensor) -> torch.Tensor:
-    """A nested tensor that is not jagged, of which PyTorch warns."""
+    """Return a nested tensor that is not jagged, without PyTorch's warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.nested.nested_tensor(list(parts))
@@ -159,7 +159,7 @@ def shaped(*options, K=None, V=None) -> list[Any]:
 
 HALF = x(2, 8, 4).half()
 META = x(2, 8, 4, device="meta")
-# By the message of the error, what is given in the order of the parameters.
+# Wrong arguments by error message, in the order of the parameters.
 WRONG_TYPES = {
     "q must be a torch.Tensor, got list": [[1.0], x(2, 8, 4), x(2, 8, 4)],
     "k must be a strided .* torch.sparse": [x(8, 4), x(8, 4).to_sparse(), x(4)],
@@ -167,7 +167,7 @@ WRONG_TYPES = {
     "v must have the dtype of q, torch.float32, got torch.float16": shaped(V=HALF),
     "causal must be True or False, got 1; .* SDPA takes attn_mask": shaped(1),
     r"causal must be True or False, got numpy\.bool": shaped(np.bool_(True)),
-    # A mask of PyTorch's comes fourth, or flash-attn's share of dropout.
+    # PyTorch's mask, or flash-attn's dropout rate, as fourth argument.
     r"must be True or False, got torch\.Tensor; .* SDPA takes": shaped(x(8, 8)),
     "got 0.0; it is the fourth argument, .* flash-attn dropout_p": shaped(0.0),
     "scale must be an int, a float or None, got builtins.str": shaped(False, "1"),
@@ -218,7 +218,7 @@ def test_the_smallest_and_the_largest_scale(backend, device):
     o = flash_attention(q, k, v, causal=True, scale=2.0**-126, backend=backend)
     counts = torch.arange(1, 9, device=device)[:, None]
     torch.testing.assert_close(o, v.cumsum(0) / counts)
-    # Each query scores 0 with all keys but one, which it leaves no weight.
+    # Each query's score is 0 for all keys but one, whose score is very low.
     k, v = torch.eye(8, device=device) * -(2.0**-4), torch.randn(8, 8, device=device)
     largest = math.nextafter(2.0**127, 0)
     o = flash_attention(-k.flip(0), k, v, scale=largest, backend=backend)
@@ -245,7 +245,7 @@ def test_what_only_the_kernels_refuse(device):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_more_rows_than_32_bits_count_are_refused(which, differentiated, device):
-    """Before memory is asked for: these take none."""
+    """Expanded tensors: the error comes before memory is allocated."""
     tensors = [x(1, 1, 1, device=device) for _ in range(2)]
     tensors[which] = tensors[which].expand(1, 2**30 + 1, 1)
     q, k = tensors
@@ -318,7 +318,7 @@ def test_autocast_is_that_of_sdpa(dtypes, backend, device):
 
 
 def test_float32_products_follow_the_setting_of_torch(precision):
-    """Never Triton's own default, which is TF32."""
+    """The kernels never use Triton's default, TF32."""
     expected = {"highest": "highest", "high": "high", "medium": "high"}
     for setting, arithmetic in expected.items():
         precision(setting)
@@ -347,7 +347,7 @@ def test_transforms_of_functions_are_refused_in_words(backend, transform, device
 
 
 def code_of_page(beginning: str) -> str:
-    """The example of the page on any shape whose last line begins so."""
+    """Return the code of a page's example that ends with this line."""
     page = (ROOT / "docs" / "flash_any_shape.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0].strip() for part in page.split("```python\n")]
     (code,) = [x for x in blocks if x.splitlines()[-1].startswith(beginning)]
@@ -356,7 +356,7 @@ def code_of_page(beginning: str) -> str:
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(5, 21), (20, 20), (1, 70)])
 def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
-    """Bottom right: the last query sees all keys. Gradients too."""
+    """flash-attn aligns its mask at the last query, which sees all keys."""
     q, k, v, do = make_inputs(n_q, n_k, 16, device=device, lead=(2, 3))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     names: dict[str, Any] = {"q": q, "k": k, "v": v, "F": F}
@@ -414,13 +414,13 @@ assert not found, found
 
 
 def test_the_kernels_need_nothing_of_the_records(device):
-    """Neither our modules for them nor the packages that these need."""
+    """Importing the kernels loads no module of records or packages that these need."""
     done = python("-c", WITHOUT, device)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_package_is_cheap_and_the_oracle_stands_alone():
-    """Importing the names loads no torch; no fast path imports the reference."""
+    """Importing the package loads no torch, and no kernel imports the reference."""
     code = """
 import sys, systems.attention
 assert "torch" not in sys.modules and "triton" not in sys.modules

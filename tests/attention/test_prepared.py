@@ -1,4 +1,4 @@
-"""A call whose like was made before is not worked out again, and computes the same."""
+"""Calls with equal layouts are prepared once, with equal results."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def leaves_of(*tensors):
 
 
 def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch):
-    """With gradients and without; the gradient may lie as the result or be expanded."""
+    """Test with and without gradients; do is contiguous or expanded."""
     q, k, v, do = make_inputs(20, 33, 16, device=device, lead=(1, 2))
     one = torch.ones((), device=device).expand_as(q)
 
@@ -53,7 +53,7 @@ def test_the_backward_pass_asks_anew_how_float32_is_multiplied(
     for setting in ("highest", "high", "highest"):
         precision(setting)
         torch.autograd.grad(o, leaves, do, retain_graph=True)
-    # Each once.
+    # Each arithmetic was prepared once.
     assert asked == ["highest", "high"]
 
 
@@ -68,7 +68,7 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("said", WRONG)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_what_equals_a_known_option_and_is_none_is_refused(said, recorded, device):
-    """1 equals True, and was no mask before a call with True either."""
+    """1 equals True as a cache key, so a call with True could make 1 acceptable."""
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
     if recorded:
         q, k, v = leaves_of(q, k, v)
@@ -88,12 +88,12 @@ def test_what_has_no_strides_is_refused_by_name(which, device):
 
 
 def laid_out_anew(x):
-    """As `save_on_cpu(pin_memory=True)` packs."""
+    """Return contiguous copies, as `save_on_cpu(pin_memory=True)` does."""
     return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def with_gaps(x):
-    """The same numbers, every other one in memory; of lse too."""
+    """Return copies with a gap after each number, also for lse."""
     return torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0]
 
 

@@ -11,8 +11,7 @@ lengths = st.integers(1, 90)
 
 
 @pytest.mark.parametrize("cls", [FlashAttentionPyTorch, FlashAttentionTriton])
-# The interpreter takes half a second for an example: looking for a smaller one would
-# take minutes.
+# Don't shrink failing examples: each takes the interpreter half a second.
 @settings(
     max_examples=25,
     deadline=None,

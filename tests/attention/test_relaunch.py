@@ -1,4 +1,4 @@
-"""A launch that is repeated goes past Triton's own, for the same result."""
+"""Repeated launches bypass Triton's slow path, with equal results."""
 
 import ast
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from systems.attention.triton.launches import launch_forward
 
 
 class Kernel:
-    """A function of Triton that notes how it and its compiled form are called."""
+    """A stand-in for a Triton function, which records calls and compiled launches."""
 
     arg_names: tuple[str, ...] = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
 
@@ -54,7 +54,7 @@ STREAM = 70
 
 @pytest.fixture
 def a_gpu(monkeypatch):
-    """The third of several, as Triton's driver tells of it."""
+    """Pretend that the current device is GPU 3."""
     active = SimpleNamespace(
         get_current_device=lambda: 3, get_current_stream=lambda device: STREAM + device
     )
@@ -62,7 +62,7 @@ def a_gpu(monkeypatch):
 
 
 def test_every_launch_asks_for_products_and_sums_in_one():
-    """Triton 3.9 warns of one that doesn't; a later one gives it two instructions."""
+    """Triton 3.9 warns without the option, whose default will change."""
     launched = set()
     for path in (ROOT / "systems").rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
@@ -91,7 +91,7 @@ def test_only_the_first_launch_asks():
     given = {"A": 1, "B": 2, "enable_fp_fusion": True, "num_warps": 4}
     assert kernel.calls == [
         ("asked", (7, 1, 1), (x, y, 3, 5), given),
-        # No hooks; addresses; the constants in the order of the kernel's arguments.
+        # Expected: no hooks, addresses, then constants in the order of parameters.
         (
             *("again", 7, 1, 1, STREAM + 3, "function", "metadata", None, None, None),
             *(y.data_ptr(), x.data_ptr(), 3, 5, 2, 1),
@@ -110,7 +110,7 @@ def test_more_programs_than_a_grid_holds_are_refused_in_words():
 
 @pytest.mark.usefixtures("a_gpu")
 def test_an_option_may_be_an_argument_of_the_kernel():
-    """In Gluon the number of warps is one; descriptors have no address."""
+    """A Gluon kernel may have num_warps as an argument; descriptors have no address."""
     kernel, x, described = Kernel(), aligned(), object()
     kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")
     launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)
@@ -137,7 +137,7 @@ HOOKS = ["launch_enter_hook", "launch_exit_hook"]
     ("put", "second"), [("added", "with hooks"), (print, "with hooks"), (None, "again")]
 )
 def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
-    """Its hook is one of a chain, or a function in the place of the chain."""
+    """Hooks are a chain or a single function, by Triton version."""
     kernel, x, chain = Kernel(), aligned(), getattr(knobs.runtime, hook)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     launch(x, x)
@@ -178,7 +178,7 @@ def test_a_tensor_without_a_batch_has_a_batch_of_one():
 
 @pytest.mark.gpu
 def test_hooks_hear_of_launches():
-    """As Triton's own profiler hangs them in."""
+    """Install hooks as Triton's profiler does."""
     x = torch.randn(3, 1, 2, 64, 16, device="cuda").unbind()
     heard = []
     launch_forward(*x, True, 0.25)

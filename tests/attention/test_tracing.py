@@ -1,4 +1,4 @@
-"""Flash attention under torch.compile and torch.export, and in the model's slot."""
+"""Flash attention under torch.compile and torch.export, and in the model."""
 
 from itertools import product
 
@@ -22,10 +22,9 @@ from tests.attention.checks import (
     worst,
 )
 
-# Fuses nothing, so it needs no compiler of C++; tests that need a GPU use the default
-# backend.
+# A compiler backend without C++; GPU tests use the default.
 COMPILER = "aot_eager"
-# Tracing any autograd Function makes torch warn of itself.
+# PyTorch warns when it traces any autograd Function.
 quiet = pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
 )
@@ -35,7 +34,7 @@ quiet = pytest.mark.filterwarnings(
 def test_operators_pass_opcheck(device):
     heads = {"lead": (1, 4), "lead_k": (1, 2)}
     q, k, v, do = make_inputs(5, 9, 16, torch.bfloat16, device, **heads)
-    # Strides that a fake kernel has to follow.
+    # The fake kernel must return these strides.
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(flash_forward, (*leaves, True, 0.25))
@@ -63,7 +62,7 @@ def loss_of_class(q, k, v):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [loss_of_function, loss_of_class, loss_of_tiles])
 def test_one_graph_under_compile(function, dynamic, device):
-    """No graph break, and the same bits as without compiling."""
+    """There is no graph break, and results are bitwise equal to eager."""
     torch.compiler.reset()
     options = {"fullgraph": True, "backend": COMPILER, "dynamic": dynamic}
     compiled = torch.compile(function, **options)
@@ -90,7 +89,7 @@ def test_autocast_under_compile(device):
 
 @pytest.mark.slow
 def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
-    """Too many compilations of a function would leave it eager."""
+    """After too many recompiles PyTorch would run the function eagerly."""
     torch.compiler.reset()
     graphs = []
 
@@ -108,7 +107,7 @@ def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
     assert 1 <= len(graphs) <= 6
 
 
-# Of a compiler vmap alone is taken. Torch warns that it runs one batch after another.
+# Under a compiler, only vmap is supported; torch warns that it loops over the batch.
 one_by_one = pytest.mark.filterwarnings("ignore:There is a performance drop:")
 CALLS = {
     "function": lambda q, k, v: flash_attention(q, k, v, causal=True),
@@ -156,7 +155,7 @@ REFUSED = {
 @pytest.mark.parametrize("transform", REFUSED)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
-    """Forward mode was once computed without its tangent."""
+    """Forward-mode tangents must not be ignored silently."""
     torch.compiler.reset()
     x = torch.randn(2, 3, 20, 16, device=device)
 
@@ -170,7 +169,7 @@ def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
 
 
 def test_a_compiled_call_beside_forward_mode_is_none_of_its_business(device):
-    """Of inputs that aren't differentiated."""
+    """Inputs of the call have no tangents."""
     torch.compiler.reset()
     x = torch.randn(2, 3, 20, 16, device=device)
     compiled = torch.compile(CALLS["function"], backend=COMPILER)
@@ -220,7 +219,7 @@ def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash", "flash_torch"])
 def test_the_model_learns_the_same_with_each_attention(attention, device):
-    """Errors against float64 are at most twice those of eager attention."""
+    """Gradient errors are at most twice those of eager attention."""
 
     def build(name: str) -> BasicsTransformerLM:
         torch.manual_seed(0)

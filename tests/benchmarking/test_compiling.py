@@ -1,4 +1,4 @@
-"""Compiling is counted, kept out of samples, and starts anew for each configuration."""
+"""Compilation is counted, not timed in samples, and starts from empty caches."""
 
 import os
 import tempfile
@@ -11,7 +11,7 @@ from systems.benchmarking import compiling
 
 @pytest.fixture(autouse=True)
 def no_code_written(monkeypatch):
-    """Capture and differentiate graphs, but run them as they are."""
+    """Capture and differentiate graphs, but run them uncompiled."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling.load.cache_clear()
     yield
@@ -19,7 +19,7 @@ def no_code_written(monkeypatch):
 
 
 def step_over(function, sizes):
-    """A step of a forward and a backward phase, of the next size at each call."""
+    """Return a step with two phases that takes the next size at each call."""
     left = list(sizes)
 
     def step(phase):
@@ -45,7 +45,7 @@ def test_warm_up_steps_are_samples_apart():
     expected = {"warmup_forward_ms": 2, "warmup_backward_ms": 2}
     assert lengths == expected | {"forward_ms": 3, "backward_ms": 3}
     assert (metrics["graphs"], metrics["recompiles"]) == (1, 0)
-    # The first call compiles, and no later one.
+    # Only the first call compiles.
     assert metrics["warmup_forward_ms"][0] > 5 * min(metrics["forward_ms"])
 
 

@@ -1,4 +1,4 @@
-"""GPU time: what is summed up and left out, and what Triton's benchmark is asked."""
+"""GPU time: sums of kernel times, and options of Triton's benchmark."""
 
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ def kernel(start: int, end: int) -> Kernel:
 
 
 def test_a_phase_takes_what_its_kernels_take(monkeypatch):
-    """Gaps don't count, an overlap counts once, no kernels means no time."""
+    """Gaps don't count, overlaps count once, phases without kernels have no time."""
     assert gpu_time.measure(print, "cpu") == {}
     first = [kernel(0, 1_000_000), kernel(5_000_000, 7_000_000)]
     second = [kernel(0, 2_000_000), kernel(1_000_000, 4_000_000)]
@@ -35,7 +35,7 @@ def test_a_phase_takes_what_its_kernels_take(monkeypatch):
     "error", [TraceError("no kernel\nof a GPU"), torch.OutOfMemoryError("no kernel\n")]
 )
 def test_a_row_without_a_profile_says_why(error, monkeypatch):
-    """The times that it has stay."""
+    """Its other times stay."""
 
     def fail(*_, **__):
         raise error
@@ -66,7 +66,7 @@ def test_rounds_add_up_and_warm_up_first(monkeypatch):
 
 @pytest.fixture
 def do_bench(monkeypatch):
-    """Stands in for Triton's benchmark: keeps its options, answers with `times`."""
+    """Replace Triton's benchmark: record the options, return `times`."""
     import triton.testing
 
     calls, times = [], [1.0]
@@ -85,14 +85,14 @@ def test_few_samples_are_kept_and_they_span_the_run(do_bench, count):
     kept, most = do_bench_ms(lambda: None, "cuda", rep_ms=9), gpu_time.SAMPLES_KEPT
     assert do_bench[0] == [{"warmup": 5, "rep": 9, "return_mode": "all"}]
     assert min(count, most // 2) <= len(kept) <= most
-    # Evenly: the largest gap is the step between any two.
+    # Samples are evenly spaced.
     steps = {b - a for a, b in zip(kept, kept[1:], strict=False)}
     assert len(steps) <= 1 and kept[0] == 0.0
     assert count - kept[-1] <= max(steps, default=1)
 
 
 class Product(torch.autograd.Function):
-    """Notes, in `done`, each pass and whether gradients are recorded."""
+    """Records each pass in `done`, and whether gradients are recorded."""
 
     done: list = []
 
@@ -114,7 +114,7 @@ def ones(monkeypatch):
 
 
 def test_passes_are_told_apart(ones):
-    """Backward passes share one graph, and gradients don't accumulate."""
+    """Backward calls share one graph, and gradients don't accumulate."""
     times, calls = pass_times_ms(Product.apply, *ones), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
     alone, both = ["forward"] * calls, ["forward", "backward"] * calls
@@ -170,7 +170,7 @@ def test_gpu_time_of_a_product_is_near_that_of_events(detached):
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_both_instruments_agree_on_the_gpu_time_of_a_step(detached):
-    """Kernel time is at most wall-clock time, and near that of a graph."""
+    """The sum of kernel times is below wall-clock time, and near a graph's time."""
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad
     wall = timing.measure(work.step, warmup=3, repeats=5, device="cuda", between=clear)

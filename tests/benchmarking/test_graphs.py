@@ -1,4 +1,4 @@
-"""A pass as CUDA graphs: one for each phase, with nothing left behind."""
+"""CUDA graphs of a pass: one per phase, and all memory is freed."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from systems.records.outcome import Unsupported
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU whose graphs list what was launched; `events` tells what happened."""
+    """Pretend CUDA graphs that record launches; `events` lists what happened."""
     events: list[str] = []
 
     class Graph(list):
@@ -93,7 +93,7 @@ def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_graphs_of_a_step_compute_what_eager_mode_does(precision):
-    """The second replay adds to no gradient."""
+    """Replays overwrite gradients instead of adding to them."""
     work = Workload("cuda", "small", 64, "forward_backward", precision, 2, 1000)
     work.step(phases.mark)
     expected = [p.grad.clone() for p in work.model.parameters() if p.grad is not None]
@@ -102,7 +102,7 @@ def test_graphs_of_a_step_compute_what_eager_mode_does(precision):
             replay(phases.mark)
             torch.cuda.synchronize()
             for p, grad in zip(work.model.parameters(), expected, strict=True):
-                # Another workspace may mean another way to multiply.
+                # With another workspace cuBLAS may choose another algorithm.
                 torch.testing.assert_close(p.grad, grad, rtol=0.02, atol=1e-3)
     assert all(p.grad is None for p in work.model.parameters())
     whole = Workload("cuda", "small", 64, "step", precision, 2, 1000)

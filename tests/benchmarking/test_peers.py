@@ -1,4 +1,4 @@
-"""Each peer computes attention, and the one that is named runs."""
+"""Each peer computes attention, and `only` runs no other."""
 
 import sys
 from functools import partial
@@ -38,7 +38,7 @@ def test_each_computes_attention(name, causal, device):
 
 @pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
 def test_a_backend_that_can_not_run_is_unsupported(name):
-    """A CPU has neither, and nothing may run in their place."""
+    """A CPU has neither backend, and no other may run instead."""
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     with pytest.raises(Unsupported, match=name.removeprefix("sdpa_")), only(name):
         attention(name, True, 8, "cpu")(q, k, v)
@@ -52,7 +52,7 @@ def test_other_errors_stay_and_what_is_not_installed_is_a_row(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     with pytest.raises(NotInstalled, match="^not installed: .*peers"), only("fa4"):
         attention("fa4", True, 8, "cpu")
-    # Only PyTorch's own words are its refusal of FlashAttention 4.
+    # Only PyTorch's message means that FlashAttention-4 refuses the input.
     refused = RuntimeError("FA4 backward unsupported: head dimension")
     assert peers.find_refusal("sdpa_fa4", refused) == str(refused)
     assert peers.find_refusal("plain", refused) == ""
@@ -72,7 +72,7 @@ def test_products_are_as_precise_as_the_name_says(name, precision):
 
 
 def test_the_plain_kernels_run_where_hopper_has_its_own(device, monkeypatch):
-    """By their name, forwards and backwards."""
+    """ "ours_triton" runs the Triton kernels in both passes."""
     monkeypatch.setattr(limits, "is_faster", lambda q, k: True)
     monkeypatch.setattr(limits, "find_refusal", lambda q, k, v: "")
     q, k, v, do = random_inputs((1, 1, 8, 16), torch.float32, device)
@@ -84,8 +84,7 @@ def test_the_plain_kernels_run_where_hopper_has_its_own(device, monkeypatch):
     torch.autograd.grad(o, (q, k, v), do)
 
 
-# A package of its name, which computes attention as it is called and asserts in either
-# pass what it takes.
+# A stand-in for FlashAttention-4's package, which asserts its inputs in both passes.
 FLASH_4 = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -119,7 +118,7 @@ def flash_attn_func(q, k, v, causal, deterministic):
 
 @pytest.fixture
 def flash_4(monkeypatch):
-    """What it was asked for."""
+    """Install the stand-in; return the list of its options."""
     cute: Any = ModuleType("flash_attn.cute")
     exec(FLASH_4, vars(cute))
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=cute))
@@ -159,7 +158,7 @@ def test_a_full_or_broken_gpu_is_no_refusal(flash_4, d, said):
 
 @pytest.mark.parametrize("error", [TypeError, AssertionError, ValueError])
 def test_a_mistake_of_our_own_is_no_refusal(flash_4, error):
-    """Beside the library's call, or on the way to it."""
+    """An error outside the library's code is raised unchanged."""
     with pytest.raises(error, match="^ours$"), only("fa4"):
         raise error("ours")
     with pytest.raises(RuntimeError, match="No available kernel"), only("fa4"):
@@ -194,14 +193,14 @@ def test_grouped_heads_are_shared(name, device):
 def test_what_ran_is_what_pytorch_chooses():
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     assert what_ran("sdpa", q, k, v, True) == "flash_attention"
-    # The answer follows the context that surrounds it.
+    # The result depends on the surrounding context.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert what_ran("sdpa", q, k, v, True) == "math"
     assert what_ran("plain", q, k, v, True) == "plain"
 
 
 def test_one_compilation_serves_every_length_and_a_graph_serves_twice(monkeypatch):
-    # Fuses nothing, so it needs no compiler of C++.
+    # A compiler backend that needs no C++.
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch.compiler.reset()
     peers.compiled_plain.cache_clear()

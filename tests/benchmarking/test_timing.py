@@ -1,4 +1,4 @@
-"""The clock: what it counts, what it leaves out, and what a training step tells it."""
+"""The clock: what it measures, and the phases of a training step."""
 
 from itertools import count
 
@@ -23,7 +23,7 @@ def test_phases_are_kept_by_name_in_order_and_an_exception_leaves_no_sample():
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_sample_is_the_time_inside_of_a_repeat_s_phase(monkeypatch, device):
-    """A GPU is waited for before both looks at the clock, and a CPU asked nothing."""
+    """Synchronize with a GPU before reading the clock at either end."""
     calls, ticks = [], count(step=0.25)
     names = "synchronize", "reset_peak_memory_stats", "empty_cache"
     peaks = {"max_memory_allocated": 7, "max_memory_reserved": 9}
@@ -59,7 +59,7 @@ def test_a_precision_sets_tf32_and_autocast(precision, name, rounding):
         context = precision_context(name, "cpu")
         assert torch.get_float32_matmul_precision() == rounding
     for _ in range(2):
-        # One context wraps every step of a measurement.
+        # The same context is entered in every step.
         with context:
             found = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
         assert found == (torch.bfloat16 if name == "bf16" else torch.float32)
@@ -83,7 +83,7 @@ def test_the_clock_waits_for_the_gpu():
         end.record()
         torch.cuda.synchronize()
         events.append(start.elapsed_time(end))
-    # The launch alone takes a hundredth of it.
+    # Without waiting, the time would be a hundredth of it.
     assert sorted(clocked)[2] == pytest.approx(sorted(events)[2], rel=0.1)
 
 
@@ -95,7 +95,7 @@ def test_peak_memory_is_that_of_the_measured_steps():
     def step(phase):
         calls.append("step")
         with phase("allocate"):
-            # The first of the warm-ups holds four times as much.
+            # The first warm-up step allocates four times as much.
             count = 4 * size if len(calls) == 1 else size
             torch.empty(count, dtype=torch.uint8, device="cuda")
 

@@ -1,4 +1,4 @@
-"""The set-up that experiments share: each mode does what it says and no more."""
+"""The workload of experiments: each mode runs its passes."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""Sums are those of IEEE 754, by a model that knows integers only."""
+"""Sums equal those of IEEE 754, computed with integers."""
 
 from dataclasses import asdict
 from fractions import Fraction
@@ -14,8 +14,8 @@ from systems.records.record import Record
 from tests.factories import committed, make_gpu, make_record
 from tools.render.stems import accumulation as builder
 
-# Fraction bits and the exponent of the smallest number, which every finite number is a
-# multiple of.
+# Fraction bits, and the exponent of the smallest number, of which all numbers are
+# multiples.
 BITS = {"fp32": (23, -149), "fp16": (10, -24), "bf16": (7, -133)}
 
 
@@ -107,7 +107,7 @@ def test_the_two_parts_of_an_error_add_up(measured):
         total = Fraction(x["device_result"])
         assert x["of_term"] + x["of_adding"] == x["error"]
         assert total - Fraction(str(x["term"])) * x["steps"] == x["error"]
-    # Terms of 16 bits leave an fp32 sum room: adding them costs nothing at all.
+    # In fp32, sums of 16-bit terms are exact.
     assert found.one(name="fp16_in_fp32")["of_adding"] == 0
     assert found.one(name="bf16_in_fp32")["of_adding"] == 0
     assert found.one(name="fp32_in_fp32")["of_adding"] != 0

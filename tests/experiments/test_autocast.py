@@ -1,4 +1,4 @@
-"""Every dtype cell of `autocast`, on a GPU by CUDA's lists and on a CPU."""
+"""Every dtype in the record of `autocast`, on a GPU and on a CPU."""
 
 from dataclasses import asdict
 
@@ -32,11 +32,11 @@ TRANSFORMER = cells(
         "optimizer_update"
     ),
 )
-# The CPU's fp32 list is shorter: these stay in the dtype that they meet.
+# The CPU's fp32 list is shorter: these keep the dtype of their input.
 CPU_LEAVES = {"ln", "softmax_exp", "softmax_sum", "softmax_divide"}
 
 
-# Here, on a GPU, and as the H200 found it: the record that the page shows.
+# Run on this machine, on a GPU if there is one, and compare with the H200's record.
 EVERYWHERE = pytest.mark.parametrize(
     "device", ["cpu", "record", pytest.param("cuda", marks=pytest.mark.gpu)]
 )
@@ -63,7 +63,7 @@ def test_each_cell(part, dtype, device, monkeypatch):
     assert found.keys() - expected.keys() <= {"forward_operations", "forward_casts"}
 
 
-# What PyTorch's documentation lists for CUDA.
+# Lists of operations in PyTorch's documentation for CUDA.
 LISTS = {
     "lower": "matmul bmm addmm einsum linear scaled_dot_product_attention",
     "wide": "exp log pow rsqrt reciprocal softmax log_softmax sum cumsum norm softplus "
@@ -86,12 +86,12 @@ def test_autocast_adds_casts_and_nothing_else(on_cpu):
     assert plain["forward_casts"] == 0
     others = cast["forward_operations"] - cast["forward_casts"]
     assert others == plain["forward_operations"]
-    # Seven matrices a layer and the head, each weight once and most inputs once.
+    # Each layer casts seven matrices and most of their inputs, and the head one.
     assert cast["forward_casts"] >= 12 * 7 + 1
 
 
 def test_the_autocast_of_the_memory_tests_is_that_of_a_gpu(on_cpu, monkeypatch):
-    """Every dtype, and as many operations and casts as an H200 counted."""
+    """Dtypes and numbers of operations and casts equal those of an H200."""
     config = Config("transformer", "bf16")
     row = committed("autocast").row(asdict(config))
     assert row is not None

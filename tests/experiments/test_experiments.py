@@ -46,7 +46,7 @@ from tools.render.load import is_fresh, primary_gpu
 
 
 def run_line(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
-    """Run an experiment's command line: exit code, standard output, standard error."""
+    """Run an experiment's command; return exit code, output and errors."""
     monkeypatch.setattr(sys, "argv", ["experiment", *options])
     said = "What it does.\n\nAn example."
     monkeypatch.setattr(sys.modules["__main__"], "__doc__", said, raising=False)
@@ -57,12 +57,12 @@ def run_line(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
 
 
 def stem_that(run) -> SimpleNamespace:
-    """`end_to_end` with this function to measure a row."""
+    """Return the stem `end_to_end` with this `run`."""
     return SimpleNamespace(Config=end_to_end.Config, run=run)
 
 
 def refused_by_the_compiler(error: Callable[[], Exception]):
-    """Measure a row whose compiler raises this error."""
+    """Return the row of a configuration whose compiler raises this error."""
 
     def backend(graph, inputs):
         raise error()
@@ -91,14 +91,14 @@ def test_the_grids_have_their_rows_once_and_the_full_one_is_what_was_measured(st
     configs = import_module(STEMS[stem].module).configs
     full, quick = configs(), configs(quick=True)
     assert len(full) == len(set(full)) > len(quick) == len(set(quick)) > 0
-    # A record from before a change of the code may lack what the change added.
+    # A stale record may lack fields that were added since.
     gpu = "meta" if "meta" in STEMS[stem].full else primary_gpu()
     path = RESULTS / gpu / f"{stem}.json"
     if path.exists() and is_fresh(measured := store.read(path)):
         assert [row.config for row in measured.rows] == [asdict(c) for c in full]
 
 
-# What the assignment asks for: the cells of a grid by these of its fields.
+# Cells that the assignment asks for, by fields of the configuration.
 CONTEXTS, HEAD_DIMS = (128, 256, 512, 1024), (16, 32, 64, 128)
 ASKED = {
     ("end_to_end", "size context precision warmup steps batch"): product(
@@ -243,7 +243,7 @@ def test_a_table_has_each_phase_and_their_total(capsys, monkeypatch):
 
 
 def test_out_of_memory_inside_the_compiler_is_a_row_too():
-    """The compiler wraps what its backend raises."""
+    """The compiler wraps errors of its backend."""
     row = refused_by_the_compiler(fill_the_gpu)
     assert (row.status, row.reason) == ("out_of_memory", FULL)
     with pytest.raises(RuntimeError, match="no such kernel"):
@@ -276,7 +276,7 @@ def test_a_row_that_the_cpus_compiler_refuses_is_unsupported(error, said, monkey
 
 
 def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
-    """A stem without torch has no error of the device to look for."""
+    """Without torch there is no out-of-memory error to look for."""
     monkeypatch.delitem(sys.modules, "torch")
     assert out_of_memory_reason(ValueError("CUDA out of memory.")) is None
     assert out_of_memory_reason(MemoryError()) == "no memory left for Python"
@@ -290,7 +290,7 @@ def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, on_cpu):
 
 @pytest.fixture
 def tiny(monkeypatch, on_cpu):
-    """Make `small` tiny and on the CPU; list the calls of its attention."""
+    """Make `small` tiny, on the CPU; return the list of calls of its attention."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     calls, attend = [], model_module.scaled_dot_product_attention
 
@@ -338,7 +338,7 @@ def lengths_of(metrics: dict[str, Any]) -> dict[str, int]:
 
 @pytest.fixture
 def quick_compiler(monkeypatch, on_cpu, unchecked_shapes):
-    """Capture graphs on the CPU, but run them as they are."""
+    """Capture graphs on the CPU, but run them uncompiled."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling.load.cache_clear()
@@ -359,8 +359,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
     assert lengths_of(metrics) == expected
     graphs = int(execution == "compiled")
     assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
-    # Two score matrices of 2 x 24 x 24 numbers stay, and eagerly a mask; a CPU has no
-    # memory in use to report.
+    # Saved are two score matrices of 2 x 24 x 24 numbers and, if eager, a mask.
     kept = [tensor for tensor in metrics["saved"] if tensor["adds_bytes"] >= 24 * 24]
     matrices = [tensor for tensor in kept if tensor["adds_bytes"] == 2 * 24 * 24 * 4]
     assert len(matrices) == 2 and (len(kept) == 3) == (causal and execution == "eager")
@@ -370,7 +369,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
 def test_attention_masks_where_it_says_so():
     q, k, v = torch.randn(3, 2, 1, 5, 4)
     plain, masked = (attention.plain_attention(on)(q, k, v) for on in (False, True))
-    # The last query sees every key in both, the first sees one under the mask.
+    # The mask changes the first query's result, not the last one's.
     assert torch.equal(plain[..., -1, :], masked[..., -1, :])
     assert torch.allclose(masked[..., 0, :], v[..., 0, :])
 
@@ -385,7 +384,7 @@ SHORT: dict[str, Any] = {"context": 6, "batch": 2, "vocab": 50}
 def test_compile_times_every_phase_and_counts_graphs(
     quick_compiler, monkeypatch, execution, optimizer, graphs
 ):
-    """AdamW compiles without state, for one t, and for any t."""
+    """AdamW is compiled without state, for constant t, and for any t."""
     found = {"forward_gpu_ms": [2.0], "forward_kernels": 7, "forward_fused": []}
     monkeypatch.setattr(gpu_time, "measure", lambda *_, **__: found)
     config = compile_experiment.Config(
@@ -406,7 +405,7 @@ def test_compile_times_every_phase_and_counts_graphs(
 def test_what_was_compiled_ahead_keeps_its_cold_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
 ):
-    """What the row's own first steps took is the time of a second start."""
+    """The row's own first steps are stored as those of a second start."""
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )
@@ -420,7 +419,7 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
     with precompile.folder_for_compiled(tmp_path / "compile.json"):
         monkeypatch.setenv(precompile.AT_ONCE, "5")
         folder = precompile.ahead(compile_experiment.name_of(config))
-        # Nothing was: compiled here, in a cache of its own.
+        # Without compiled code, the row compiles in its own cache.
         alone = measure_row(config, compile_experiment.run).metrics
         compile_experiment.precompile(config)
         cold = precompile.cold_samples(folder)
@@ -440,7 +439,7 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
 def test_what_was_compiled_ahead_is_not_compiled_again(
     quick_compiler, monkeypatch, tmp_path
 ):
-    """By the compiler itself, which takes a minute and has nothing to do then."""
+    """Takes a minute with the real compiler; the second run must compile nothing."""
     monkeypatch.setattr(compiling, "BACKEND", "inductor")
     config = compile_experiment.Config(
         "small", "bf16", "compiled", **SHORT, warmup=1, steps=1, rounds=1
@@ -450,7 +449,7 @@ def test_what_was_compiled_ahead_is_not_compiled_again(
         counters.clear()
         row = measure_row(config, compile_experiment.run)
     assert row.status == "ok" and row.metrics["graphs"] == 1
-    # Of the forward and of the backward pass.
+    # One graph for each pass.
     assert counters["inductor"]["fxgraph_cache_hit"] == 2
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
     (first,) = row.metrics["again_forward_ms"]
@@ -492,7 +491,7 @@ def test_too_few_warm_up_steps_to_compile_in_are_refused(module, options):
 
 @pytest.mark.slow
 def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
-    """It would count in the peak of the next one."""
+    """Its memory would count in the next row's peak."""
     models, build = [], workload.build_model
 
     def spy(*arguments):
@@ -512,7 +511,7 @@ def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatc
 @pytest.mark.parametrize("name", flash_accuracy.IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", flash_accuracy.DTYPES)
 def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch):
-    """A CPU has PyTorch's flash and math kernels alone."""
+    """A CPU has only PyTorch's flash and math backends."""
     config = flash_accuracy.Config(name, dtype, d=16, n=40)
     row = measure_row(config, flash_accuracy.run)
     reason = row.reason or ""
@@ -557,7 +556,7 @@ def test_flash_benchmarking_times_three_passes(on_cpu):
 
 
 def test_do_bench_is_done_before_a_profiler_slows_launches(on_cpu, monkeypatch):
-    """And the rounds of GPU time alternate."""
+    """Rounds of GPU time alternate."""
     done = []
     monkeypatch.setattr(
         gpu_time, "pass_times_ms", lambda *_: done.append("do_bench") or {"a_ms": [1.0]}
@@ -572,7 +571,7 @@ def test_do_bench_is_done_before_a_profiler_slows_launches(on_cpu, monkeypatch):
 
 @pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
 def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
-    """A peer that can't run has a row that says so."""
+    """Peers that can't run give rows with the reason."""
     flash_peers.problem.cache_clear()
     turns, calls, alone = [], [], []
     real, timed = flash_peers.only, flash_peers.call_ms
@@ -606,12 +605,12 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
     assert flash.metrics["ran"] == "flash_attention"
     names = [f"{of}_relative_error" for of in ("o", "dq", "dk", "dv")]
     assert all(0 < plain.metrics[name] < 1e-6 for name in names)
-    # If it is short enough, calls time the host.
+    # Short shapes also time calls.
     rounds = flash_peers.ROUNDS_OF_CALLS if n <= flash_peers.SHORT else 0
     assert calls == ["plain", "sdpa_flash"] * rounds
     times = plain.metrics.get("call_ms", [])
     assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
-    # What the shape has in common was made once, and once more for the other inputs.
+    # Inputs and exact results were computed once, and once more for other inputs.
     assert flash_peers.problem.cache_info().misses == 2
     assert flash.metrics["repeats"] and flash.metrics["varies"] == ""
     assert 0 < flash.metrics["again_relative_error"] < 1e-6
@@ -633,7 +632,7 @@ def test_flash_peers_checks_grouped_heads_stored_inside_tokens(on_cpu, monkeypat
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
-    """In pieces that don't divide the length."""
+    """The block length does not divide the sequence length."""
     monkeypatch.setattr(flash_peers, "EXACT_ROWS", 7)
     heads = {"lead": (1, 2 * group), "lead_k": (1, 2)}
     q, k, v, do = make_inputs(30, 30, 8, torch.float64, **heads)
@@ -670,19 +669,19 @@ def test_a_step_names_the_attention_that_ran(tiny, name, ran):
     assert {len(metrics[phase]) for phase in PHASES["step"]} == {4}
     assert list(metrics) == [*PHASES["step"], "ran"]
     assert metrics["ran"] == ran
-    # SDPA does not pass through the function that the fixture watches.
+    # Only eager attention calls the function that the fixture records.
     assert bool(tiny) == (name == "eager")
     assert all(dtype == torch.bfloat16 for _, dtype, _ in tiny)
 
 
 @pytest.mark.parametrize("step", flash_ablation.STEPS)
 def test_each_step_of_the_ablation_computes_attention(step):
-    # The first kernel refuses bf16 where Triton's interpreter multiplies.
+    # In the interpreter, the first kernel rejects bf16.
     exact = step.startswith("first_") and timing.default_device() == "cpu"
     given = {"dtype": "fp32"} if exact else {}
     config = flash_ablation.Config(step, heads=2, n=256, d=16, **given)
     metrics = measure_row(config, flash_ablation.run).metrics
-    # Probabilities and results have the 8 significant bits of bf16.
+    # In bf16, probabilities and results have 8 significant bits.
     least, most = (0, 1e-6) if exact else (1e-4, 6e-3)
     assert least < metrics["relative_error"] < most and metrics["ran"] == "triton"
     assert metrics["repeats"] or step == "atomic_backward"

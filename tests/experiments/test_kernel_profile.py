@@ -1,4 +1,4 @@
-"""The profiled step; on a CPU the profiler's operations stand for kernels."""
+"""Profiled steps; on a CPU, operations replace kernels."""
 
 import copy
 import gzip
@@ -23,14 +23,13 @@ CONFIG = Config("small", 6, "step", "fp32", "torch", **COUNTS)
 
 @pytest.fixture
 def cpu(monkeypatch, tmp_path):
-    """Two tiny layers on the CPU, where operations stand for kernels."""
+    """Run two tiny layers on the CPU, with operations instead of kernels."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 2, 2))
     monkeypatch.setattr(kernel_profile, "require_gpu", lambda: "cpu")
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(kernel_profile, "ROOT", tmp_path)
     monkeypatch.setattr(kernel_profile, "TRACES", tmp_path / "traces")
-    # An operation inside another would be counted twice: only the innermost of those
-    # that matter are kept.
+    # Count only the innermost operation of these names, not those that call it.
     kept = {f"aten::{name}" for name in "mm bmm exp amax max sub sum div".split()}
     read = torch_trace.read_trace
 
@@ -68,14 +67,14 @@ def test_a_step_is_looked_at(cpu, mode):
     metrics = kernel_profile.run(replace(CONFIG, mode=mode))
     names = ["forward"] if mode == "forward" else list(phases.PHASES)
     for name in names:
-        # `end_to_end` times it without a profiler.
+        # `end_to_end` has these times without a profiler.
         assert f"{name}_ms" not in metrics and len(metrics[f"profiled_{name}_ms"]) == 2
     assert (metrics["profiler"], metrics["passes"]) == ("torch", 2)
     assert len(metrics["thousand_marks_ms"]) == 5
     rows = metrics["kernels"]
     calls = {(row["phase"], row["name"]): row["calls"] for row in rows}
-    # Two layers. Each has four projections and three matrices of the feed-forward part,
-    # and one matrix ends the model. `einsum` makes each a product of a batch of one.
+    # Two layers with four projections and three feed-forward matrices each, and the
+    # head. `einsum` runs each as a bmm of one batch.
     assert calls["forward", "aten::bmm"] == 2 * 7 + 1
     for part in ("scores", "output"):
         assert calls[f"forward/attention {part}", "aten::bmm"] == 2
@@ -96,7 +95,7 @@ def test_what_the_rows_say_adds_up(cpu):
     total = sum(sum(metrics[name]) for name in busy) / CONFIG.passes
     assert sum(row["total_ms"] for row in rows) == pytest.approx(total, rel=1e-3)
     assert all(row["phase"] for row in rows)
-    # What operations launched is what their names say, here exactly.
+    # Matmul time by operation equals matmul time by name.
     named = [
         row["total_ms"] for row in rows if row["name"] in ("aten::mm", "aten::bmm")
     ]

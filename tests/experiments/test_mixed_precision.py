@@ -1,4 +1,4 @@
-"""The language has its entropy, and each precision is what it is called."""
+"""The language has its entropy, and each precision its dtypes."""
 
 import math
 import re
@@ -16,12 +16,12 @@ from systems.records.outcome import measure_row
 
 
 def pairs(text: torch.Tensor) -> Counter[tuple[int, int]]:
-    """How often each token follows each."""
+    """Count how often each token follows each other."""
     return Counter((a, b) for line in text.tolist() for a, b in pairwise(line))
 
 
 def test_no_model_can_beat_the_entropy_of_the_language():
-    """Counts of half of the text predict the other half with ENTROPY nats."""
+    """Counts from half of the text predict the rest with a loss of ENTROPY nats."""
     text = synthetic_language.sample(vocab=32, sequences=600, length=120, seed=5)
     counts, of_first = pairs(text[:300]), Counter()
     for (first, _), count in counts.items():
@@ -57,7 +57,7 @@ def test_a_seed_changes_the_text_and_not_the_language():
 
 @pytest.fixture
 def tiny(monkeypatch, on_cpu):
-    """Make `small` tiny and on the CPU; list the optimizers that are made."""
+    """Make `small` tiny, on the CPU; return the list of its optimizers."""
     monkeypatch.setitem(SIZES, "small", ModelSize(16, 32, 1, 2))
     made, optimizer = [], mixed_precision.AdamW
 
@@ -76,7 +76,7 @@ def config(precision: str, **changes) -> Config:
 
 
 DTYPES = {
-    # Of weights, gradients and optimizer state; of the products.
+    # Dtypes of weights, gradients and optimizer state; and of matmuls.
     "fp32": (torch.float32, torch.float32),
     "bf16": (torch.float32, torch.bfloat16),
     "bf16_pure": (torch.bfloat16, torch.bfloat16),
@@ -126,8 +126,7 @@ def test_in_pure_bf16_small_updates_of_large_weights_are_lost(tiny):
     runs = {p: mixed_precision.run(config(p)) for p in mixed_precision.PRECISIONS}
     names = [f"unchanged_{name}" for name in mixed_precision.WATCHED]
     assert [len(runs["fp32"][name]) for name in names] == [4, 4, 4]
-    # A gain begins at 1, where an update of the learning rate is far below half the
-    # spacing.
+    # A gain is 1 at first, where an update is far below half the spacing.
     gain = {p: found["unchanged_gain"] for p, found in runs.items()}
     assert gain["bf16_pure"] == [1.0] * 4 and max(gain["fp32"] + gain["bf16"]) < 0.2
     embedding = {p: found["unchanged_embedding"] for p, found in runs.items()}

@@ -1,4 +1,4 @@
-"""Stages of norms: right in float64, rounded and marked where a format gives out."""
+"""Stages of norms: exact in float64, else rounded, and marked if out of range."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_a_running_mean_rounds_after_each_addition(dtype):
     for i in range(50):
         total = total + x[..., i : i + 1]
     assert torch.equal(running_mean(x, -1, True), total / 50)
-    # A thousand ones in bf16 stall at 256.
+    # In bf16, a sum of ones stalls at 256.
     ones = torch.ones(1, 1, 1000, dtype=torch.bfloat16)
     assert running_mean(ones, -1, True).item() == pytest.approx(0.256, rel=4e-3)
 
@@ -62,11 +62,10 @@ def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
     stages = ("square", "variance", "rsqrt", "output")
     found = [builder.error_marks(fp16, stage)[at] for stage in stages]
     assert found == ["∞", "∞", "=0", "=0"]
-    # The root of the true mean square is about a thousandth, an ordinary number of the
-    # format.
+    # The inverse root of the true mean square is an ordinary number.
     root = torch.rsqrt(torch.tensor(2e6)).half()
     assert root > torch.finfo(torch.float16).smallest_normal
-    # Computed in fp32 inside, the same inputs give an output as good as any.
+    # Norms computed in fp32 inside give an accurate output.
     for compute in ("upcast", "fused"):
         found = builder.error_marks(measured("rms", "fp16", 64, compute), "output")
         assert found[at] == "-4"

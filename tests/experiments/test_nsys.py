@@ -1,4 +1,4 @@
-"""One step under both profilers: what a row keeps of each, and what tables say."""
+"""One step under both profilers: metrics of a row, and tables."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from systems.records.record import Row
 from tests.factories import make_record
 from tools.render.stems import nsys as rendered
 
-# What each phase takes under an instrument: wall-clock time, kernels, in ms.
+# By profiler: wall-clock time and kernel time of each phase, in ms.
 TIMES = {"torch": (5.0, 1.0), "nsys": (3.0, 1.01)}
 
 

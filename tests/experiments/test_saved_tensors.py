@@ -1,4 +1,4 @@
-"""What is seen to be saved: every memory once, no weight, and what shapes predict."""
+"""Saved tensors: each memory once, no weights, and bytes as formulas predict."""
 
 import inspect
 
@@ -29,7 +29,7 @@ def test_a_block_saves_what_shapes_say_and_weights_are_no_part_of_it():
     row = saved("block")
     p = Pass(SHAPE, 32, "step", "fp32", batch=2)
     assert total(row) == block_saved(p) < row["bytes_if_counted_each_time"]
-    # The two norms' and seven matrices'.
+    # Two norms and seven matrices.
     assert row["parameters_saved"] == 9
     assert row["parameter_gradient_bytes"] == 4 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64)
 
@@ -42,7 +42,7 @@ def test_blocks_computed_again_two_by_two_save_two_inputs():
 
 @pytest.mark.slow
 def test_a_compiled_norm_saves_three_tensors_where_six_were_saved(monkeypatch):
-    # Without what checks shapes while tests run, which no compiler traces.
+    # Without the tests' shape checks, which compilers can't trace.
     forward = inspect.unwrap(RMSNorm.forward)
     monkeypatch.setattr(RMSNorm, "forward", forward)
     assert (saved("norm")["saved"], saved("norm", True)["saved"]) == (6, 3)

@@ -1,4 +1,4 @@
-"""The formulas against what PyTorch counts."""
+"""Formulas of costs against counts by PyTorch."""
 
 from dataclasses import asdict
 
@@ -65,14 +65,13 @@ def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
         o = attention.plain_attention(causal)(q, k, v)
         memory.reset_peak()
         o.backward(do)
-    # An index, or a number that is a tensor for a moment, is not worth a line of the
-    # formula.
+    # The formula neglects small tensors.
     expected = sum(costs.attention_peak_bytes(**shape).values())
     assert memory.peak == pytest.approx(expected, abs=64)
 
 
 def test_attention_flops_are_those_of_pytorchs_counter():
-    """Its formula for fused attention: two products forward, five backward."""
+    """PyTorch counts two matmuls forward and five backward."""
     inputs = torch.randn(3, 2, 3, 40, 16, device="meta")
     q, k, v = (x.requires_grad_() for x in inputs)
     shape = {"batch": 2, "heads": 3, "n": 40, "d": 16}
@@ -84,8 +83,7 @@ def test_attention_flops_are_those_of_pytorchs_counter():
     assert backward == costs.attention_flops("backward", causal=False, **shape)
     both = costs.attention_flops("both", causal=True, **shape)
     assert 2 * both == forward + backward
-    # In one pass ours does the same products; in two, scores and dP are computed in
-    # both.
+    # The one-pass kernel does the same matmuls; two passes compute scores and dP twice.
     products = {name: work.matmuls for name, work in costs.KERNELS.items()}
     both = costs.ATTENTION_MATMULS["both"]
     assert products["forward"] + products["one_pass"] == both

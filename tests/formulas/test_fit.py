@@ -1,4 +1,4 @@
-"""The search finds the last size that fits, and the command prints it."""
+"""The search finds the largest size that fits, and the command prints it."""
 
 import subprocess
 from dataclasses import astuple, replace
@@ -34,7 +34,7 @@ def test_the_largest_is_the_last_that_fits(field, gpu):
 
 
 def test_a_gpu_holds_what_its_record_says():
-    """By its driver, and by what a step of 65 GiB left."""
+    """Memory as the driver reports it, and as free in a step that needs 65 GiB."""
     measured = GPUS["h200"].memory_mib * 2**20
     assert measured == pytest.approx(150_754_820_096, abs=2**20)
     assert 0.5 < CONTEXT_BYTES / 2**30 < 0.7
@@ -47,7 +47,7 @@ AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": Tru
 
 @pytest.mark.parametrize("again", AGAIN, ids=str)
 def test_products_are_those_that_pytorch_counts(again):
-    """Of a step with plain attention, whatever is computed again."""
+    """Counts of a step with plain attention and each recomputation."""
     p = Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
     d_model, d_ff, layers, heads = astuple(p.shape)
     model = BasicsTransformerLM(p.vocab, p.context, d_model, layers, heads, d_ff)
@@ -62,7 +62,7 @@ def test_products_are_those_that_pytorch_counts(again):
 
 
 def test_flash_computes_half_of_the_scores_and_those_again():
-    """Of 512² pairs 512 · 513 / 2, in two products forward and in five backward."""
+    """Scores are 512 · 513 / 2 pairs, in two matmuls forward and five backward."""
     p = Pass("small", 512, "step", "fp32")
     shape = vars(SIZES["small"])
     parts = forward_flops(**shape, vocab_size=10_000, context=512, batch=4)

@@ -1,4 +1,4 @@
-"""Chips add up to their data sheets, and a floor is the slower of two roads."""
+"""Rates of chips agree with data sheets; a lower bound is the larger of two."""
 
 import pytest
 
@@ -16,10 +16,10 @@ def test_units_times_clock_are_the_data_sheets_rate(slug):
     assert peak is not None
     rate = chip.sms * chip.fp32_flops_per_clock * chip.clock
     assert rate == pytest.approx(peak.fp32, rel=0.01)
-    # Tensor cores run at a lower clock.
+    # Tensor cores run at a lower clock than the boost clock.
     fastest = chip.sms * chip.bf16_flops_per_clock * chip.clock
     assert 0.9 * fastest < peak.bf16 < 1.01 * fastest
-    # Units come in powers of two.
+    # Operations per clock are powers of two.
     per_clock = chip.bf16_flops_per_clock, chip.fp32_flops_per_clock
     assert all(n.bit_count() == 1 for n in (*per_clock, chip.exponentials_per_clock))
 

@@ -28,7 +28,7 @@ from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import build_model
 from tests.cpu_allocator import allocator
 
-# One where scores count, one where matrices do.
+# Shapes dominated by scores, and by matrices.
 SHAPES = {"scores": ModelSize(256, 1024, 3, 8), "matrices": ModelSize(512, 2048, 2, 8)}
 PLAIN = ("eager", False)
 REMEDIES = [("eager", True), ("flash", False), ("flash", True)]
@@ -44,7 +44,7 @@ CASES = [
 
 
 def recorded(monkeypatch, *fields, **others) -> dict:
-    """The row of a pass over fake tensors, recorded as on a GPU."""
+    """Return the row of a pass on fake tensors, recorded as on a GPU."""
     monkeypatch.setattr(peak_memory, "gpu", lambda: "cpu")
     with allocator(monkeypatch):
         return run(Config(*fields, batch=2, vocab=1000, warmup=0, steps=1, **others))
@@ -117,14 +117,14 @@ def test_formulas_and_passes_agree(
     assert most == category_peaks(p)
     predicted = peak(p)
     assert predicted.keys() == measured.keys()
-    # A forward pass that keeps nothing is the one whose small tensors are not counted.
+    # Formulas neglect small tensors, which count more in a pass without a graph.
     near = 0.01 if mode == "forward" else 0.001
     found = row["peak_requested_bytes"]
     assert sum(predicted.values()) == pytest.approx(found, rel=near)
 
 
 def passes() -> list[Pass]:
-    """Draw steps at random: every precision, kernel and checkpointing."""
+    """Generate random passes: every precision, attention and checkpointing."""
     draw = random.Random(0)
     drawn = []
     for number in range(12):
@@ -183,7 +183,7 @@ def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
 
 
 def test_published_models_have_as_many_parameters_as_published():
-    """Grouped-query attention and tied embeddings; Qwen without its biases."""
+    """Models with grouped-query attention and tied embeddings; Qwen without biases."""
     llama_8b, llama_1b = ModelSize(4096, 14336, 32, 32), ModelSize(2048, 8192, 16, 32)
     qwen = ModelSize(896, 4864, 24, 14)
     for shape, kv_heads, vocab, embeddings, count in (

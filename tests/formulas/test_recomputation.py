@@ -1,4 +1,4 @@
-"""Peaks of what is computed again, by formula, against passes over fake tensors."""
+"""Peaks with recomputation, by formula, against passes on fake tensors."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ WAYS = [
 
 
 def allocated(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
-    """The peak of a pass that makes gradients, and of one that finds them there."""
+    """Return the peaks of a pass that allocates gradients, and that finds them."""
     monkeypatch.setitem(SIZES, "tested", p.shape)
     with allocator(monkeypatch) as memory:
         model = build_model("tested", p.context, p.vocab, p.attention)
@@ -48,7 +48,7 @@ def allocated(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
             autocast = precision_context(p.precision, "cpu")
             training_step(model, token_ids, targets, autocast)
             found.append(memory.peak)
-        # Before the allocator goes that their storages tell of their end.
+        # Free the tensors before the allocator that counts them.
         del model, token_ids, targets
     return found
 
@@ -64,7 +64,7 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
 
 
 def test_what_the_forward_pass_keeps():
-    """Two inputs of each half block; nested runs two in all, or one."""
+    """The number of saved block inputs, for half blocks and nested runs."""
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
     for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
@@ -77,12 +77,12 @@ def test_halving_keeps_an_input_for_each_second_half():
     assert [count_kept_inputs("halving", 8, block) for block in range(1, 9)] == [
         1 + (block - 1).bit_count() for block in range(1, 9)
     ]
-    # Three layers split into one and two.
+    # Three layers are halved into one and two.
     assert enclosing_halves(3, 3) == [True, True] and enclosing_halves(3, 1) == [False]
 
 
 def test_nested_runs_in_closed_form():
-    """As the page has them, of N blocks with N a power of two."""
+    """The page's formulas for N blocks, N a power of two."""
     for log in range(1, 7):
         n = 2**log
         assert n * forward_passes("halving", n) == n * (3 + log) / 2
@@ -94,7 +94,7 @@ def test_nested_runs_in_closed_form():
 
 
 def test_by_hand_nothing_is_held_before_a_gradient_came_in():
-    """Where gradients are kept the peak is in the forward pass, alike by both."""
+    """With existing gradients, the peak is in the forward pass, equal for both."""
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     (made, kept), (by_hand, kept_by_hand) = (
         strategy_peaks(p, "runs"),

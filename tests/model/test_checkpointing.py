@@ -38,7 +38,7 @@ def assert_same(found: dict, expected: dict) -> None:
 
 
 def trained(strategy: str, precision: str, run: int = 1):
-    """The gradients of a pass, and how often each block was computed."""
+    """Return the gradients of a pass, and how often each block was computed."""
     model = tiny_model()
     calls = [0] * LAYERS
     for i, block in enumerate(model.layers):
@@ -88,7 +88,7 @@ def test_a_copy_computes_with_its_own_weights(strategy, copied):
     expected(ids).square().mean().backward()
     assert_same(gradients(found), gradients(expected))
     assert all(gradient is None for gradient in gradients(original).values())
-    # Checkpointing changes no name of a parameter.
+    # Checkpointing doesn't rename parameters.
     assert [*original.state_dict()] == [*expected.state_dict()]
 
 
@@ -99,7 +99,7 @@ def test_a_run_has_a_block(run):
 
 
 def test_a_model_inside_a_wrapper_is_not_passed_over():
-    """The wrapper would take an attribute that its model never looks at."""
+    """Setting an attribute on the wrapper would have no effect on the model."""
     with pytest.raises(AttributeError):
         recompute(nn.DataParallel(tiny_model()), "runs", 1)  # pyright: ignore
 

@@ -13,8 +13,8 @@ def test_twenty_steps_equal_torch(options):
     theirs = [p.detach().clone().requires_grad_() for p in ours]
     optimizer = AdamW(ours, **options)
     lr, decay = options.get("lr", 1e-3), options.get("weight_decay", 0.01)
-    # PyTorch decays before the update, the course after it: let PyTorch update only,
-    # then decay.
+    # PyTorch decays before the update, the course after: let PyTorch update without
+    # decay, then decay.
     oracle = torch.optim.AdamW(theirs, lr=lr, weight_decay=0.0)
     for _ in range(20):
         for p, q in zip(ours, theirs, strict=True):

@@ -1,4 +1,4 @@
-"""The model: the course's counts, keys and values."""
+"""The model: parameter counts, keys and values as the course's."""
 
 import copy
 import io
@@ -48,7 +48,7 @@ def test_state_dict_has_the_keys_of_the_course(tiny):
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of a row as one complex number, by its position."""
+    """Rotate each pair of a row as a complex number, by its position."""
     pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
     powers = -2 * torch.arange(x.shape[-1] // 2) / x.shape[-1]
     angle = torch.arange(x.shape[0])[:, None] * 10_000.0**powers
@@ -57,7 +57,7 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 def plain_forward(weights: dict, ids: torch.Tensor, heads: int, layers: int):
-    """The same network by loops and complex numbers, sharing no code with the model."""
+    """Compute the same network by loops and complex numbers, without model code."""
 
     def norm(x, weight):
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
@@ -96,7 +96,7 @@ def test_forward_equals_a_plain_implementation(tiny):
 
 
 def test_pairs_stay_beside_each_other(tiny):
-    """Had the rotation moved them in q and k alike, the scores would be the same."""
+    """Scores alone would not show if the rotation reordered q and k alike."""
     x = torch.randn(11, 8)
     found = tiny.layers[0].attn.rotary(x, torch.arange(11))
     assert torch.allclose(found, rotate(x), rtol=0, atol=1e-5)
@@ -129,7 +129,7 @@ def test_initialisation_is_a_normal_cut_at_three_deviations():
     torch.manual_seed(0)
     linear, embedding = model_module.Linear(300, 500), model_module.Embedding(400, 300)
     for weight, std in ((linear.weight, math.sqrt(2 / 800)), (embedding.weight, 1.0)):
-        # Cutting at three deviations takes 1.4 % off the standard deviation.
+        # Truncation at three deviations lowers the standard deviation by 1.4 %.
         assert weight.std().item() == pytest.approx(0.986 * std, rel=0.01)
         assert 2.8 * std < weight.abs().max().item() <= 3 * std
 
@@ -140,7 +140,7 @@ def test_norm_computes_in_fp32_and_returns_the_input_dtype():
     # 1000² overflows fp16, whose largest number is 65504.
     assert norm(x).dtype == torch.float16
     assert torch.allclose(norm(x).float(), torch.ones(8), atol=1e-3)
-    # So does e to the power of a large score, in any dtype.
+    # The exponential of a large score overflows in every dtype.
     found = model_module.softmax(torch.tensor([1000.0, 0.0]), dim=-1)
     assert torch.equal(found, torch.tensor([1.0, 0.0]))
 
@@ -150,7 +150,7 @@ def tiny_model() -> BasicsTransformerLM:
 
 
 def built(dtype=torch.float32, device=None):
-    """A model under this default dtype and this default device."""
+    """Return a model made with this default dtype and device."""
     torch.set_default_dtype(dtype)
     torch.set_default_device(device)
     try:
@@ -177,7 +177,7 @@ def saved_and_loaded(model, **options):
 
 
 def with_weights(model, dtype=torch.float32):
-    """The model after it was given the tensors of a checkpoint of this dtype."""
+    """Return the model after loading a checkpoint of this dtype."""
     model.load_state_dict(tiny_model().to(dtype).state_dict(), assign=True)
     return model
 
@@ -187,7 +187,7 @@ def table_of(layer) -> torch.Tensor:
 
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-# How a model comes about, and the dtype that it has then.
+# Ways to make a model, and its resulting dtype.
 ORIGINS = {
     "built": (tiny_model, FP32),
     "built in bf16": (lambda: built(BF16), BF16),
@@ -214,7 +214,7 @@ ORIGINS = {
 def test_rotary_angles_are_right_however_the_model_comes_about(origin):
     build, dtype = ORIGINS[origin]
     model = build()
-    # No checkpoint holds the angles, so loading one must not be what makes them right.
+    # Checkpoints don't contain the angles, so they must be right without loading.
     model.load_state_dict(tiny_model().state_dict())
     position, pair = torch.arange(1000, dtype=FP64), torch.arange(4, dtype=FP64)
     angle = torch.outer(position, 10_000.0 ** (-pair / 4))

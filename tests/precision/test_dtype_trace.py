@@ -1,4 +1,4 @@
-"""The dtypes that a pass really has, by module, gradient and state."""
+"""Dtypes of a pass by module, gradient and optimizer state."""
 
 import pytest
 import torch
@@ -34,10 +34,10 @@ def test_the_trace_tells_modules_gradients_and_states_apart():
     assert trace.gradients == {f"{name}.weight": own[name] for name in own}
     assert {name: trace.output_gradients[name] for name in own} == own
     assert trace.join_dtypes(trace.gradients) == "fp16, fp32"
-    # Casts outside of both halves, forward and backward: to fp16, fp32, fp16, fp32.
+    # Four casts outside of both halves: to fp16 and fp32, forward and backward.
     assert trace.forward_casts == 1 and trace.result_dtype("", "_to_copy") == "fp16"
     assert trace.result_dtype("", "_to_copy", last=True) == "fp32"
-    # One state of each kind is kept by name, of the last parameter.
+    # States are stored by name, of the last parameter.
     assert trace.optimizer_state == {"m": "fp16", "v": "fp16"}
     with pytest.raises(ValueError, match="no exp ran in narrow, which ran"):
         trace.result_dtype("narrow", "exp")
@@ -49,6 +49,6 @@ def test_views_are_no_operations():
         x = torch.ones(4, 4)
         x.T.reshape(2, 8)[None].transpose(0, 1)
         trace.count_forward()
-    # The ones, and the copy that reshaping a transposed matrix needs.
+    # The ones, and a copy to reshape a transposed matrix.
     assert [name for _, name, _ in trace.operations] == ["ones", "clone"]
     assert trace.forward_operations == 2

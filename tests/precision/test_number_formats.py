@@ -59,7 +59,7 @@ def test_a_binade_begins_at_its_power_of_two():
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_a_stall_is_where_adding_one_by_one_stalls(name):
-    """Terms of all sizes, some of which tie."""
+    """Test terms of many sizes, some of which tie."""
     dtype = TORCH[name]
     generator = torch.Generator().manual_seed(1)
     draws = torch.rand(40, generator=generator, dtype=torch.float64).tolist()

@@ -12,7 +12,7 @@ from systems.profiling.kernel_names import (
 )
 from tests.factories import RESULTS
 
-# Names of PyTorch, but for what they repeat.
+# PyTorch's names, shortened where they repeat.
 COPY = (
     "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_"
     "impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)::"
@@ -96,14 +96,14 @@ KNOWN = {
     FUSED_ADAM: ("multi-tensor fused adam math", "optimizer"),
     "ampere_sgemm_128x64_tn": ("ampere_sgemm_128x64_tn", "matmul"),
     "ampere_sgemm_128x32_sliced1x4_nn": ("ampere_sgemm_128x32_sliced1x4_nn", "matmul"),
-    # Here the product itself is cut, and adds up inside.
+    # This kernel splits K and sums inside.
     "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN": (
         "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN",
         "matmul",
     ),
     "Memcpy DtoD (Device -> Device)": ("Memcpy DtoD", "copy"),
     "Memset (Device)": ("Memset", "copy"),
-    # Ours, and the compiler's, which names what it fused.
+    # This project's kernels, and TorchInductor's, which list fused operations.
     "dkdv_kernel": ("dkdv_kernel", "attention"),
     "triton_poi_fused_add_div_2": ("triton_poi_fused_add_div_2", "elementwise"),
     "nobody_knows_this": ("nobody_knows_this", "other"),
@@ -114,7 +114,7 @@ KNOWN = {
 def test_a_name_is_short_and_has_its_category(name):
     short = short_name(name)
     assert (short, kernel_category(name)) == KNOWN[name] and short_name(short) == short
-    # What adds up the parts of a product is none.
+    # A kernel that sums partial results is no matmul.
     is_sum = name in (REDUCED, SPLIT_K.format("split_k_kernel"))
     assert is_split_k_sum(name) == is_split_k_sum(short) == is_sum
 
@@ -124,12 +124,12 @@ def test_the_phase_says_what_unfused_parts_are_for():
     assert kernel_category(MUL, ("optimizer",)) == "optimizer"
     for path in (("forward",), ("forward", "attention mask")):
         assert kernel_category(EXP, path) == "elementwise"
-    # The loss of a step with an optimizer is no optimizer.
+    # The loss is no optimizer, even if its step has one.
     assert kernel_category(LOG, ("step", "loss")) == "softmax"
 
 
 def test_names_of_the_compiler_in_the_records_are_known():
-    """They name all that was fused, `scatter` beside `max`."""
+    """Their names list all fused operations, such as `scatter` beside `max`."""
     names: set[str] = set()
     for path in RESULTS.glob("*/attention*.json"):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:

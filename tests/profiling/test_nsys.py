@@ -1,4 +1,4 @@
-"""Nsight Systems' command line, against a stand-in that fails on request."""
+"""Nsight Systems' command line, with a stand-in that fails on request."""
 
 import json
 import os
@@ -35,14 +35,14 @@ VERSION = "NVIDIA Nsight Systems version 2024.6.2.225-246235244400v0"
 
 
 class Fake:
-    """An `nsys` on the PATH whose behaviour is `plan`."""
+    """A stand-in for `nsys` on the PATH, which behaves as `plan` says."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.log = folder, folder / "log"
         program = folder / "nsys"
         script = folder / "nsys.py"
         script.write_text(FAKE.format(plan=str(folder / "plan"), log=str(self.log)))
-        # Behind "#!", a path with a space would be cut.
+        # A path with a space can't follow "#!".
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -68,7 +68,7 @@ WORK = [sys.executable, "-c", "print('measured')"]
 
 
 def test_the_command_captures_the_range_and_exports_what_it_kept(fake, tmp_path):
-    # `2.7B` is no suffix.
+    # `.7B-128` must not be taken for a suffix.
     report = tmp_path / "traces" / "2.7B-128.nsys-rep"
     printed, export = nsys.profile(WORK, report, tmp_path)
     assert printed.strip() == "measured" and report.read_text() == "report"

@@ -18,7 +18,6 @@ from systems.profiling.trace import Kernel, TraceError
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The profiler's CPU operations stand for kernels."""
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(
         probes, "profile_kernels", lambda work, _, marks=(): profile(work, "cpu", marks)
@@ -29,7 +28,7 @@ profile = torch_trace.profile_kernels
 
 
 def test_each_phase_of_each_pass_has_its_own_kernels(gpu, monkeypatch):
-    """What empties the cache is in none of them."""
+    """The kernel that empties the cache is in no phase."""
     monkeypatch.setattr(probes, "INDUCTOR_PREFIX", "aten::s")
     monkeypatch.setattr(probes, "l2_buffer", lambda device: torch.empty(4))
     x, cleared = torch.ones(4, 4), []
@@ -84,14 +83,14 @@ def test_passes_that_differ_are_profiled_once_more(monkeypatch, losses):
 
 
 def kernels(*runs: tuple[str, int]) -> list[Kernel]:
-    """Kernels of these names and durations in us, one after the other."""
+    """Return consecutive kernels of these names and durations in us."""
     return [Kernel(name, 0, 1000 * us) for name, us in runs]
 
 
 def test_launches_add_up_by_kernel_and_call():
     found = kernels(("a", 1), ("a", 2), ("b", 5), ("a", 3), ("a", 4), ("b", 7))
     assert split_by_call(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
-    # Of four launches in two calls one is missing: no call's time can be told.
+    # One of four launches in two calls is missing, so they can't be divided by call.
     with pytest.raises(TraceError, match="3 launches of a in 2 calls: .*again$"):
         split_by_call(found[1:], 2)
     # Copies are no kernels.
@@ -130,8 +129,8 @@ def test_a_saved_tensor_adds_its_memory_once_and_an_input_never():
     x = torch.randn(5, 3, requires_grad=True)
     saved = SavedTensors([x])
     with saved.phase("forward"):
-        # exp saves its result; the product saves x and that result again; the
-        # transposed product both operands.
+        # exp saves its result; the first matmul saves x and that result; the second
+        # both operands.
         e = x.exp()
         y = (e * x).T @ e
     with saved.phase("backward"):

@@ -1,4 +1,4 @@
-"""Both readers against traces made here: phases, rows, errors in one line."""
+"""Both readers, on traces made here: phases, rows, one-line errors."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ from systems.profiling.trace import (
 MARKS = ("step", "forward", "attention softmax", "backward")
 MAIN, AUTOGRAD = 100, 107
 
-# One step as the CPU sees it, in us: (mark, start, end); all on the main thread.
+# A step on the CPU's main thread, in us: (mark, start, end).
 PHASES = [
     ("step", 0, 100),
     ("forward", 10, 40),
@@ -78,7 +78,7 @@ def test_a_span_is_open_from_its_start_to_its_end(spans, launches):
 
 
 def a_trace(old=False):
-    """As PyTorch 2 writes it, or with the categories and the spelling of 1.9."""
+    """Return a trace as PyTorch 2 writes it, or with the spelling of 1.9."""
     known = {
         "kernel": ("kernel", "Kernel"),
         "call": ("cuda_runtime", "Runtime"),
@@ -95,8 +95,7 @@ def a_trace(old=False):
 
     for name, start, end in PHASES:
         event(cats["mark"], name, MAIN, start, end - start)
-    # The GPU's own copy of a mark, an operation's, and a range of somebody else: none
-    # is a phase.
+    # Ranges that are no phases: a copy on the GPU, an operation, another program's.
     event("gpu_user_annotation", "backward", 7, 55, 30)
     event(cats["mark"], "Optimizer.step#AdamW.step", MAIN, 0, 100)
     for name, thread, at, start, duration, number in KERNELS:
@@ -135,12 +134,12 @@ def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
         trace["traceEvents"] = events
         kernels = torch_trace.read_trace(write(tmp_path / "t.json", trace), MARKS)
         assert expected is None or found(kernels) == expected
-    # Without that too it belongs to no phase, and is not lost.
+    # Without an operation, a kernel belongs to no phase, but is in the result.
     assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
 
 
 def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
-    """The profiler's CPU operations stand for kernels."""
+    """CPU operations replace kernels."""
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)
 
@@ -165,7 +164,7 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
 
 
 def refusal(read, path) -> str:
-    """The one line that says why a trace is not read."""
+    """Return the one-line error of reading a trace."""
     with pytest.raises(TraceError) as error:
         read(path, MARKS)
     said = str(error.value)
@@ -230,7 +229,7 @@ def test_what_is_no_text_is_one_clear_line(tmp_path):
         "deep.json": b"[" * 100_000,
         "cut.json.gz": gzip.compress(b"{}" * 999)[:-9],
         "plain.json.gz": b"{}",
-        # The header is right and what follows is not compressed at all.
+        # A valid header, followed by text that is not compressed.
         "spoilt.json.gz": gzip.compress(b"")[:10] + b"\xff" * 50,
     }
     for name, content in contents.items():
@@ -242,11 +241,10 @@ def test_what_is_no_text_is_one_clear_line(tmp_path):
     assert "does not exist: give a trace" in refusal(torch_trace.read_trace, none)
 
 
-# Process 5 in the bits above the thread's 24, as Nsight Systems packs them.
+# Nsight Systems packs the process id above 24 bits of the thread id.
 PID = 5 << 24
 
-# What versions differ in: where a range's text is, whether kernels name their process,
-# how their names are kept.
+# Differences between versions: text of ranges, process of kernels, names.
 VERSIONS = {
     "2021": {"text": "text", "process": False, "mangled": False, "driver": True},
     "2023": {"text": "both", "process": True, "mangled": True, "driver": False},
@@ -255,7 +253,7 @@ VERSIONS = {
 
 
 def export(path, text="textId", process=True, mangled=True, driver=False, without=()):
-    """An SQLite export with the documented tables and columns."""
+    """Write an SQLite export with the documented tables and columns."""
     numbers: dict[str, int] = {}
 
     def number(word):
@@ -292,7 +290,7 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
         # The last step was open when the capture ended.
         mark(name, start, None if name == "step" else end)
     mark("aten::mm", 11, 14)
-    # A point in time with a phase's name is no range.
+    # A single event with a phase's name is no range.
     mark("backward", 11, None, event=34)
     for name, thread, at, start, duration, correlation in KERNELS:
         table = "DRIVER" if driver and correlation % 2 else "RUNTIME"
@@ -301,7 +299,7 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
         called = [name, f"short {name}", *[f"_Z{name}"] * mangled]
         rows[f"{kind}KERNEL"].append((*of, 0, 7, *map(number, called)))
     if process:
-        # Another process has used the same correlation id, outside of every phase.
+        # Another process used the same correlation id, outside of all phases.
         call("RUNTIME", 1_000_000, (6 << 24) + MAIN, 1)
     rows["StringIds"] = [(i, word) for word, i in numbers.items()]
     with closing(sqlite3.connect(path)) as db, db:
@@ -404,14 +402,13 @@ def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
     for content, said in contents.items():
         path.write_bytes(content)
         assert re.search(said, refusal(nsys.read_export, path))
-    # The tables are there, and nothing was traced.
+    # Tables without rows.
     execute(tmp_path / "r.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
     said = refusal(nsys.read_export, tmp_path / "r.sqlite")
     assert "has an empty table of GPU kernels" in said
 
 
-# What is wrong with one table of an export that is right otherwise. SQLite keeps text
-# in a column of numbers.
+# Faults of single tables in a valid export. SQLite accepts text in columns of numbers.
 KERNEL, CALL = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 WRONG_ROWS = [
     *(f"UPDATE {KERNEL} SET {x}" for x in ("start = 'soon'", "end = start - 1")),

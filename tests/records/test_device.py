@@ -1,4 +1,4 @@
-"""The GPU as its driver describes it; a driver of the tests' own may tell less."""
+"""Fields of the GPU, with a stand-in for NVML that may report less."""
 
 import sys
 from contextlib import suppress
@@ -40,7 +40,7 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A pynvml with GPU 0 and a MIG part, which does not tell what is in `refused`."""
+    """Return a stand-in for pynvml with GPU 0 and a MIG slice, without `refused`."""
     stub = SimpleNamespace(
         NVMLError=NVMLError, NVML_CLOCK_SM=1, nvmlMemory_v2=2, refused=set()
     )
@@ -80,7 +80,7 @@ def driver(monkeypatch):
 
 
 WHOLE = Device("NVIDIA Stub", "nvidia-stub", "9.0", 2**37, "580.1", 700.0)
-# What each refusal leaves unknown.
+# The fields that are None if NVML doesn't support a call.
 LESS = {
     "nvmlDeviceGetCudaComputeCapability": "capability",
     "nvmlDeviceGetMemoryInfo": "memory_bytes",
@@ -139,7 +139,7 @@ def test_the_visible_device_is_found_parts_by_mig_too(driver, monkeypatch, visib
 
 
 def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatch):
-    """In a container that has the driver's compute part alone, torch sees the GPU."""
+    """A container may have only the compute part of the driver, which torch needs."""
     said = "needs a GPU and none was found"
     driver.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere"])
@@ -151,7 +151,7 @@ def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatc
 
 
 def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
-    """What measures could not name it."""
+    """Without NVML, records could not name it."""
     driver.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
     monkeypatch.setattr(check_setup, "default_device", lambda: "cuda")

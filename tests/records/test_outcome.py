@@ -1,4 +1,4 @@
-"""Which errors are results: a CPU out of memory, in its own words."""
+"""Errors that are results of a row, such as out of memory on a CPU."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The hash of measured code follows code, not words or layout or the Python."""
+"""The source hash changes with code, not with comments, layout or Python's version."""
 
 import re
 import shutil
@@ -54,7 +54,7 @@ HASH = "171d212b6feb7346"
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """Writes modules below a scratch root; gives the hash of `systems.stem` there."""
+    """Return a function that writes modules and returns the hash of `systems.stem`."""
     monkeypatch.setattr(
         module,
         "IMPLEMENTATIONS",
@@ -67,7 +67,7 @@ def tree(tmp_path, monkeypatch):
             path = tmp_path / "systems" / f"{inside}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source, encoding="utf-8")
-        # Which modules there are is part of what a text means.
+        # The meaning of code depends on which modules exist.
         parse_module.cache_clear()
         return source_hash("systems.stem", attention, root=tmp_path)
 
@@ -86,12 +86,12 @@ WORDS = [
     ("'''One line.'''", "'''One line.\n\n    # And more.\n    '''"),
     ('"""A class."""', '"""Ä"""'),
     ("import re\n", "\n\nimport re   \n\n   \n"),
-    # An import that nothing uses, line breaks, quotes, a string in two parts.
+    # Irrelevant: an unused import, line breaks, quotes, a string in two parts.
     ("import re\n", "import re\nimport io\n"),
     ("(x: int = 3, *,", "(\n    x: int = 3,\n    *,\n   "),
     ("'it\\'s \"quoted\"'", '"it\'s \\"quoted\\""'),
     ('"ä # ö"', '"ä " "# ö"'),
-    # An option as it is anyway, parentheses.
+    # Irrelevant: an option at its default, parentheses.
     ("""f'{"#"}'""", """f'{"#"}', enable_fp_fusion=True"""),
     ("if (n := x + 1) > 2:", "if ((n := (x + 1)) > 2):"),
 ]
@@ -125,7 +125,7 @@ def test_code_counts(tree, change):
     assert source != SOURCE and tree(stem=source) != HASH
 
 
-# How a name of another module is reached, and the name by which it is then used.
+# Imports of another module's name, with the name that code then uses.
 IMPORTS = {
     "import systems.a": "systems.a.x",
     "import systems.a as b": "b.x",
@@ -191,7 +191,7 @@ def test_a_local_name_hides_that_of_the_module(tree):
     a = "def f(x):\n    return [y for y in x] + [lambda z: z]\n"
     before = tree(stem="from systems.a import f\nf()", a=f"{a}x = y = z = 1")
     assert tree(a=f"{a}x = y = z = 2") == before
-    # But not where it is not local: here only the function inside has it.
+    # A local of an inner function hides nothing outside of it.
     a = "def f():\n    return x, lambda x: x\n"
     assert tree(a=f"{a}x = 1") != tree(a=f"{a}x = 2")
 
@@ -280,7 +280,7 @@ def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(tmp_path)
     path.write_text(path.read_text("utf-8").replace("t=1)", "t=2)"), "utf-8")
     after = hashes(tmp_path)
     changed = {stem for stem in STEMS if after[stem] != before[stem]}
-    # All that prepare the shared workload, which can take an optimizer's step.
+    # All experiments that make a workload, which may run an optimizer step.
     assert sorted(changed) == (
         "autocast compile end_to_end gradient_checkpointing kernel_profile method "
         "mixed_precision model_attention nsys peak_memory warmup".split()
@@ -292,7 +292,7 @@ def test_real_stems_have_hashes_of_their_own():
 
 
 def test_what_runs_without_being_named_is_reached():
-    """The operators that are registered, and the attention that every model can run."""
+    """Registered operators and models' attention implementations are included."""
     code = {}
     for stem in ("flash_leaderboard", "warmup"):
         reach = Reach(ROOT)

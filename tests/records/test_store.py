@@ -1,4 +1,4 @@
-"""Records: whole on disk, checked field by field, and what their samples say."""
+"""Records: written atomically, and each field validated."""
 
 import errno
 import json
@@ -53,7 +53,7 @@ def path(tmp_path) -> Path:
 
 
 def refusal(path: Path, text: str | bytes) -> str:
-    """What reading this text as a record raises, without its path."""
+    """Return the error of reading this text as a record, without its path."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(RecordError) as raised:
         store.read(path)
@@ -77,7 +77,7 @@ def test_the_schema_stands_first_and_each_row_on_a_line():
 
 
 def test_samples_are_kept_to_the_nanosecond():
-    """Losses, and whatever else isn't a clock's, keep all of their digits."""
+    """Other metrics, such as losses, keep all digits."""
     samples = {"forward_ms": [0.2016629999985753, 1], "loss": [0.1234567891]}
     record = example()
     record.rows = [Row({}, "ok", samples | {"last_ms": 0.1234567})]
@@ -103,7 +103,7 @@ def test_rows_are_found_by_configuration():
     assert record.row({"size": "small"}) is record.find(size="2.7B", context=8) is None
 
 
-# A field of the example, what stands there instead, and how that is told.
+# (field of the example, invalid value, error message).
 FAULTS = [
     ("device", {"name": "x"}, "missing required field `slug` - at `$.device`"),
     ("rows.1.extra", 1, "Object contains unknown field `extra` - at `$.rows[1]`"),
@@ -170,7 +170,7 @@ def test_a_wrong_field_is_named_with_its_file(path, name, value, message):
     assert found.endswith(message), found
 
 
-# Kind of a record, status, reason and number of metrics of a row.
+# (kind of record, status, reason, number of metrics) of rows.
 ROWS = {
     ("measured", "ok", None, 1),
     ("measured", "unsupported", "why", 0),
@@ -190,7 +190,7 @@ def test_a_row_has_numbers_or_a_reason():
         assert (not [*record_faults(record)]) == (case in ROWS), case
 
 
-# The least and the most that a field may be.
+# The smallest and largest values of fields.
 LIMITS = {
     "expected_rows": (2, 100_000),
     "device.memory_bytes": (0, 2**60),
@@ -233,7 +233,7 @@ def test_a_metric_that_is_not_finite_is_neither_written_nor_read(path, value, at
     fault = f"rows[0].metrics.{at}: is {value}, not a finite number"
     with pytest.raises(RecordError, match=re.escape(fault)):
         store.write(record, path)
-    # The old record stays, and nothing else.
+    # The old record stays, and no other file.
     assert path.read_bytes() == before and os.listdir(path.parent) == ["r.json"]
     text = json.dumps(with_field(f"rows.0.metrics.{name}", nested))
     assert refusal(path, text).startswith("is not JSON")
@@ -314,7 +314,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_reading_refuses_is_not_written(path, fault):
-    """Measured once, it would be in the way for ever."""
+    """Otherwise a measured record could never be read."""
     record = example()
     REFUSED[fault](record)
     with pytest.raises(RecordError) as raised:
@@ -333,7 +333,7 @@ def test_a_record_that_is_no_file_is_refused_at_once(tmp_path):
 
 
 def test_what_is_no_record_is_refused_at_once(path):
-    """Python raises its own error for 5000 digits, and 100 GB would fill the memory."""
+    """Python raises an error for 5000 digits, and 100 GB would fill the memory."""
     with pytest.raises(FileNotFoundError):
         store.read(path)
     assert refusal(path, '{"name": "some"}').startswith("schema is None, this version")

@@ -1,4 +1,4 @@
-"""What the tests of a run share: the run itself, in this process, and its files."""
+"""Fixtures: an experiment measured in this process, and its files."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.factories import fake_stem_on
 
 
 class Run:
-    """One run in this process: its exit code, its reports and what it said besides."""
+    """A run in this process: exit code, reports, and other output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], results: Path, **options):
         capsys.readouterr()
@@ -28,7 +28,7 @@ class Run:
 
     @property
     def error(self) -> str:
-        """The one line of a run that could not start or go on."""
+        """Return the one-line error of a run that could not start or continue."""
         assert (
             self.code == 2
             and self.events[-1]["event"] == "error"
@@ -42,11 +42,12 @@ class Run:
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(STEMS, "fake", fake_stem_on("meta"))
-    # Collecting garbage is slow in a process that has imported as much as this one.
+    # Garbage collection is slow with this many imported modules.
     monkeypatch.setattr(machine, "free_memory", lambda: None)
-    # Where the archive is unpacked, runs would say that there is none.
+    # In an unpacked archive, runs would warn that there is no commit.
     monkeypatch.setenv("GIT_COMMIT", "be1169b0c4d5")
-    # What is measured as on a GPU names it. Set first, or it would not be taken back.
+    # Measuring on a GPU sets this variable; set it first, so that monkeypatch restores
+    # it.
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     monkeypatch.delenv("TRITON_CACHE_DIR")
     return lambda **options: Run(capsys, options.pop("results", tmp_path), **options)

@@ -1,4 +1,4 @@
-"""A folder that can't keep compiled kernels is one line with its remedy."""
+"""Folders that can't store compiled kernels give one line with a remedy."""
 
 import os
 
@@ -17,11 +17,11 @@ VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME")
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Sets these variables, and unsets the others that name a folder."""
+    """Return a function that sets these variables, and unsets others for folders."""
 
     def put(**variables: str) -> None:
         for name in VARIABLES:
-            # Set first, or what is set meanwhile would not be taken back.
+            # Set it first, so that monkeypatch restores it.
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
         for name, value in variables.items():
@@ -33,7 +33,7 @@ def environment(monkeypatch):
 def test_it_is_the_folder_where_triton_looks(environment):
     from triton import knobs
 
-    # Triton asks for this one when it is imported.
+    # Triton's import needs HOME.
     home = os.environ["HOME"]
     for given in ({}, {"TRITON_HOME": "/b"}, {"TRITON_CACHE_DIR": "/c"}):
         environment(HOME=home, **given)
@@ -52,7 +52,7 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
     monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
     monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
     monkeypatch.setattr(device, "find_gpu", lambda: gpu)
-    # Where it is measured, and before that by the one command.
+    # The error comes from measuring, and before that from regen_tables.
     assert run().error == said
     with pytest.raises(SystemExit) as ended:
         regen_tables.measure(["fake"], tmp_path)
@@ -62,7 +62,7 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
 
 @pytest.mark.usefixtures("fake_on_gpu")
 def test_rows_look_where_compiled_ahead_is_kept(run, environment, monkeypatch):
-    """PyTorch's compiler would name another folder, where none is named."""
+    """By default PyTorch's compiler would use another folder."""
     seen, real = [], fake_stem.run
 
     def noting(config):

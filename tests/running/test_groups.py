@@ -1,4 +1,4 @@
-"""Rows that are measured in turns."""
+"""Rows that are measured in alternation."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests import fake_stem
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Measure the fake stem's rows in turns; list their numbers by turn."""
+    """Measure the fake stem's rows in alternation; list their numbers by turn."""
     seen = []
 
     def run(config):
@@ -30,7 +30,7 @@ def test_rows_in_turns_are_measured_round_by_round(run, turns, partial_file):
     rows = store.read(partial_file).rows
     assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok", "ok"]
     assert [row.metrics.get("count") for row in rows] == [6, 5, None, 3, 2, 1]
-    # Their time counts once.
+    # The group's time counts once.
     assert [row.seconds for row in rows[1:]] == [0, 0, 0, 0, 0]
 
 

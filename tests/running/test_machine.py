@@ -1,4 +1,4 @@
-"""A GPU that torch can't use is one line: what is wrong, and what to do about it."""
+"""A GPU that torch can't use gives one line with the reason and a remedy."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
 
 @pytest.fixture
 def no_gpu_for_torch(monkeypatch):
-    """Sets the CUDA that torch is built for, and the newest that the driver runs."""
+    """Set the CUDA version of torch, and the newest that the driver supports."""
 
     def between(built: str | None, runs: tuple[int, int] | None) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -27,7 +27,7 @@ WHY = {
     (None, (12, 2)): "install a CUDA build of torch",
     ("13.0", (12, 2)): "it is built for CUDA 13.0, and driver 535.54 runs CUDA 12.2 at "
     "most: update the driver, or install a torch for CUDA 12",
-    # A driver runs what is built for a later CUDA of its own first number.
+    # A driver supports later CUDA versions of its own major version.
     ("12.8", (12, 2)): "though it is built for CUDA 12.8: torch.cuda.init() says why",
     ("13.0", None): "though it is built for CUDA 13.0: torch.cuda.init() says why",
 }

@@ -1,4 +1,4 @@
-"""What is on disk whatever happens, and what the next run makes of it."""
+"""Records on disk after success, errors and interruption, and the next run."""
 
 import errno
 import gc
@@ -43,13 +43,13 @@ ALL = [6, 5, 4, 3, 2, 1]
 
 
 def start(results: Path, **environment: str) -> subprocess.Popen[str]:
-    """A run in a process of its own, which has reported that it starts."""
+    """Start a run in a new process, and wait for its first report."""
     command = [sys.executable, "-c", DRIVER, "fake", str(results)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     environment = {**os.environ, **environment}
     child = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
     assert child.stdout is not None
-    # Byte by byte: what a buffer took beyond this line, `communicate` would not see.
+    # Read byte by byte, so that `communicate` gets the rest.
     line = b""
     while not line.endswith(b"\n"):
         line += (byte := os.read(child.stdout.fileno(), 1))
@@ -90,9 +90,9 @@ def test_a_whole_run(run, record_file):
     assert record.complete and record.grid == "full"
     assert record.protocol == fake_stem.PROTOCOL
     assert record.source_hash == source_hash("tests.fake_stem")
-    # The commit that is named comes before what git says.
+    # GIT_COMMIT has precedence over git.
     assert record.git == Git("be1169b0c4d5", dirty=False)
-    # The lock is held by flock, so its file may stay.
+    # `flock` holds the lock, so its file may stay.
     assert sorted(os.listdir(record_file.parent)) == [".fake.json.lock", "fake.json"]
 
 
@@ -140,7 +140,7 @@ def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
         assert not record_file.exists()
         if partial_file.exists():
             finished = indices(partial_file)
-        # A row is written before it is reported, so at most one more is on disk.
+        # Rows are written before they are reported, so one more may be on disk.
         assert finished[: len(reported)] == reported
         assert len(finished) - len(reported) <= 1
     child = start(tmp_path, **environment)
@@ -155,7 +155,7 @@ def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
 def test_the_next_run_measures_only_what_is_missing(run, record_file, partial_file):
     run()
     record = store.read(record_file)
-    # In another order than the grid's, which the finished record has again.
+    # The finished record has the grid's order again.
     record.rows = record.rows[:1:-1]
     store.write(record, partial_file)
     outcome = run()
@@ -218,7 +218,7 @@ def test_work_in_progress_that_is_broken_or_edited_is_started_over(
 def test_work_in_progress_that_cannot_be_read_now_is_kept(
     run, record_file, partial_file, monkeypatch
 ):
-    """It may be whole: another user's, or on a disk that fails for a moment."""
+    """It may be valid, but belong to another user, or be on a failing disk."""
     run()
     fresh = store.read(record_file)
     record_file.rename(partial_file)
@@ -238,9 +238,9 @@ def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record
     finally:
         first.kill()
         first.communicate()
-    # The lock went with the process, however it ended.
+    # The end of the process released the lock.
     assert run(seen=0).code == 0
-    # Whoever found no record before, and waited, doesn't measure it again.
+    # A run that started before the record existed does not measure it again.
     assert [event["event"] for event in run(seen=0).events] == ["already"]
 
 
@@ -251,7 +251,7 @@ def test_out_of_time_it_stops_between_rows_and_keeps_them(
     assert outcome.code == 0 and not partial_file.exists()
     assert [event["event"] for event in outcome.events] == ["start", "out_of_time"]
     ticks = iter(range(10))
-    # Asked before each row, at 0, 1, 2 and, too late, at 3.
+    # The time is checked before each row: at 0, 1, 2 and, too late, 3.
     clock = SimpleNamespace(time=lambda: next(ticks), monotonic=time.monotonic)
     with monkeypatch.context() as slow:
         slow.setattr(measure, "time", clock)
@@ -265,7 +265,7 @@ def test_out_of_time_it_stops_between_rows_and_keeps_them(
 def test_measured_again_the_old_record_stands_until_all_rows_are_there(
     run, monkeypatch, record_file, partial_file
 ):
-    """And the new record is never beside its own work in progress."""
+    """Partial and new record never exist together."""
     run()
     old = store.read(record_file)
     old.command = "an earlier one"
@@ -331,7 +331,7 @@ def test_after_a_cuda_error_no_further_row_is_trusted(run, monkeypatch):
 
 
 def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file):
-    """Written as it is, it would be in the way of all later rows."""
+    """Otherwise later rows could not be written either."""
     metrics = {
         6: ({"loss": [1.0, float("nan")]}, "loss[1]: is nan, not a finite number"),
         5: ({"work_ms": [-1.0]}, "work_ms[0]: is -1.0, no time in ms above 0"),
@@ -346,7 +346,7 @@ def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file)
         return metrics[config.index][0]
 
     monkeypatch.setattr(fake_stem, "run", strange)
-    # A user's stderr takes what is no UTF-8, that of the tests does not.
+    # pytest's stderr rejects invalid UTF-8, a user's does not.
     monkeypatch.setattr(groups.traceback, "print_exc", lambda: None)
     assert run().measured == ALL
     rows = {row.config["index"]: row for row in store.read(partial_file).rows}
@@ -398,7 +398,7 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, partial_file)
     (tmp_path / "file").write_text("in the way")
     message = run(results=tmp_path / "file").error
     assert message.startswith(f"can't write {tmp_path}/file") and other in message
-    # The file that was to take the place of this folder is gone by then.
+    # The temporary file was deleted.
     partial_file.mkdir(parents=True)
     message = run().error
     assert message.startswith(f"can't write {partial_file}: Is a directory; ")

@@ -1,4 +1,4 @@
-"""How much memory is free, by the files in which Linux says it."""
+"""Free host memory, read from Linux's files."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ MEMINFO = "MemTotal: 9 kB\nMemAvailable:    8388608 kB\n"
 
 
 def system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path:
-    """Make a root with these files, __ for each folder and - for a dot."""
+    """Make a root with these files; in names, __ stands for / and - for a dot."""
     for name, text in ({"proc__meminfo": meminfo} | files).items():
         path = root.joinpath(*name.replace("-", ".").split("__"))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def test_free_memory_is_what_the_system_says(tmp_path, text, free):
 
 
 def group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
-    """The files of a control group."""
+    """Return the files of a control group."""
     folder = f"sys__fs__cgroup__{name}memory-"
     stat = f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}"
     return {f"{folder}max": limit, f"{folder}current": used, f"{folder}stat": stat}
@@ -47,16 +47,16 @@ def group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
 @pytest.mark.parametrize(
     ("path", "files", "free"),
     [
-        # In a container the root of its groups has the limit.
+        # In a container, the root group has the limit.
         ("0::/", group("", 4 * GIB, GIB), 3 * GIB),
         ("0::/job", group("job__", 4 * GIB, GIB), 3 * GIB),
-        # Cached files are given up.
+        # Memory of cached files counts as free.
         ("0::/job", group("job__", 4 * GIB, 3 * GIB, 2 * GIB), 3 * GIB),
         ("0::/job", group("job__", GIB, 2 * GIB), 0),
         ("0::/job", group("job__", "max", GIB), 8 * GIB),
-        # A path of the machine outside of the container.
+        # The group's path exists only outside of the container.
         ("0::/../../job", group("", 4 * GIB, GIB), 3 * GIB),
-        # Version 1 beside it; and a group that can't be read.
+        # Version 1 of control groups also mounted; an unreadable group.
         ("4:memory:/job\n0::/", group("", 4 * GIB, GIB), 3 * GIB),
         ("4:memory:/job", {}, 8 * GIB),
         ("0::/job", {"sys__fs__cgroup__job__memory-max": GIB}, 8 * GIB),
@@ -86,7 +86,7 @@ print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not on Linux")
 def test_more_than_is_free_is_a_result_and_kills_no_process():
-    """As `attention --n 10000000` did. A lower limit that is set stays."""
+    """Too large a tensor gives an error; a lower existing limit stays."""
     assert (free_host_bytes() or 0) > GIB / 64
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     child = python("-c", LIMITED, env=environment)

@@ -1,4 +1,4 @@
-"""Compiling ahead: which rows, by how many processes, and how they end."""
+"""Compilation ahead: rows, number of processes, and their ends."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def stem(monkeypatch):
 
 @pytest.fixture
 def shares(monkeypatch):
-    """The rows of each process, none of which is started."""
+    """Return the rows of each process, without starting any."""
     rows = []
 
     def start(command, **_):
@@ -64,7 +64,7 @@ def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeyp
 
     def run(config):
         stem.seen.append(config)
-        # One row that fails keeps no other from being run.
+        # A failing row does not stop others.
         raise RuntimeError("out of shared memory")
 
     stem.run = run
@@ -89,7 +89,7 @@ def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
 
 
 def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
-    """Also where as many kinds alternate in the grid as there are processes."""
+    """Also if the number of implementations equals that of processes."""
     both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
     monkeypatch.setitem(STEMS, "fake", both)
     monkeypatch.setattr(precompile, "available_cores", lambda: 2)
@@ -120,7 +120,7 @@ def test_few_rows_one_core_or_no_time_are_not_worth_it(
 
 @pytest.mark.parametrize("started", [2, 3])
 def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, started):
-    """As where a container allows no third process."""
+    """As if a container allowed only two processes."""
     children, popen = [], subprocess.Popen
 
     def start(command, **options):
@@ -140,8 +140,7 @@ def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, st
     assert [child.poll() for child in children] == started * [-signal.SIGTERM]
 
 
-# A child of a run, told of its parent: it has a temporary folder, and ends when it is
-# told to, or not.
+# A child of a run with a temporary folder, which may ignore SIGTERM.
 CHILD = """
 import signal, sys, time
 from tempfile import TemporaryDirectory

@@ -1,4 +1,4 @@
-"""Rows in processes of their own."""
+"""Rows that are measured in new processes."""
 
 import os
 from types import SimpleNamespace

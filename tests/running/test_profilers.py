@@ -1,4 +1,4 @@
-"""What a profiler leaves attached to a process is detached between rows."""
+"""CUPTI is detached from the process after a profile."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from tests.factories import make_record
 
 @pytest.fixture
 def ended(monkeypatch):
-    """What each profile ended under, on a GPU that is pretended."""
+    """Return the environment at the end of each profile, on a pretended GPU."""
     found = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -66,7 +66,7 @@ def test_launches_after_a_profile_take_as_long_as_before():
     one = torch.ones(1, device="cuda")
 
     def least() -> float:
-        """Milliseconds that the CPU takes to issue 500 additions, at best."""
+        """Return the least time in ms in which the CPU launches 500 additions."""
         times = []
         for _ in range(15):
             torch.cuda.synchronize()
@@ -81,7 +81,7 @@ def test_launches_after_a_profile_take_as_long_as_before():
     attached = least()
     detach_cupti()
     assert least() < 0.5 * (before + attached)
-    # And kernels are seen again.
+    # A later profile records kernels.
     _, kernels = torch_trace.profile_kernels(
         lambda: torch.ones(9, device="cuda") + 1, "cuda"
     )

@@ -1,4 +1,4 @@
-"""A record is stale with other owner-timed launch configurations."""
+"""Records depend on software and on tuned launch configurations."""
 
 import json
 from dataclasses import dataclass
@@ -84,8 +84,8 @@ def test_with_other_configurations_a_record_is_stale(file):
     )
     assert load.is_fresh(record)
     found = tuned.read(file)
-    # Timed again with the same outcome, with another one, and with other kernels, for
-    # which it is not in use.
+    # Tuned again with equal and with other results, and for other kernels, which makes
+    # the file unused.
     for change, fresh in (
         ({"measured_utc": "2026-01-02 00:00"}, True),
         ({"entries": [found["entries"][0] | {"d": 32}]}, False),
@@ -121,7 +121,7 @@ class Numbered:
     ],
 )
 def test_a_library_of_others_counts_where_it_runs(configs, count):
-    """Whoever measured attention with one installed may go on without it."""
+    """A record without the library's rows stays valid if the library changes."""
     found = {"torch": "2.11.0", PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}
     assert drop_peer(found, configs) == expected

@@ -1,4 +1,4 @@
-"""A stale record is fresh again where rows measured again agree, and only there."""
+"""Stale records are verified if rows measured again agree."""
 
 from dataclasses import dataclass
 
@@ -74,7 +74,7 @@ def test_verify_refuses_rows_without_samples(run, monkeypatch, stale, record_fil
 def test_rows_in_turns_are_measured_again_together(
     run, monkeypatch, stale, record_file
 ):
-    """All of each group: a kernel is compared with what ran beside it."""
+    """Rows of a group alternate, so all are measured again."""
     monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
     outcome = run(verify=True)
     assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
@@ -98,7 +98,7 @@ def test_what_only_a_first_start_tells_is_not_compared(run, monkeypatch, stale):
 def test_an_attention_without_any_numbers_counts_with_the_others(
     run, monkeypatch, record_file
 ):
-    """A record is as old as the code of all its rows, also of those out of memory."""
+    """Rows out of memory count, too: their code must be unchanged."""
 
     @dataclass(frozen=True)
     class Config:
@@ -121,7 +121,7 @@ def test_an_attention_without_any_numbers_counts_with_the_others(
 
 
 def test_gpu_times_are_compared_where_a_row_has_them():
-    """Within 3 %; what the host decides is not."""
+    """Within 3 %; their wall-clock times are ignored."""
     old = make_row({}, forward_ms=[10.0], warmup_ms=[9.0], forward_gpu_ms=[8.0])
     slow = make_row({}, forward_ms=[99.0], warmup_ms=[1.0], forward_gpu_ms=[8.2])
     verify.require_agreement("end_to_end", old, slow, ())
@@ -152,7 +152,7 @@ GRIDS = {
 def test_a_record_of_another_grid_is_not_verified(
     run, monkeypatch, stale, record_file, rows
 ):
-    """Rows that were never measured would count as measured by today's code."""
+    """Otherwise rows that were never measured would count as verified."""
     monkeypatch.setenv("FAKE_ROWS", rows)
     outcome = run(verify=True)
     said = f"{record_file} {GRIDS[rows]}: measure it again by --only fake"
@@ -182,30 +182,29 @@ SLOWER = [KERNELS[1] | {"total_ms": 1.1}, KERNELS[0]]
         ("a_ms", [10.0, 10.0], [10.4, 10.4], True),
         ("a_ms", [10.0, 10.0], [10.6, 10.6], False),
         ("a_ms", [10.0, 10.0], [9.4, 9.4], False),
-        # Noise of three times the spread is allowed, whichever run was the noisier: p80
-        # - p20 is 0.6 of 1.
+        # Medians may differ by three times the wider spread (p80 - p20), here 0.6 of 1.
         ("a_ms", [10.0, 11.0], [12.0, 12.0], True),
         ("a_ms", [12.0, 12.0], [10.0, 11.0], True),
         ("a_ms", [10.0, 11.0], [12.5, 12.5], False),
         ("a_ms", [1.0], None, False),
         ("a_ms", 1.0, [1.0], False),
         ("count", 3, 4, False),
-        # What is no time must be the same.
+        # Other metrics must be equal.
         ("saved", TENSORS, [dict(TENSORS[0])], True),
         ("saved", TENSORS, [TENSORS[0] | {"bytes": 9}], False),
         ("forward_fused", ["triton_a"], ["triton_b"], False),
-        # Kernels in any order, with other times.
+        # Kernels may have another order and other times.
         ("kernels", KERNELS, SLOWER, True),
         ("kernels", KERNELS, [KERNELS[0] | {"calls": 4}, KERNELS[1]], False),
         ("kernels", KERNELS, KERNELS[:1], False),
-        # Reserved memory may differ by a tenth.
+        # Reserved bytes may differ by 10 %.
         (MEMORY, 1000, 1100, True),
         (MEMORY, 1000, 900, True),
         (MEMORY, 1000, 1101, False),
         (MEMORY, 1000, None, False),
         ("peak_allocated_bytes", 9, 10, False),
-        # An error may differ by a hundredth, as the gradients of a kernel do that adds
-        # in another order each time. A list of errors is one of single operations.
+        # Errors may differ by 1 %, because some kernels add in varying order; errors in
+        # lists are of single operations.
         (ERROR, 0.0025283, 0.0025284, True),
         (ERROR, 0.0, 0.0, True),
         (ERROR, 0.0025283, 0.00256, False),

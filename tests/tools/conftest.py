@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """A tree whose only experiments are those of the tests."""
+    """Return a copy of the project with only the tests' experiments."""
     return copied_tree(tmp_path / "tree")
 
 
 @pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[Browser]:
-    """One for all tests: Playwright runs once in a process."""
+    """One browser for all tests, because Playwright runs once per process."""
     from tests.tools.browser.looking import FLAGS, sync_playwright
 
     with sync_playwright() as playwright:
@@ -29,7 +29,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site of this tree, built once for all tests."""
+    """The built site, shared by all tests."""
     from tests.tools.browser.looking import built_once
 
     return built_once(tmp_path_factory, "site")

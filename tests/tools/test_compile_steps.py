@@ -1,4 +1,4 @@
-"""What the binary of a kernel says, and what the steps of the ladder compile to."""
+"""Resources of kernels read from binaries, and of the ladder's steps."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 REMEDY = "`python tools/compile_steps.py`"
 PRODUCT = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
 COMPARE = "ISETP.GE.AND P0, PT, R2, R3, PT"
-# A product in no loop; a loop with comparisons; and that for whole tiles, which has
-# fewer instructions for its products. Each starts at 16 times its line.
+# A matmul outside of loops, a loop with comparisons, and a loop without, which has
+# fewer instructions per matmul. Addresses are 16 times the line.
 LINES = [
     "MOV R1, R2",
     PRODUCT,
@@ -50,7 +50,7 @@ def test_without_a_loop_that_multiplies_and_exponentiates_there_is_none():
 
 def test_instructions_of_the_shortest_loop_with_products_and_exponentials():
     assert instructions_per_score(ASSEMBLY) == 11
-    # Without the branch to the loop with comparisons there is the one for whole tiles.
+    # Without the loop with comparisons, the other one is found.
     assert instructions_per_score(ASSEMBLY.replace("0x20 ;", "0xf00 ;")) == 14
     assert instructions_per_score(ASSEMBLY.replace("HMMA", "FFMA")) == 0
 
@@ -60,7 +60,7 @@ def test_every_step_was_compiled_by_each_version():
         assert list(found["steps"]) == [*FORWARD, *BACKWARD]
         for kernels in found["steps"].values():
             assert kernels and all(k["per_score"] > 1 for k in kernels)
-            # Tiles of keys and values, which no SM holds more of than 227 KiB.
+            # Shared memory is at most 227 KiB per SM.
             assert all(0 < k["shared_bytes"] <= 227 * 1024 for k in kernels)
 
 

@@ -24,7 +24,7 @@ KILL = "import os, signal; os.kill(os.getpid(), signal.SIG{})"
 
 @pytest.fixture
 def child_that(monkeypatch):
-    """Let each child run this code instead, whose arguments are those of the child."""
+    """Replace the child's code; its arguments stay."""
 
     def replace(code: str) -> None:
         real = subprocess.Popen
@@ -51,12 +51,12 @@ def run_one(stem: str = "fake") -> Outcome:
         (f"print({ROW!r}); raise SystemExit(130)", 130),
         (f"print({ROW!r}); raise SystemExit(0)", 0),
         (f"print({ROW!r}); 1 / 0", 1),
-        # Behind its last word.
+        # After its last report.
         (f"print({ROW!r}); print({DONE!r}, flush=True); {KILL.format('KILL')}", -9),
     ],
 )
 def test_a_child_that_does_not_reach_its_end_has_crashed(child_that, code, shown):
-    """Whatever its exit code: only it knows whether all rows are there."""
+    """Only a final report counts, whatever the exit code."""
     child_that(code)
     outcome = run_one()
     again = "run again to go on from the last row"
@@ -65,7 +65,7 @@ def test_a_child_that_does_not_reach_its_end_has_crashed(child_that, code, shown
 
 
 def test_a_child_that_reached_its_end_has_measured(child_that, capsys):
-    """Its output arrives in pieces, and no text in it is markup or moves a cursor."""
+    """Output arrives in pieces, and is printed without markup."""
     child_that(
         "import sys, time\n"
         f"print({json.dumps(FAILED)!r})\n"
@@ -119,7 +119,7 @@ print({DONE!r})
     assert sorted((o.stem, o.message) for o in outcomes) == [
         (stem, "measured") for stem in "abc"
     ]
-    # Said of each when it has ended, to a file as well.
+    # Outcomes are printed to files, too.
     assert {f"{stem}: measured" for stem in "abc"} <= {
         *capsys.readouterr().out.splitlines()
     }
@@ -127,7 +127,7 @@ print({DONE!r})
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_stopped_it_leaves_no_child(child_that, tmp_path, monkeypatch, capsys, deaf):
-    """One Ctrl-C, or two where a child is deep in a library."""
+    """One Ctrl-C, or two if a child ignores the first."""
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
     child_that(f"""
 import os, pathlib, signal, time

@@ -1,4 +1,4 @@
-"""Notebooks are committed as a fresh run leaves them, and shown as pages."""
+"""Committed notebooks equal a fresh run, and become pages."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def test_help_runs_no_notebook() -> None:
 def test_a_fresh_run_gives_what_is_committed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without the start-up files of whoever runs this, and where there is no home to
-    # write into.
+    # Ignore the user's start-up files, and allow a read-only home.
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
     committed, fresh = (
@@ -81,7 +80,7 @@ def page(tmp_path: Path) -> Any:
 def test_a_notebook_looks_like_the_other_pages(page: Any) -> None:
     one = Shown("note", lambda figure: figure.subplots(), "It grows & grows.")
     figure = one._repr_mimebundle_()
-    # Viewers of notebooks have no style sheet.
+    # Figures contain their colours, because viewers have no style sheet.
     assert "--md-default-bg-color: #" in figure["image/svg+xml"]
     text = new_output("stream", text="1 < 2\n")
     built = page(text, new_output("display_data", figure))
@@ -93,7 +92,7 @@ def test_a_notebook_looks_like_the_other_pages(page: Any) -> None:
     assert '<div class="language-python highlight"><pre><code>' in built
     assert "<pre><code>1 &lt; 2</code></pre>" in built
     assert 'id="notebook-note"' in built and "Figure\N{NO-BREAK SPACE}1." in built
-    # Nothing of JupyterLab's is left, which asks a CDN.
+    # No part of JupyterLab remains, which would load from a CDN.
     assert not any(mark in built for mark in ("<style", "<script", "jp-"))
 
 

@@ -1,4 +1,4 @@
-"""The quick reference and the reference of the code link what is there."""
+"""Links of the quick reference and the code reference."""
 
 import re
 
@@ -19,9 +19,9 @@ HEADING = re.compile(r"^(#+) (.+?)(?: \{ #([\w-]+) \})?$", re.MULTILINE)
 
 
 def under_heading(page: str, anchor: str) -> str:
-    """Return what stands below the heading with this anchor, with included code."""
+    """Return the text below the heading with this anchor, including snippets."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    # Lines of code that begin with # are no headings.
+    # Lines that begin with # in code are no headings.
     without_code = FENCED.sub(lambda match: "." * len(match[0]), text)
     headings = list(HEADING.finditer(without_code))
     anchors = [heading[3] or slugify(heading[2], "-") for heading in headings]
@@ -50,8 +50,8 @@ SOURCES = "".join(path.read_text("utf-8") for path in (ROOT / "systems").rglob("
 @pytest.mark.parametrize(("call", "page", "anchor"), ROWS)
 def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
     name = re.sub(r"\(.*", "", call)
-    # Code writes tl.max out, and a formula has its own max; of torch's long names it
-    # may have imported the last part.
+    # Names of tl are complete, because formulas use max; of torch names the last part
+    # is enough.
     shown = name if name.startswith("tl.") else name.split(".")[-1]
     word = re.compile(rf"\b{re.escape(shown)}\b")
     assert word.search(SOURCES) and word.search(under_heading(page, anchor))
@@ -60,7 +60,7 @@ def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
 def test_the_reference_of_the_code_has_every_module_once():
     pages = "".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
-    # A package that says only what is in it has no entry of its own.
+    # A package with only a docstring has no entry.
     files = [
         path.relative_to(ROOT).with_suffix("")
         for path in (ROOT / "systems").rglob("*.py")
@@ -78,7 +78,7 @@ def test_what_readers_call_stands_in_the_table_on_top(path):
     )
     assert len(listed) == len(re.findall(r"^\| \[", top, re.MULTILINE)) > 5
     modules = set(re.findall(r"^::: (\S+)$", below, re.MULTILINE))
-    # Any page may link a name; what is linked is shown open, so the table has it.
+    # Linked names are shown expanded, so the table contains them.
     linked = {
         name
         for page in DOCS.rglob("*.md")

@@ -41,7 +41,7 @@ from tools.render import everything, load
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
-    """Run the command in this process, without a GPU, on the folders of a test."""
+    """Run the command in this process, without a GPU, on temporary folders."""
     monkeypatch.setattr(load, "GENERATED", tmp_path / "generated")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(pages, "check_pages", lambda root: [])
@@ -57,7 +57,7 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 def state(listed: str, stem: str) -> str:
-    """What the table of --list says of a stem."""
+    """Return a stem's state in the table of --list."""
     lines = (line.split() for line in listed.splitlines())
     return next(cells[2] for cells in lines if cells[0] == stem)
 
@@ -89,10 +89,10 @@ WRONG = {
     "--render --only warmup": "--only goes with measuring, not with --render",
     "--check --no-render": "--no-render goes with measuring, not with --check",
     "--verify warmup --quick": "--quick goes with measuring, not with --verify",
-    # Of shells, a variable that is not set.
+    # As from an unset shell variable.
     "--results ''": f"{INVALID} '--results': ",
     "--only warmup --only compile": f"{WANTED}; --quick runs it on a CPU, compile need",
-    # Named twice, it is measured once.
+    # A repeated name is measured once.
     "--only warmup --only warmup": f"{WANTED}; --quick runs it on a CPU\n",
 }
 
@@ -119,7 +119,7 @@ def test_a_run_measures_renders_and_says_what_it_skipped(tree):
     assert store.read(tree / "docs/results/meta/fake.json").complete
     assert (tree / "docs/generated/fake-table.md").read_text() == "6 rows"
     facts = (tree / "docs/generated/facts.yml").read_text()
-    # Strings of JSON are strings of YAML. A stem that nobody measured has facts too.
+    # JSON strings are valid YAML. Stems without records have facts, too.
     assert facts.endswith(
         '  crash:\n    rows: "not measured"\n'
         '  fake:\n    rows: "6"\n'
@@ -144,7 +144,7 @@ def test_a_stem_that_crashes_leaves_the_others(tree):
     assert store.read(tree / "docs/results/meta/fake.json").complete
     partial = tree / "docs/results/meta/crash.partial.json"
     assert [row.config["index"] for row in store.read(partial).rows] == [6]
-    # Work in progress is never shown.
+    # Partial records are not rendered.
     assert not (tree / "docs/generated/crash-table.md").read_text()
     assert state(regen_tables(tree, "--list").stdout, "crash") == "partial"
     assert regen_tables(tree, FAKE_MENDED="1").returncode == 0 and not partial.exists()
@@ -160,7 +160,7 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
     flags = "--only", "fake", "--only", "gpu_only", "--results", str(results)
     done = regen_tables(tree, "--quick", *flags)
     assert done.returncode == 0, done.stderr
-    # On a CPU the quick grid runs what the full one skips.
+    # On a CPU the quick grid includes rows that the full grid skips.
     assert sorted(contents(results)) == [
         "quick/cpu/.gpu_only.json.lock",
         "quick/cpu/gpu_only.json",
@@ -172,7 +172,7 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
     done = regen_tables(tree, *given)
     assert done.returncode == 0, done.stderr
     assert (shown / "gpu_only-table.md").read_text() == "2 rows"
-    # A reduced record in a place of full ones is refused.
+    # A record of a reduced grid among full ones is rejected.
     shutil.copytree(results / "quick/meta", tree / "docs/results/meta")
     done = regen_tables(tree, "--render")
     path = tree / "docs/results/meta/fake.json"
@@ -182,7 +182,7 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
 
 @pytest.mark.parametrize("options", ["", "--quick", "--verify warmup"])
 def test_a_folder_of_reduced_grids_is_not_measured_into(run, tmp_path, options):
-    """Its records would lie where no record of that grid is taken."""
+    """Records of full grids in it would be rejected."""
     (quick := tmp_path / "results/quick").mkdir(parents=True)
     done = run(*options.split(), "--results", str(quick))
     assert done.code == 2 and not contents(quick)
@@ -199,14 +199,14 @@ def test_verify_makes_a_stale_record_verified(tree):
     done = regen_tables(tree, "--verify", "fake")
     message = "rows measured again agree, the record is verified"
     assert done.returncode == 0 and message in done.stdout
-    # Which is not measured again.
+    # A verified record is not measured again.
     assert "verified already" in regen_tables(tree, "--only", "fake").stdout
     table = tree / "docs/generated/fake-table.md"
     table.write_text("as it was")
     done = regen_tables(tree, "--verify", "crash")
     message = "does not exist: there is nothing to verify"
     assert done.returncode == 2 and message in done.stderr
-    # What failed changes nothing.
+    # A failure changes no file.
     assert table.read_text() == "as it was"
 
 
@@ -232,28 +232,28 @@ def test_stopping_the_command_ends_the_process_of_a_row(
         running.send_signal(told)
         assert running.stderr and said in running.stderr.read()
     assert running.returncode == code
-    # Once it has ended, nothing or nobody has asked how.
+    # Once it has ended, the process is gone or unreaped.
     line = Path(f"/proc/{row}/cmdline")
     until(lambda: not line.exists() or not line.read_bytes())
 
 
-# What the reduced grid of an experiment may take of a CPU, in seconds, with others at
-# work beside it. On an idle one the longest takes 40, and all together three minutes.
+# Maximum CPU seconds of a reduced grid. On an idle machine the longest takes 40, and
+# all take three minutes.
 QUICK_SECONDS = 120
 REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
-# By the command: one whose rows have processes of their own, one of kernels in Triton's
-# interpreter; and what no compiler follows here.
+# Run by command: rows in new processes, kernels in the interpreter, and code that no
+# compiler traces here.
 BY_COMMAND = ("warmup", "flash_ablation", "end_to_end")
 COMPILE_ON_A_CPU = ("compile", "attention")
 
 
 @pytest.mark.slow
 def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
-    """And all of its rows run, kernels in Triton's interpreter."""
+    """All rows succeed, with kernels in the interpreter."""
     only = [part for stem in BY_COMMAND for part in ("--only", stem)]
     options = ("--quick", *only, "--results", str(tmp_path))
     given = regen_command(ROOT, *options, TRITON_INTERPRET="0")
-    # Killed by the system where it computes longer; waiting for others costs nothing.
+    # A CPU limit kills it if it computes longer; waiting is free.
     limit = (resource.RLIMIT_CPU, (QUICK_SECONDS, QUICK_SECONDS))
     done = subprocess.run(
         **given, capture_output=True, preexec_fn=lambda: resource.setrlimit(*limit)
@@ -264,7 +264,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
         record = load.read(path)
         rows = len(import_module(STEMS[stem].module).configs(quick=True))
         assert [row.status for row in record.rows] == ["ok"] * rows
-        # What a CPU does not tell is missing from the tables, and no more.
+        # Numbers that a CPU lacks are missing in tables.
         everything.build_stem(stem, [record])
 
 
@@ -279,7 +279,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
 )
 @pytest.mark.usefixtures("on_cpu", "unchecked_shapes")
 def test_so_does_every_other_and_its_tables_are_made(stem, monkeypatch):
-    # Drawing a model's first weights takes half of the time.
+    # Initializing models takes half of the time.
     monkeypatch.setattr(
         torch.nn.init, "trunc_normal_", lambda x, std, **_: x.uniform_(-std, std)
     )
@@ -304,7 +304,7 @@ def test_list_makes_no_folder(run, tmp_path):
 def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
     rendered, tmp_path, monkeypatch, action
 ):
-    """Otherwise rendering would empty its tables."""
+    """Otherwise rendering would delete its tables."""
     scandir, before = os.scandir, contents(tmp_path)
     folder = tmp_path / "results/meta"
 
@@ -322,7 +322,7 @@ def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
 
 
 def test_list_shows_names_whole_in_eighty_columns():
-    """As a pipe shows it too: these names are what --only and primary_gpu take."""
+    """Also in a pipe, because --only and primary_gpu take these names."""
     done = regen_tables(ROOT, "--list", COLUMNS="80")
     words = done.stdout.split()
     slugs = {path.parent.name for path in RESULTS.glob("*/*.json")}
@@ -332,7 +332,7 @@ def test_list_shows_names_whole_in_eighty_columns():
 
 @pytest.mark.parametrize("options", ["--only model_sizes", "--list", "--check"])
 def test_a_record_that_cannot_be_read_is_one_line(run, tmp_path, options):
-    """Measuring says whose record it is: the others are measured all the same."""
+    """Measuring names the record and continues with others."""
     path = tmp_path / "results/meta/model_sizes.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 2')
@@ -366,7 +366,7 @@ def test_records_elsewhere_leave_the_guides_own_tables(rendered, tmp_path):
         done = rendered(action, "--results", str(other))
         assert done.code == 2 and "add --generated FOLDER" in done.err
         assert done.err.count("\n") == 1 and not done.out
-    # Elsewhere, or here if told so.
+    # In another folder, or this one if named.
     for results in (other, tmp_path / "results"):
         flags = "--results", str(results), "--generated", str(shown)
         assert not rendered("--render", *flags).code
@@ -375,7 +375,7 @@ def test_records_elsewhere_leave_the_guides_own_tables(rendered, tmp_path):
 
 
 def test_a_link_among_the_rendered_is_replaced_not_followed(rendered, tmp_path):
-    """And whoever reads a file meanwhile reads the old one or the new one."""
+    """Readers see the old or the new file."""
     path, other = tmp_path / "generated/model_sizes-table.md", tmp_path / "other"
     other.write_text("not ours")
     before = path.read_text()
@@ -403,7 +403,7 @@ def test_a_folder_of_other_files_is_not_rendered_into(rendered, tmp_path):
 
 
 def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkeypatch):
-    """Also in a new folder, where only rendered files are."""
+    """Also in a new folder that contains only rendered files."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
     write, written = rendering.write_atomically, []
 
@@ -429,7 +429,7 @@ def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkey
 
 @pytest.fixture(scope="session")
 def model_sizes(tmp_path_factory) -> Path:
-    """A folder with one record, of this source, and what it renders to."""
+    """Return a folder with one current record, and its rendered files."""
     folder = tmp_path_factory.mktemp("model_sizes")
     record = committed("model_sizes", "meta")
     record.source_hash = source_hash(STEMS["model_sizes"].module)
@@ -443,7 +443,7 @@ def model_sizes(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def rendered(run, model_sizes, tmp_path):
-    """The command on copies of those records and rendered files."""
+    """Return the command, run on copies of those files."""
     for name in ("generated", "results"):
         shutil.copytree(model_sizes / name, tmp_path / name)
     return run
@@ -496,7 +496,7 @@ def test_a_stale_record_is_a_warning(rendered, tmp_path):
     record = store.read(path)
     record.source_hash = "older"
     store.write(record, path)
-    # The pages show it, too.
+    # Pages show the difference, too.
     assert rendered("--check").code == 1
     assert rendered("--render").code == 0
     assert "**stale**" in (tmp_path / "generated/model_sizes-table.md").read_text()

@@ -1,4 +1,4 @@
-"""The file for Slurm, submitted to a real controller and node on loopback."""
+"""The batch script, submitted to a real Slurm on this machine."""
 
 import os
 import re
@@ -118,17 +118,17 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
         return slurm("sbatch", "--parsable", *options, tree=tree, **environment).strip()
 
     def starts() -> int:
-        """How many processes have measured rows."""
+        """Count the processes that have measured rows."""
         lines = log.read_text().splitlines() if log.exists() else []
         return len({line.split()[1] for line in lines})
 
     job = submit("--array=0-1", FILE)
     submit("--dependency=singleton", "--array=0", FILE, "--render")
     until(lambda: starts() == 1)
-    # Of a time limit.
+    # As at the end of a time limit.
     slurm("scancel", "--batch", "--signal=USR1", f"{job}_0")
     until(lambda: starts() == 2)
-    # The other task, or this one again.
+    # Another task, or this one again.
     submit("--partition=urgent", "--gres=gpu:1", "--wrap", "sleep 1")
     until(lambda: starts() == 4)
     until(lambda: not slurm("squeue", "--noheader"))
@@ -137,7 +137,7 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
         assert store.read(tree / f"docs/results/meta/{stem}.json").complete, said
         table = tree / f"docs/generated/{stem}-table.md"
         assert table.read_text() == f"{rows} rows"
-    # Only the rows in flight ran twice, and rendering ran once.
+    # Only interrupted rows ran twice, and rendering ran once.
     assert 2 * rows <= len(log.read_text().splitlines()) <= 2 * rows + 2
     assert said.count("rendered") == 1
 

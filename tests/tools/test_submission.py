@@ -1,4 +1,4 @@
-"""What is handed in: the archive of what is committed, and the PDF of the write-up."""
+"""Files to hand in: the archive of committed files, and the write-up's PDF."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ folder, site = map(Path, sys.argv[1:])
 write_pdf(folder / "writeup.pdf", None, describe_records(records_of(None)), site)
 """
 DAY = r"\d{4}-\d\d-\d\d"
-# An unpacked archive has none.
+# An unpacked archive is no repository.
 in_a_repository = pytest.mark.skipif(
     not (ROOT / ".git").exists(), reason="the archive holds what is committed"
 )
@@ -34,7 +34,7 @@ in_a_repository = pytest.mark.skipif(
 @in_a_repository
 @pytest.mark.slow
 def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
-    """So do tests that would look for a commit."""
+    """Tests that need a commit work, too."""
     archive = tmp_path / "code.zip"
     submission.write_zip(archive)
     first = archive.read_bytes()
@@ -62,7 +62,7 @@ def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """The command in this process, on a machine without Chromium."""
+    """Run the command in this process, without Chromium."""
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setattr(submission.shutil, "which", lambda name: None)
 
@@ -86,7 +86,7 @@ def test_what_goes_wrong_leaves_the_archive_as_it_was(run, tmp_path, monkeypatch
     nowhere = tmp_path / "nowhere"
     assert run(results=nowhere)[1].endswith("'nvidia-h200'; there are: none\n")
     assert run(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
-    # Without a repository.
+    # Outside a repository.
     monkeypatch.setattr(submission, "ROOT", tmp_path)
     monkeypatch.setattr(submission, "records_of", lambda *_: [])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
@@ -141,21 +141,22 @@ def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys
 def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(
     tmp_path, gpu, chromium, request
 ):
-    # In a process of its own, as a user prints: this one may already drive a browser.
+    # Run in a new process, because this one may already use a browser.
     if gpu:
         command = ["tools/submission.py", "--into", tmp_path, "--gpu", gpu]
     else:
-        # Of the site that other tests look at: that the command builds one is seen.
+        # Print the site of other tests; another test checks that the command builds
+        # one.
         command = ["-c", PRINT, tmp_path, request.getfixturevalue("site")]
     line = [sys.executable, *command]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     data = (tmp_path / "writeup.pdf").read_bytes()
     assert data.startswith(b"%PDF") and len(data) > 100_000
-    # No path of the machine that printed it.
+    # The PDF contains no path of this machine.
     assert b"file:" not in data and str(ROOT).encode() not in data
     pdf = PdfReader(tmp_path / "writeup.pdf")
-    # Normalised: the font prints "fi" and "fl" as one character.
+    # Normalize ligatures such as "fi".
     pages = [
         unicodedata.normalize("NFKC", page.extract_text()).replace("\xa0", " ")
         for page in pdf.pages
@@ -163,7 +164,7 @@ def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(
     printed = [" ".join(page.split()) for page in pages]
     text = " ".join(printed)
     assert len(pages) <= 20
-    # Of which GPU, and when: at the top, on each page, in the properties.
+    # The GPU and dates are at the top, on each page and in the properties.
     told = f"NVIDIA H200 · {pdf.metadata.subject.removeprefix('NVIDIA H200 · ')}"
     assert re.fullmatch(rf"NVIDIA H200 · {DAY}( to {DAY})?", told)
     assert pdf.metadata.title == submission.TITLE and told in printed[0]
@@ -174,14 +175,14 @@ def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(
     problems = [f"{n}. {p.title}" for n, p in enumerate(load_problems(), start=1)]
     assert [entry.title for entry in pdf.outline[1]] == problems
     assert ("A100-SXM4-40GB, reported" in text) == (gpu is None)
-    # A long table has its head on each of its pages.
+    # A long table repeats its head on each page.
     assert sum("plain, backward, ms" in page for page in printed) >= 2
     for page in pages:
         lines = re.split(rf"\s*{re.escape(told)}", page)[0].strip().splitlines()
         last, first = lines[-1], lines[0].strip()
         assert not re.match(r"Table \d|Figure \d|Stale:|Status:|Asked|.*:$", last), last
-        # No heading, with or without the name of the task below it, ends a page.
+        # No heading is the last line of a page.
         assert not {line.strip() for line in lines[-2:]} & {*problems}, lines[-2:]
-        # What says where a table is from stands with the table.
+        # Provenance is on the same page as its table.
         assert not re.match(r"NVIDIA H200 · .*record$|All rows:|Blank is", first)
         assert not re.search(r"\d\n+(%|±)", page)

@@ -1,4 +1,4 @@
-"""The search for launch configurations, whose file decides what the kernels get."""
+"""The search for launch configurations, and how kernels use its file."""
 
 import errno
 import multiprocessing
@@ -43,13 +43,13 @@ def test_candidates_are_ours_those_of_others_and_what_is_next_to_ours(gpu):
             assert ours._replace(stages=ours.stages + 1) in configs
             others = (table[arithmetic][kernel][128] for table in CONFIGS.values())
             assert {select_by_mask(other, True) for other in others} <= set(configs)
-            # Of 90 searches; with more, 20 minutes are too few.
+            # With more candidates, 90 searches would take over 20 minutes.
             assert 5 <= len(configs) <= 16
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
-    """A large GPU would split the loops of one head, by kernels that nobody times."""
+    """Otherwise a large GPU would split the loops, and run other kernels."""
     asked = []
     monkeypatch.setattr(tune_flash, "CHECKED_N", 80)
     monkeypatch.setattr(launches, "count_splits", lambda *_: asked.append(1) or 4)
@@ -73,7 +73,7 @@ def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
 
 @pytest.fixture
 def a100(monkeypatch, tmp_path):
-    """An A100 that is not here, and a folder for its file."""
+    """Pretend an A100, with a folder for its file."""
     device = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(chooser, "TUNED", tmp_path)
@@ -98,12 +98,12 @@ def choose(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
 
 
 def published(kernel="dq", causal=True) -> Config:
-    """Return what is chosen where nobody searched."""
+    """Return the configuration without tuning."""
     return select_by_mask(CONFIGS["sm_80"]["half"][kernel][64], causal)
 
 
 def search(a100, *configs: Config, key=KEY):
-    """Write the file of a search whose times are made up."""
+    """Write the file of a search with made-up times."""
     found = read_or_create(a100.path, a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
@@ -122,7 +122,7 @@ def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
     said = capsys.readouterr().out
     assert said == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
     assert choose(d=50) == FAST != before
-    # The other mask, another kernel and few rows keep ours.
+    # Others keep the built-in configuration: another mask, kernel, or few rows.
     for other in ({"causal": False}, {"kernel": "dkdv"}):
         assert choose(**other) == published(**other)
     few = FEW_ROWS["sm_80"]["half"][0]
@@ -137,7 +137,7 @@ def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
     assert entry["config"][3] == OURS.stages
     entries = search(a100, OURS, key=("half", "dq", 128, True))
     assert [entry["d"] for entry in entries] == [64, 128]
-    # Other kernels, or another Triton, begin anew; so does --force.
+    # Other kernels, another Triton or --force start over.
     assert read_or_create(a100.path, a100.device, True)["entries"] == []
     changed = tuned.read(a100.path) | {"source_hash": "other"}
     tune_flash.write_content(changed, a100.path)
@@ -145,7 +145,7 @@ def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
 
 
 CHANGED = "with kernels that have changed since: our tables are used"
-# A damage of the file, as a pattern and what stands in its place; what is said of it.
+# Damages of the file as (pattern, replacement), and the log message.
 DAMAGES = {
     "cut": (r"(?s).{20}\Z", "", "can't be used"),
     "an older layout": (r"(?s)\A.*\Z", "[]", "can't be used"),
@@ -177,7 +177,7 @@ assert tuned.configs("no-such-gpu", "3.7.1") == {} and tuned.kernels_hash()
 
 
 def test_reading_a_file_needs_no_package():
-    # What the package of the kernels imports is not the reader's.
+    # The reader must not import the kernels' package.
     subprocess.run([sys.executable, "-c", WITHOUT_PACKAGES], cwd=ROOT, check=True)
 
 
@@ -198,7 +198,7 @@ def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
 
 @pytest.fixture
 def tuning_here(a100, monkeypatch):
-    """Tune as on an A100, where a kernel takes as long as its number of stages."""
+    """Tune as on an A100, with a kernel's time equal to its number of stages."""
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
     monkeypatch.setattr(tune_flash, "available_cores", lambda: 2)
     monkeypatch.setattr(tune_flash, "make_launch", lambda c, heads, n: c.config.stages)
@@ -209,7 +209,7 @@ def tuning_here(a100, monkeypatch):
 
 
 def last_line(capture, *arguments) -> str:
-    """The one line with which the command ends early."""
+    """Return the one-line error of the command."""
     with pytest.raises(SystemExit) as ended:
         tune_flash.main(*arguments)
     assert ended.value.code == 2
@@ -234,14 +234,14 @@ def test_what_can_not_begin_is_one_line(tuning_here, capsys, monkeypatch):
 
 
 def dies(candidate: Candidate) -> str:
-    """A compiler that the kernel kills where memory runs out."""
+    """A compiler process that is killed for lack of memory."""
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGKILL)
     return ""
 
 
 def interrupts(candidate: Candidate) -> str:
-    """Ctrl-C while compiling, which all processes of a terminal get."""
+    """Ctrl-C while compiling, sent to all processes of the terminal."""
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getppid(), signal.SIGINT)

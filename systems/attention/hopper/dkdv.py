@@ -113,9 +113,7 @@ def dkdv_step(
     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, hidden,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Process one tile of queries: accumulate dv, and dk of the previous step; compute
-    ds.
-    """
+    """Accumulate dv of a tile of queries, and dk of the previous one; compute ds."""
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(

@@ -64,9 +64,7 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 class Ring(NamedTuple):
-    """Ring buffer of two tiles, a and b, per stage, with barriers for full and
-    empty.
-    """
+    """Ring buffer of tiles a and b, with barriers for full and empty stages."""
 
     a: gl.shared_memory_descriptor
     b: gl.shared_memory_descriptor

@@ -49,9 +49,7 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 @gluon.jit
 def accumulate_block(block, p, x, FIRST: gl.constexpr):
-    """Start block += p @ x for the block's columns of x, from FIRST; return the
-    token.
-    """
+    """Start block += p @ x, for columns of x from FIRST on; return the token."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
     )

@@ -43,9 +43,7 @@ def dq_steps(
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Accumulate unscaled dq of a tile of queries, over every SPLITS-th tile of
-    keys.
-    """
+    """Accumulate unscaled dq of a tile of queries over every SPLITS-th key tile."""
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]

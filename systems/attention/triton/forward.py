@@ -46,9 +46,7 @@ def forward_steps(
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update the online softmax of a tile of queries with every SPLITS-th tile of
-    keys.
-    """
+    """Update online softmax of a tile of queries with every SPLITS-th key tile."""
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]

@@ -24,7 +24,7 @@ SCRIPT += "print(json.dumps(whole_step('cuda', sys.argv[1])))"
 
 
 def whole_step(device: str, precision: str) -> dict:
-    """Record a first step of `small`; return what history and allocator say."""
+    """Record the first step of `small`; return peaks by history and by allocator."""
     with torch.device(device):
         model = build_model("small", 128, 1000)
         token_ids, targets = torch.randint(1000, (2, 2, 128))
@@ -33,14 +33,12 @@ def whole_step(device: str, precision: str) -> dict:
         context = precision_context(precision, device)
         rest = targets, context, optimizer, recorder.phase
         training_step(model, token_ids, *rest)
-        # Whole pages that are free again, and given back: a history with expandable
-        # segments has it unmapped.
+        # Freed pages are unmapped, which the history of expandable segments contains.
         model.zero_grad()
         torch.empty(64 * 2**20, dtype=torch.uint8, device=device)
         torch.cuda.empty_cache()
     allocated = torch.cuda.max_memory_allocated()
-    # SnapshotError where the history's peak is not the allocator's, of bytes as asked
-    # for.
+    # `history` raises SnapshotError if its peak differs from the allocator's.
     history = recorder.history()
     total, layers = bytes_in_use(history), bytes_by_category(history)
     found, snapshot = digest(history), recorder.snapshot
@@ -66,7 +64,7 @@ def explains(found: dict) -> None:
     assert found["digest"] == found["requested"] == sum(at_peak.values())
     assert found["categories_add_up"]
     assert found["phases"] == ["forward", "loss", "backward", "optimizer"]
-    # Parameters and the table of cosines and sines.
+    # Parameters and the rotary table.
     assert at_peak["weights"] == found["weights"]
 
 
@@ -84,7 +82,7 @@ def test_a_recorded_step_explains_every_byte(monkeypatch, precision):
     "settings", ["expandable_segments:False", "expandable_segments:True"]
 )
 def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
-    """In a process of its own: the allocator reads its settings once."""
+    """Runs in a new process, because the allocator reads its settings once."""
     known = {k: v for k, v in os.environ.items() if k not in VARIABLES}
     environment = known | {"PYTORCH_ALLOC_CONF": settings}
     done = python("-c", SCRIPT, precision, env=environment)
@@ -94,10 +92,9 @@ def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
     if settings == "expandable_segments:True":
         assert all(found["expandable"])
         assert {"segment_map", "segment_unmap"} <= set(found["actions"])
-        # A rest of 512 bytes or more is split off, so every block is its request,
-        # rounded up.
+        # The allocator splits off 512 bytes or more, so blocks have rounded sizes.
         assert found["allocated_by_history"] == found["allocated"]
     else:
         assert not any(found["expandable"]) and "segment_alloc" in found["actions"]
-        # A large block keeps a rest of up to a MiB, which the history doesn't tell.
+        # A large block keeps up to 1 MiB more, which the history doesn't show.
         assert found["allocated_by_history"] <= found["allocated"]

@@ -1,4 +1,4 @@
-"""Memory histories made by hand: every block's life, owner and category."""
+"""Histories made by hand: life, owner and category of each block."""
 
 import pickle
 from typing import Any
@@ -29,7 +29,7 @@ MARKED = [{"name": "drop_marker", "filename": RECORDER, "line": 1}]
 
 
 class Pool:
-    """Write a history as PyTorch's allocator does."""
+    """Writes a history as PyTorch's allocator does."""
 
     def __init__(self, **older: int):
         self.live = {
@@ -73,7 +73,7 @@ class Pool:
             }
             for address, size in self.live.values()
         ]
-        # Of another GPU: no concern of this one.
+        # Blocks of another GPU are ignored.
         blocks = [{"state": used, "size": 9 * MIB}]
         other = {"device": 1, "address": 1, "blocks": blocks}
         return {"segments": [*segments, other], "device_traces": [self.trace, []]}
@@ -129,7 +129,7 @@ def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
         (40, "weights", None, True),
         (40, "optimizer state", None, True),
         (8, "temporaries", None, True),
-        # One address, two blocks: the temporary that was there first is no gradient.
+        # The gradient reuses the address of a temporary.
         (40, "temporaries", "forward", False),
         (40, "gradients", "backward", False),
         (30, "saved activations", "forward", False),
@@ -158,7 +158,7 @@ def test_the_digest_by_hand(step):
     assert at_peak == [*zip(CATEGORIES, (40, 80, 40, 20, 30, 68), strict=True)]
     assert all(c["at_peak_bytes"] == c["most_bytes"] for c in found["categories"])
     assert [p["peak_bytes"] for p in found["phases"]] == [198 * MIB, 278 * MIB]
-    # Of ten allocations the largest tenth is one, made in autograd's thread.
+    # The largest tenth of ten allocations is one, made in autograd's thread.
     assert found["allocations"] == 10 and found["tenth_least_bytes"] == 60 * MIB
     (tenth,) = found["tenth"]
     of_tenth = tenth["bytes"], tenth["code"], tenth["phase"]
@@ -213,18 +213,18 @@ def test_no_time_passes_while_somebody_looks():
 
 
 def test_what_expandable_segments_add_to_a_history_changes_nothing():
-    """Pages are mapped, unmapped and listed as segments."""
+    """Expandable segments add events of pages, and segments."""
     pool, marks = training_step()
     plain = build_history(pool.snapshot(), marks)
     actions = [f"segment_{done}" for done in ("map", "unmap", "alloc", "free")]
     actions += ["workspace_snapshot", "snapshot"]
-    # At the address of a block that is alive, and from a marker's line.
+    # Allocations at the address of a live block.
     address = pool.live["gradient"][0]
     pages = [
         {"action": action, "addr": address, "size": 20 * MIB, "frames": MARKED}
         for action in actions
     ]
-    # The one entry that has no address.
+    # Entries of out-of-memory errors have no address.
     pages.append({"action": "oom", "size": MIB, "device_free": 0, "frames": MODEL})
     pool.trace = [entry for one in pool.trace for entry in (*pages, one)] + pages
     assert build_history(pool.snapshot(), marks) == plain
@@ -240,7 +240,7 @@ def without_a_free(snapshot):
 
 
 def without_a_block(snapshot):
-    """Of the blocks of this size the gradient alone is younger than the history."""
+    """Remove the gradient's block from the final pool."""
     segments = snapshot["segments"]
     kept = [s for s in segments if s["blocks"][-1].get("requested_size") != 40 * MIB]
     snapshot["segments"] = kept

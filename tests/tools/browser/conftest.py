@@ -1,7 +1,6 @@
 """Each test opens the site in a fresh browser profile."""
 
-# `looking` skips a module of tests where there is no browser to drive, which this file
-# can't do: it imports it where it is needed.
+# Import `looking` late, because it skips the importing module without a browser.
 from __future__ import annotations
 
 from collections.abc import Iterator

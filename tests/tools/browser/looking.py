@@ -1,4 +1,4 @@
-"""What tests of the built site share: they read it from file://, without a network."""
+"""Helpers of tests that read the built site from file://, without a network."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ OPEN_FOLDS = (
 
 
 def build(folder: Path, root: Path = ROOT, **environment: str) -> float:
-    """Build the site of this tree; return the CPU seconds that this took."""
-    # Not --quiet: it silences the warnings before --strict can count them.
+    """Build the site; return the CPU seconds."""
+    # Without --quiet, which hides warnings from --strict.
     mkdocs = [sys.executable, "-m", "mkdocs"]
     command = [*mkdocs, "build", "--strict", "--site-dir", str(folder)]
-    # One day for all builds, also around midnight: the list of pages is dated.
+    # Builds have the same date, also around midnight.
     fixed = {"NO_MKDOCS_2_WARNING": "1", "SOURCE_DATE_EPOCH": "1750000000"}
     environment = os.environ | fixed | environment
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -63,9 +63,9 @@ def build(folder: Path, root: Path = ROOT, **environment: str) -> float:
 
 
 def built_once(factory: pytest.TempPathFactory, name: str) -> Path:
-    """The site, built by the first of the processes that ask for it."""
+    """Return the site, built once by the first process that needs it."""
     shared = factory.getbasetemp()
-    # Each process of pytest-xdist has a folder of its own in that of the run.
+    # Processes of pytest-xdist have their own folders, in one parent folder.
     if os.environ.get("PYTEST_XDIST_WORKER"):
         shared = shared.parent
     folder, built = shared / name, shared / f"{name} is built"

@@ -31,7 +31,7 @@ def slowness() -> float:
 def test_two_builds_give_the_same_bytes_and_take_less_than_15_seconds(
     site: Path, tmp_path: Path
 ) -> None:
-    """The second where what is handed in was unpacked, without git."""
+    """The second build is of an unpacked archive, without git."""
     root, again = ROOT, tmp_path / "site"
     if (ROOT / ".git").exists():
         write_zip(tmp_path / "code.zip")
@@ -53,7 +53,7 @@ def test_the_site_is_small_enough_to_send(site: Path) -> None:
 
 
 def test_records_on_the_site_say_what_they_say_here(site: Path, tmp_path: Path) -> None:
-    """Without blanks, the largest packed, whole by their digest."""
+    """Records lose white space, large ones are compressed, and digests stay valid."""
     shown = [*(site / "results").rglob("*.json*")]
     kinds = Counter(path.suffix for path in shown)
     assert kinds[".json"] > 30 and kinds[".xz"] == 1
@@ -79,7 +79,7 @@ def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> No
         ),
     )
     times = []
-    # The best of a few: what else the machine does is not the page's fault.
+    # Take the fastest of several runs, because other processes slow some down.
     for _ in range(3):
         page.goto((site / "index.html").as_uri())
         times.append(
@@ -92,8 +92,7 @@ def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> No
     assert {"index.html", "site.css", "tablesort.js", "search_index.js"} <= {
         path.name for path in files
     }
-    # As a server sends them, compressed; the words of the search are three fifths of
-    # it.
+    # Size as servers send it, compressed; the search index is three fifths of it.
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 300_000
 
 

@@ -1,4 +1,4 @@
-"""The calculator computes what the formulas do, and says what is wrong."""
+"""The calculator's results equal the formulas', and errors are explained."""
 
 import json
 import random
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 
 
 def drawn_at_random(number: int) -> tuple[Pass, dict]:
-    """A step, and what the calculator calls it."""
+    """Return a random step, and the calculator's settings for it."""
     draw = random.Random(number)
     kv_heads = draw.randint(1, 16)
     heads = kv_heads * draw.randint(1, 4)
@@ -81,7 +81,7 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     names = root.locator("select[name=size] option").all_inner_texts()
     assert {"2.7B (2026: xl)", "small"} <= set(names)
     expect(verdict).to_contain_text(re.compile("[Ff]it"))
-    # The fastest of several: what else runs on the machine is not the page's.
+    # Take the fastest of several runs, because other processes slow some down.
     milliseconds = page.evaluate("""() => {
         const input = document.querySelector("#calculator input[name=context]")
         const press = (value) => {
@@ -109,7 +109,7 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
             expect(field).to_have_attribute("aria-invalid", "")
         field.fill(before)
         expect(field).not_to_have_attribute("aria-invalid", "")
-    # A link gives the page as it was.
+    # A link restores the page's state.
     root.locator("select[name=gpu]").select_option("h200")
     root.locator("input[name=num_layers]").fill("30")
     expect(root.locator("select[name=size]")).to_have_value("")
@@ -117,7 +117,7 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     page.reload()
     expect(verdict).to_have_text(said)
     expect(root.locator("input[name=num_layers]")).to_have_value("30")
-    # An address from before there were groups.
+    # An old address, without groups of KV heads.
     page.goto((site / "calculator.html").as_uri() + "#num_heads=10&d_model=640")
     expect(root.locator("input[name=kv_heads]")).to_have_value("10")
     root.locator("input[name=num_heads]").fill("20")
@@ -125,6 +125,6 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     root.locator("input[name=kv_heads]").fill("3")
     expect(verdict).to_contain_text("do not share 3")
     expect(root.locator(".most")).to_contain_text("on which it fits: ")
-    # What is not asked for may be anything.
+    # Hidden inputs may have any value.
     page.goto((site / "calculator.html").as_uri() + "#recomputed=none&checkpoint=x")
     expect(verdict).to_contain_text(re.compile("[Ff]it"))

@@ -30,7 +30,7 @@ def test_the_first_click_on_the_button_of_colours_changes_them_but_not_in_print(
 def test_a_drawing_is_stepped_through_by_keyboard_and_prints_its_last_step(
     page: Page, pages: list[Path]
 ) -> None:
-    # Other figures open at their key frame.
+    # Other figures start at their key frame.
     opens = 'figure.steps:has(ol[data-opens="0"])'
     figure = open_first(page, pages, opens).first
     frames, sentences = figure.locator(".wide .frame"), figure.locator("ol > li")
@@ -45,7 +45,7 @@ def test_a_drawing_is_stepped_through_by_keyboard_and_prints_its_last_step(
     expect(sentences.first).to_be_hidden()
     page.keyboard.press("ArrowLeft")
     expect(frames.nth(1)).to_be_visible()
-    # From the last frame on to the first.
+    # From the last frame, continue to the first.
     for _ in range(frames.count() - 2):
         page.keyboard.press("ArrowRight")
     expect(frames.last).to_be_visible()

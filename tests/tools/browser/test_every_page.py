@@ -1,4 +1,4 @@
-"""Every page fits a desk, a phone and paper, can be read, and opens with its answer."""
+"""Every page fits all screens and paper, is readable, and begins with its answer."""
 
 import re
 import tomllib
@@ -23,38 +23,37 @@ pytestmark = pytest.mark.browser
 
 # A4 at 96 pixels an inch, less its margins, printed at a scale of 0.8.
 PAPER = {"width": 860, "height": 1200}
-# Looked up, not read: as long as what they list, and they begin with it.
+# Pages for looking things up, which may be long and need no answer.
 LOOKED_UP = re.compile(r"api/|(writeup|explorer|reference|errata|bibliography)\.html$")
-# These tell how to do something, and have no finding to begin with.
+# How-to pages, which have no finding.
 HOW_TO = re.compile(
     r"(index|setup|hand_in|test_fails|cluster|calculator|exercises)\.html$"
 )
-# Every other page has a picture.
+# Pages without a picture.
 UNDRAWN = re.compile(
     r"api/|(setup|hand_in|test_fails|calculator|writeup|reference|bibliography)\.html$"
 )
-# In these, headings say what tables show.
+# Pages whose headings name the content of tables.
 HEADED = re.compile(r"api/|(reference|bibliography)\.html$")
-# These tables are their pages' subject, or a sum whose parts must all be there.
+# Long tables that are shown completely: the page's subject, or a sum.
 LONG = re.compile(r"\. (Every graded problem|The graded problems)")
-# Of a page that speaks of measurements as if there were none, or counts none.
+# Text of pages without measurements.
 RESIDUE = re.compile(
     r"\bnone of (?:\d|none)|\bwithin [-−+]?0\.0+\s?%|\bat most 0\.0+\s?%"
     r"|\bnot looked into|\bnot taken apart|\bnot measured yet|[-−]0\.00?\s?%",
     re.IGNORECASE,
 )
-# Contrast takes axe most of its time.
+# Contrast alone takes most of axe's time.
 CONTRAST = {"runOnly": ["color-contrast"]}
 ALL_BUT_CONTRAST = {"rules": {"color-contrast": {"enabled": False}}}
-# What a wider page hides or shows.
+# Rules that depend on the page's width.
 SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
-# Over the shadows at the edges of what scrolls axe can't tell a contrast, and would
-# keep silent.
+# axe can't compute contrast over these shadows, and would skip it silently.
 UNSHADED = ".table-frame, .arithmatex, pre > code { background-image: none !important }"
 
 
 def glossary() -> dict[str, str]:
-    """Each form of a word of the glossary and the word, the longest first."""
+    """Return the glossary word of each of its forms, the longest forms first."""
     groups = tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
     forms = {
         form: term["name"]
@@ -71,7 +70,7 @@ def test_every_page_fits_and_can_be_read(
     page: Page, pages: list[Path], site: Path, quarter: int
 ) -> None:
     page.context.add_init_script(path=Path(__file__).with_name("look.js"))
-    # Otherwise colours would change slowly, and axe would read them half-way.
+    # Otherwise axe could read colours during a transition.
     page.emulate_media(reduced_motion="reduce")
     words = glossary()
     found, seen = [], Counter[str]()
@@ -82,7 +81,7 @@ def test_every_page_fits_and_can_be_read(
         found += [f"{name}: {finding}" for finding in findings(page, name, words)]
         seen.update(page.evaluate("look.counts()"))
     assert found == []
-    # Few pages go step by step: not each quarter has one.
+    # Few pages have drawings with steps.
     steps = seen.pop(".wide .frame")
     assert steps or all(path.stem != "flash_forward" for path in pages[quarter::4])
     assert min(seen.values()) > 0, seen
@@ -94,7 +93,7 @@ def findings(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
 
     def resize(size: Any) -> None:
         page.set_viewport_size(size)
-        # What scrolls becomes a stop for the keyboard once it has been laid out.
+        # Scrolling elements get keyboard focus after layout.
         page.evaluate(TWO_FRAMES)
 
     yield from layout(name, page.evaluate("look.layout()"))
@@ -104,7 +103,7 @@ def findings(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
         for table, rows in page.evaluate("look.rowsOpen()"):
             if rows > 8 and not LONG.search(table):
                 yield f"{table} opens with {rows} rows"
-    # Notebooks are rendered without the glossary.
+    # Notebooks have no glossary tooltips.
     if not name.startswith(("api/", "notebooks/")):
         yield from page.evaluate("words => look.unexplained(words)", words)
     page.evaluate(AXE_SCRIPT)
@@ -115,7 +114,7 @@ def findings(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
     page.emulate_media(color_scheme="dark")
     expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
     yield from violations(page, CONTRAST)
-    # The frame of all pages, with its navigation, is looked through once.
+    # Check the navigation, common to all pages, once.
     yield from violations(page, {}) if name == "index.html" else ()
     page.emulate_media(color_scheme="light")
     style.evaluate("style => style.remove()")
@@ -140,7 +139,7 @@ def at(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[str]
 
 
 def layout(name: str, seen: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with a page on a desk, its folds closed."""
+    """Return faults of a page's layout on a wide screen, with folds closed."""
     if not LOOKED_UP.search(name):
         if seen["height"] > 10_000:
             yield f"{seen['height']} pixels long"
@@ -167,8 +166,8 @@ def prose(shown: str, texts: list[str]) -> Iterator[str]:
 
 
 def violations(page: Page, options: dict) -> Iterator[str]:
-    """What axe finds, of any severity, with the first element that it names."""
-    # A page from a file may not read its style sheets, which axe would try to.
+    """Yield axe's findings of any severity, with the first element."""
+    # Style sheets can't be read from file://, so don't preload them.
     options = {"resultTypes": ["violations"], "preload": False, **options}
     part = "[data-first]" if options.get("runOnly") == ["color-contrast"] else "html"
     answer = page.evaluate(

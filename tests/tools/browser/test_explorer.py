@@ -31,7 +31,7 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     page.locator("#explorer input[name=words]").fill("mode step, -batch 64")
     expect(rows.first).to_contain_text("mode step")
     expect(page.locator("#explorer .more")).to_be_hidden()
-    # A list offers only what the other filters leave.
+    # A list offers only values that other filters leave.
     assert "d_model" not in page.locator("#explorer select[name=metric]").inner_text()
     button = page.locator("#explorer th button", has_text="value")
     for direction in (1, -1):
@@ -57,7 +57,7 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
     page.locator("#explorer input[name=words]").fill("no such words")
     expect(rows).to_have_count(0)
-    # A GPU can be chosen whatever else was.
+    # All GPUs stay selectable.
     page.locator("#explorer select[name=GPU]").select_option(
         "NVIDIA A100-SXM4-40GB, reported"
     )
@@ -71,10 +71,10 @@ def test_the_explorer_draws_what_its_address_says(
     page.set_viewport_size({"width": width, "height": 900})
     page.goto((site / "explorer.html").as_uri())
     chart, address = page.locator("#explorer .chart"), "location.hash"
-    # It opens on the first of the ready-made choices: a line for each size.
+    # The explorer opens with its first preset: a line for each size.
     expect(chart.locator("polyline")).to_have_count(5)
     assert "stem=end_to_end" in page.evaluate(address)
-    # What was chosen and what no line has is no column, and the value is in sight.
+    # Filtered and empty columns are hidden; the value is visible.
     heads = page.locator("#explorer th:visible")
     assert heads.all_inner_texts()[:4] == ["size", "value", "unit", "context"]
     value = page.locator("#explorer td[data-value]").first.bounding_box()
@@ -85,7 +85,7 @@ def test_the_explorer_draws_what_its_address_says(
     expect(chart.locator("rect")).not_to_have_count(0)
     bars = chart.locator("rect").count()
     assert bars == page.locator("#explorer tbody tr").count()
-    # The line at 1 goes through no number.
+    # The line at 1 crosses no label.
     boxes = "all => all.map((one) => one.getBoundingClientRect().toJSON())"
     (one,) = chart.locator("line.one").evaluate_all(boxes)
     words = chart.locator("rect + text").evaluate_all(boxes)
@@ -93,7 +93,7 @@ def test_the_explorer_draws_what_its_address_says(
     assert not any(word["left"] < one["left"] < word["right"] for word in words)
     ratios = page.locator("#explorer td[data-value]").all_inner_texts()
     assert ratios and max(len(ratio) for ratio in ratios) <= 5
-    # Someone to whom the address is sent sees the same.
+    # The address restores the view.
     sent = page.url
     page.goto("about:blank")
     page.goto(sent)

@@ -1,4 +1,4 @@
-"""The parts of a page do as they say."""
+"""Interactive parts of pages work."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_a_chosen_tab_is_kept_but_the_write_up_opens_with_the_gpu_of_its_answers
     page.locator(second).first.click()
     expect(block).to_be_visible()
     page.goto((site / "end_to_end.html").as_uri())
-    # Also in a fold, once it opens.
+    # The same in a fold, after opening it.
     page.evaluate(OPEN_FOLDS)
     labels = page.locator(".tabbed-labels label", has_text=re.compile(f"^{name}$"))
     assert labels.count()
@@ -32,7 +32,7 @@ def test_a_chosen_tab_is_kept_but_the_write_up_opens_with_the_gpu_of_its_answers
     firsts = page.locator(".tabbed-set > input:first-of-type")
     checked = "all => all.map((one) => one.checked)"
     assert firsts.count() > 3 and all(firsts.evaluate_all(checked))
-    # Who looks at another GPU there sees it in that place alone.
+    # Choosing another GPU's tab here changes only this set of tabs.
     page.locator(second).first.click()
     page.evaluate(TWO_FRAMES)
     assert firsts.evaluate_all(checked).count(False) == 1
@@ -54,7 +54,7 @@ def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
 def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(
     page: Page, site: Path
 ) -> None:
-    """Beside the contents: listings, tables, folds and figures; prose is narrower."""
+    """Next to the contents, wide elements end at one edge; prose is narrower."""
     edges = """() => [...document.querySelectorAll(
             "article > :is(.highlight, .table-frame:has(.dense), details, figure)")]
         .filter((one) => one.checkVisibility())
@@ -67,7 +67,7 @@ def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(
             assert len(set(page.evaluate(edges))) == 1, (name, width)
     page.emulate_media(media="print")
     inside = "all => [...new Set(all.map((one) => getComputedStyle(one).breakInside))]"
-    # A fold of many tables begins where there is room, not on a page of its own.
+    # A fold of many tables doesn't start a new page.
     assert page.locator("details:not(.name)").evaluate_all(inside) == ["auto"]
 
 
@@ -93,7 +93,7 @@ def test_the_reference_opens_what_readers_call_and_folds_the_rest(
             inside = fold.locator("summary > code").all_inner_texts()
             assert fold.locator("h4").count() == len(inside) > 0
     page.goto((site / "api/attention.html").as_uri() + "#systems.attention.flash")
-    # A link opens the fold that it leads into.
+    # A link opens the fold that contains its target.
     page.goto(page.url.split("#")[0] + "#systems.attention.triton.configs.Config")
     config = page.locator(".doc-class", has=page.locator("h4[id$='configs.Config']"))
     expect(config.locator("code", has_text="warps: int").first).to_be_visible()

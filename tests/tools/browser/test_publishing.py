@@ -1,4 +1,4 @@
-"""The site as a server shows it, below the address of a repository."""
+"""The published site, below a repository's address."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 
 
 class Published(SimpleHTTPRequestHandler):
-    """A server that shows the site below /guide/, as GitHub Pages does."""
+    """A server for the site below /guide/, as on GitHub Pages."""
 
     def send_error(self, code: int, *_: object) -> None:
         body = Path(self.directory, "guide", "404.html").read_bytes()
@@ -30,7 +30,7 @@ class Published(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of the site and its folder, built for a repository's pages."""
+    """Return the address and the folder of a site built for publishing."""
     root = tmp_path_factory.mktemp("published")
     handler = partial(Published, directory=str(root))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -51,7 +51,7 @@ def test_the_site_works_below_the_address_of_a_repository(
     answers: dict[str, int] = {}
     failed: list[str] = []
     context.on("response", lambda one: answers.update({one.url: one.status}))
-    # What a page asked for when it was left is aborted.
+    # Requests of a page are aborted when the browser leaves it.
     context.on(
         "requestfailed",
         lambda one: one.failure == "net::ERR_ABORTED" or failed.append(one.url),
@@ -71,13 +71,13 @@ def test_the_site_works_below_the_address_of_a_repository(
     missing = f"{address}no/such/page.html"
     page.goto(missing)
     expect(page.locator("article h1")).to_have_text("This page is not here")
-    # Its style sheets are found: the stopwatch is no wider than a finger.
+    # The style sheets are loaded: the logo is small.
     box = page.locator(".md-logo svg").first.bounding_box()
     assert box and box["width"] < 50
     page.locator("article a", has_text="overview").click()
     expect(page).to_have_url(f"{address}index.html")
     assert [url for url, code in answers.items() if code >= 400] == [missing]
-    # Nobody else is asked, not even for the repository's stars.
+    # No other host is requested, not even for the repository's stars.
     assert failed == []
     assert all(url.startswith((address, "data:", "blob:")) for url in answers)
     context.close()
@@ -86,7 +86,7 @@ def test_the_site_works_below_the_address_of_a_repository(
 def test_a_wrong_address_below_a_folder_is_told_without_an_address_of_the_site(
     browser: Browser, site: Path, tmp_path: Path
 ) -> None:
-    """The site was built without one, and copied into a folder of a server."""
+    """The site was built without an address, and copied into a server's folder."""
     (tmp_path / "guide").symlink_to(site)
     handler = partial(Published, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -106,7 +106,7 @@ def test_a_wrong_address_below_a_folder_is_told_without_an_address_of_the_site(
                 page.locator("article a", has_text="overview").click()
                 expect(page).to_have_url(f"{address}/guide/index.html")
             else:
-                # Without a script it is plain, and no drawing fills the screen.
+                # Without scripts the page is plain, and no drawing fills the screen.
                 sizes = page.locator("svg:visible").evaluate_all(
                     "all => all.map((one) => one.getBoundingClientRect().width)"
                 )

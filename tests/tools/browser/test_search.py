@@ -1,4 +1,4 @@
-"""The search answers what people type."""
+"""The search finds pages for common queries."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from tests.tools.browser.looking import Page, expect
 
 pytestmark = pytest.mark.browser
 
-# What people type, and the pages that answer it.
+# Queries, and the pages that answer them.
 SOUGHT = """
 log-sum-exp: flash_forward online_softmax; out of memory: peak_memory calculator;
 tf32: end_to_end mixed_precision; why bf16 faster: mixed_precision; warmup: warmup;
@@ -27,7 +27,7 @@ LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
 
 
 def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
-    """Each figure is there twice, for a wide column and a narrow one."""
+    """Each figure is on the page twice, for wide and narrow screens."""
     texts: dict[str, str] = {}
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))
     for entry in index["docs"]:
@@ -56,15 +56,13 @@ def test_the_search_answers_with_a_page_that_explains(page: Page, site: Path) ->
         words = words.strip()
         page.locator(".md-search__input").fill("")
         page.locator(".md-search__input").press_sequentially(words)
-        # Answers come while one types; the marks in the first say how far the search
-        # is.
+        # Results change during typing; marks in the first show the current query.
         last = re.compile(rf"h=.*{words.split()[-1].split('-')[-1][:5]}")
         expect(links.first).to_have_attribute("href", last)
         paths = links.evaluate_all("all => all.slice(0, 2).map((one) => one.pathname)")
         found = {Path(path).stem for path in paths}
         assert found & {*explaining.split()}, (words, paths)
-        # They are weighed down: they name all that the guide explains.
+        # These pages rank low, because they contain all words.
         assert not any(LOOKED_UP.search(path) for path in paths), (words, paths)
-        # What is shown of a page says what it is about, not where its numbers come
-        # from.
+        # The excerpt describes the page, not its provenance.
         assert "driver" not in links.first.inner_text()

@@ -14,7 +14,7 @@ SORTABLE = "table.data thead button:visible"
 
 
 def column(page: Page, button: Locator) -> list[str]:
-    """The texts of the column below a sort button."""
+    """Return the texts of a column, by its sort button."""
     script = """button => {
         const head = button.closest("th")
         const rows = [...head.closest("table").tBodies[0].rows]
@@ -38,7 +38,7 @@ def test_a_table_sorts_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> N
     assert column(page, button) == before
 
 
-# Cells in their order, and what stands last.
+# Sorted cells, and those that are always last.
 CELLS = [
     (["9", "10.5", "1,234.5", "12,000"], ["out of memory"]),
     (["0.92 ± 0.01 ms", "12.4 ± 9.0 ms", "1.2 s"], ["—"]),
@@ -48,7 +48,7 @@ CELLS = [
     (["2.13×", "3.0× (best)", "11x"], []),
     (["900 µs", "1.2 ms", "3.4 ms", "12.4 ± 9.0 ms"], []),
     (["2.6B", "10B"], ["large"]),
-    # No numbers, but sorted as a reader expects.
+    # Not numbers, but sorted as readers expect.
     (["2024-12-31", "2025-01-02", "2025-11-21"], []),
     (["flash 2", "flash 10", "plain"], []),
 ]
@@ -91,7 +91,7 @@ def test_a_wide_table_scrolls_by_keyboard_and_a_narrow_one_is_no_stop(
 
 
 def scrolled(page: Page, frame: Locator, **by: int) -> dict[str, float]:
-    """Where the head and the first cell of the first line stand in the frame."""
+    """Return the positions of the head and the first cell in the scrolled frame."""
     script = """async (frame, by) => {
         frame.closest("details")?.setAttribute("open", "")
         await new Promise((done) => setTimeout(done, 100))
@@ -117,14 +117,14 @@ def test_heads_and_names_of_lines_stay_in_sight(page: Page, pages: list[Path]) -
     assert after["top"] == 400 and after["left"] > 50
     assert abs(after["head"]) < 3 and abs(after["first"]) < 1
     assert after["last"] < before["last"] - 50
-    # It stops where the keyboard scrolls it.
+    # The keyboard can focus the frame.
     expect(frame).to_have_attribute("tabindex", "0")
 
 
 def test_columns_that_stay_in_sight_cover_none_beside_them(
     page: Page, pages: list[Path]
 ) -> None:
-    """Before it is scrolled, each column begins where the one before it ends."""
+    """Before scrolling, columns are adjacent."""
     page.set_viewport_size(PHONE)
     pinned = open_first(page, pages, "table:is(.pinned-2, .pinned-3):visible")
     gaps: list[float] = pinned.evaluate_all(
@@ -142,7 +142,7 @@ def test_a_table_shows_all_rows_when_asked_and_on_paper(
 ) -> None:
     sortable = ".table-frame:has(button)"
     control = open_first(page, pages, f"{sortable} + .all:visible input").first
-    # On paper nothing that is asked for is visible: it is found by a name of its own.
+    # On paper all are hidden, so find it by a name.
     control.evaluate("one => one.closest('.all').previousElementSibling.id = 'mine'")
     frame = page.locator("#mine")
     all_rows, visible = frame.locator("tbody tr"), frame.locator("tbody tr:visible")
@@ -152,7 +152,7 @@ def test_a_table_shows_all_rows_when_asked_and_on_paper(
     control.uncheck()
     page.emulate_media(media="print")
     expect(visible).to_have_count(all_rows.count())
-    # Chromium does not draw a button again where it repeats the head of a table.
+    # Chromium omits buttons in repeated heads of tables.
     display = "button => getComputedStyle(button).display"
     assert frame.locator("button").first.evaluate(display) == "contents"
     height = frame.evaluate("frame => frame.scrollHeight - frame.clientHeight")

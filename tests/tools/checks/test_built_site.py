@@ -29,7 +29,7 @@ CLEAN = r"""
 
 
 def findings(root: Path, body: str, head: str = "") -> list[str]:
-    """Return what is found in a site with this page."""
+    """Return the findings on a site with this page."""
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg"><use href="#p" fill="url(#c)"/></svg>'
     )
@@ -38,7 +38,7 @@ def findings(root: Path, body: str, head: str = "") -> list[str]:
         "fig.svg": svg,
         "index.html": PAGE.format(head=head, body=body),
         "other.html": PAGE.format(head="", body='<h2 id="there">There</h2>'),
-        # The theme gives it absolute addresses: where it is shown is not known.
+        # The theme uses absolute addresses on the 404 page.
         "404.html": '<script src="/a.js"></script><body><h3>No</h3></body>',
     }
     (root / "results").mkdir()
@@ -68,7 +68,7 @@ IN_TEXT = {
     "<p>x[^1]</p>": "undefined footnote: ",
     "<div>[x](setup.md)</div>": "Markdown link left as text: ",
     "<p>Table 1.{ .caption }</p>": "attribute list left as text: ",
-    # A finding in the text shows what stands around it.
+    # A finding quotes the surrounding text.
     "<p>see the [page of <code>x</code>][nope] now</p>": (
         "undefined reference link: 'B C see the [page of \ufffc][nope] now'"
     ),

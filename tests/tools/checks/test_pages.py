@@ -53,7 +53,7 @@ def tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
         (root / folder).mkdir(parents=True)
     (root / "docs/page.md").write_text(page, encoding="utf-8")
     (root / "systems/a.py").write_text(source, encoding="utf-8")
-    # Fragments hold measured numbers: that is what they are for.
+    # Fragments may contain measured numbers.
     (root / "docs/generated/a-table.md").write_text("| 12 ms |\n")
     return root
 

@@ -1,4 +1,4 @@
-"""GPU times of the same cell that differ are named, and those alone."""
+"""Findings for GPU times of the same cell that differ."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def nsys(**changed):
 
 
 def steps(stem, **config):
-    """A record of steps that were timed."""
+    """Return a record of timed steps."""
     row = make_row({**CELL, **config}, forward_ms=[50.0], forward_gpu_ms=[18.0])
     return make_record(stem, row, device=H200)
 
@@ -41,7 +41,7 @@ def found(*records):
 
 @pytest.fixture(autouse=True)
 def stale(monkeypatch):
-    """The stems whose records are stale."""
+    """Return the stems with stale records."""
     stems: set[str] = set()
     monkeypatch.setattr(same_cell, "is_fresh", lambda record: record.stem not in stems)
     return stems

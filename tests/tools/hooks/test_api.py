@@ -1,4 +1,4 @@
-"""What the reference of the code shows of a module."""
+"""The members that the code reference shows."""
 
 from griffe import temporary_visited_module
 

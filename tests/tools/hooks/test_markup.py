@@ -1,4 +1,4 @@
-"""The extension that finishes a page, on the HTML that the others give it."""
+"""The extension that post-processes a page, on HTML of other extensions."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_all_of_it_is_done_to_a_page_of_markdown() -> None:
     )
     assert page.count("<abbr") == 1 and "<math" in page
     assert 'class="table-frame"' in page
-    # A figure with a caption has a number, and an address.
+    # A figure with a caption has a number and an anchor.
     assert page.count("Figure") == 2 and '<figure id="figure-2" class="b">' in page
     assert 'href="#mine">Figure\N{NO-BREAK SPACE}1.</a> Seen.' in page
     assert 'href="#figure-2">Figure\N{NO-BREAK SPACE}2.</a> B.' in page
@@ -123,7 +123,7 @@ def test_a_picture_in_a_tab_is_kept_aside_and_comes_back_whole() -> None:
     picture = '<svg class="plot">\n<text>*a*</text>\n</svg>'
     assert picture in md.htmlStash.rawHtmlBlocks
     assert text.count("<text>*a*</text>\n</svg>") == 1
-    # Code that shows one stays code.
+    # A figure's source in a code block is unchanged.
     assert '<svg class="code"' not in text and "&lt;" in text
 
 
@@ -173,13 +173,13 @@ def test_a_caption_begins_bold_as_those_of_figures_do(caption: str, bold: str) -
 FOLD, CAPTION = "<details><summary>{}</summary>\n{}</details>", '<p class="caption">'
 UNNAMED = "Table: size, forward (ms)"
 LABELS = {
-    # The title of a fold is the caption of the table in it, unless it says more first.
+    # A fold's title is the caption of its table, unless other text comes first.
     FOLD.format("Every row", TABLE): ["Table 1. Every row"],
     FOLD.format("Why?", f"<p>So:</p>{TABLE}"): [UNNAMED],
     # Tabs of several GPUs share the caption above them.
     f'{CAPTION}A</p><div class="tabbed-set">{TABLE}<p class="provenance">GPU</p>'
     f"{TABLE}</div>{CAPTION}B</p>{TABLE}": [*2 * ["Table 1. A"], "Table 2. B"],
-    # A caption further up is not this table's.
+    # A caption before other text does not belong to the table.
     f"{CAPTION}Far</p><p>text</p>{TABLE}": [UNNAMED],
     f"{CAPTION}Far</p><h2>B</h2>{TABLE}": [UNNAMED],
 }
@@ -219,12 +219,12 @@ def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
     space = "\N{NO-BREAK SPACE}"
     assert f">Took 5{space}ms of 2048 tokens, 7{space}% more, 3 steps.<" in built
     assert 'title="5 ms"' in built
-    # A head that names nothing is none.
+    # An empty header cell is no header.
     assert '<th class="r key"><span>n</span></th><td></td>' in built
 
 
 def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
-    """Not from what Markdown says of it: that names the columns that stay in sight."""
+    """Cells decide, not Markdown's alignment, which marks row headers."""
     left, right = (f' style="text-align: {side};"' for side in ("left", "right"))
     framed = hooks.frame_tables(
         f"<table><thead><tr><th{left}>size</th><th{left}>context</th>"

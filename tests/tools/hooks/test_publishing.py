@@ -1,4 +1,4 @@
-"""The hook and templates that tell where to go, inside the site and from outside."""
+"""The publishing hook and the templates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from material.plugins.search.plugin import Parser
 from systems import ROOT
 from tools.hooks import publishing
 
-# What the theme has around our templates.
+# The theme's blocks around the templates.
 BASE = """{% block htmltitle %}{% endblock %}{% block extrahead %}{% endblock %}
 {% block header %}<div class="md-search" role="dialog"></div>{% endblock %}
 {% block content %}{% endblock %}"""
 
 
 def shown(template: str, top: str = "", **context: Any) -> str:
-    """What a template of ours gives, below this address."""
+    """Return a rendered template, for this address of the site."""
     ours = FileSystemLoader(ROOT / "tools" / "hooks" / "theme")
     environment = Environment(
         loader=ChoiceLoader([ours, DictLoader({"base.html": BASE})])

@@ -6,7 +6,7 @@ from tools.render import plots
 
 @pytest.fixture
 def one_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that look at no figure: each is drawn once."""
+    """Draw each figure for one width only, for tests that don't check figures."""
     monkeypatch.setattr(plots, "draw_svg", by_lot(request.node.name))
 
 
@@ -14,5 +14,5 @@ def one_width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def few_figures(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For those that render all of a site, many times."""
+    """Draw few figures, for tests that render everything many times."""
     monkeypatch.setattr(plots, "draw_svg", by_lot(request.node.name, 4))

@@ -1,4 +1,4 @@
-"""What tests look at in a figure: its words, and the lines that may go through them."""
+"""Parse figures for tests: texts, and lines that may cross them."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ NUMBER = re.compile(r"-?[\d.]+")
 
 @dataclass(frozen=True)
 class Word:
-    """A text and the box that its letters fill in DejaVu Sans, a wide font."""
+    """A text with its bounding box in DejaVu Sans, a wide font."""
 
     text: str
     size: float
@@ -33,7 +33,7 @@ class Word:
     right: float
     top: float
     bottom: float
-    # Whether a rim of the ground parts it from the grid.
+    # Whether an outline separates it from the grid.
     rimmed: bool
 
 
@@ -55,7 +55,7 @@ def figures(text: str, kind: str) -> list[html.HtmlElement]:
 
 def words(svg: html.HtmlElement) -> Iterator[Word]:
     for word in svg.iter("text"):
-        # A group gives it what it has not; the size is that of drawings.css.
+        # Attributes are inherited from groups; sizes are in drawings.css.
         around = [word, *word.iterancestors()][::-1]
         given = [(name, one.get(name)) for one in around for name in GIVEN]
         look = {"font-size": "11"} | {name: value for name, value in given if value}
@@ -68,12 +68,12 @@ def words(svg: html.HtmlElement) -> Iterator[Word]:
         before = {"start": 0, "middle": long / 2, "end": long}
         left = x - before[look.get("text-anchor", "start")]
         rimmed = "over" in (word.get("class") or "")
-        # A capital is three quarters of a font's size.
+        # The height of capitals is three quarters of the font size.
         yield Word(text, size, left, left + long, y - 0.75 * size, y, rimmed)
 
 
 def outside(svg: html.HtmlElement) -> list[str]:
-    """The words that leave the drawing, or are too small."""
+    """Return the texts that are outside of the drawing or too small."""
     _, _, right, bottom = map(float, svg.get("viewbox").split())
     return [
         word.text
@@ -85,7 +85,7 @@ def outside(svg: html.HtmlElement) -> list[str]:
 
 
 def overlapping(svg: html.HtmlElement) -> list[tuple[str, str]]:
-    """Words of a plot that stand in one another."""
+    """Return overlapping texts of a plot."""
     return [
         (one.text, other.text)
         for one, other in combinations(words(svg), 2)
@@ -95,7 +95,7 @@ def overlapping(svg: html.HtmlElement) -> list[tuple[str, str]]:
 
 
 def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
-    """The straight pieces of each line of a plot, with its colour."""
+    """Yield the segments of each line of a plot, with its colour."""
     for path in svg.iter("path"):
         look = style_of(path)
         if look.get("fill") == "none" and "stroke" in look:
@@ -104,7 +104,7 @@ def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
 
 
 def areas(svg: html.HtmlElement) -> Iterator[Path]:
-    """Bars, and what is filled below a curve."""
+    """Return bars, and areas below curves."""
     named = {path.get("id"): path for path in svg.iter("path")}
     for path in svg.iter("path", "use"):
         if style_of(path).get("fill", "none") == "none":
@@ -120,7 +120,7 @@ def points_of(path: html.HtmlElement) -> list[tuple[float, float]]:
 
 
 def struck(svg: html.HtmlElement) -> list[str]:
-    """Return words that a line crosses, but for the grid behind a rim or an area."""
+    """Return texts that a line crosses; the grid may pass behind outlines and areas."""
     lines = [(c, s) for c, s in strokes(svg) if c != GROUND]
     filled = list(areas(svg))
 
@@ -139,7 +139,7 @@ def struck(svg: html.HtmlElement) -> list[str]:
 
 
 def crosses(word: Word, segment: Segment) -> bool:
-    """Whether a line meets the body of the letters, a pixel inside of their box."""
+    """Return whether a line crosses a text's box, shrunk by a pixel."""
     left, right = word.left + 1, word.right - 1
     top, bottom = word.bottom - 0.68 * word.size, word.bottom - 0.04 * word.size
     x1, y1, x2, y2 = segment

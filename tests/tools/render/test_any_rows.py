@@ -1,4 +1,4 @@
-"""Tables, figures and facts are rendered whatever rows a record lacks."""
+"""Tables, figures and facts are rendered for records with missing rows."""
 
 import random
 import re
@@ -15,7 +15,7 @@ from tools.render import everything
 from tools.render.claims import claims_in, verdict
 from tools.render.markdown import NOTHING_FITS, NOTHING_YET
 
-# Which of n rows are lost, and what stands in their place.
+# Rows to remove of n, and their replacement.
 LOST = {
     "all": lambda n: range(n),
     "half": lambda n: random.Random(0).sample(range(n), n // 2),
@@ -71,7 +71,7 @@ def test_facts_and_claims_do_without_rows(stem, pattern, status):
 )
 @pytest.mark.parametrize("stem", STEMS)
 def test_tables_and_figures_do_without_rows(stem, pattern, status):
-    """Half are lost on the second of two GPUs, which leaves the first as it was."""
+    """Half of the second GPU's rows are missing; the first GPU's stay the same."""
     full = full_record(stem)
     smaller = without(full, pattern, status)
     records = [smaller] if pattern == "all" else [full, on_another_gpu(smaller)]
@@ -84,7 +84,7 @@ def test_tables_and_figures_do_without_rows(stem, pattern, status):
     for finding in re.findall(r"<figcaption><strong>(.*?)</strong>", shown):
         assert finding.endswith(".") and finding[0] != " "
     assert status is None or "out of memory" in shown
-    # What is counted on shapes is the same on any GPU, and shown once.
+    # Records of the meta device are the same on any GPU.
     if len(records) == 2 and full.device.slug != "meta":
         for name, text in (x for one in records for x in fragments([one]).items()):
             lines = {line.strip() for line in files[name].splitlines()}
@@ -95,7 +95,7 @@ def test_tables_and_figures_do_without_rows(stem, pattern, status):
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_figures")
 def test_a_site_is_rendered_from_what_is_left(tmp_path):
-    """Each experiment has lost other rows, on either of two GPUs."""
+    """Experiments lack different rows, on two GPUs."""
     lot = random.Random(0)
     for stem in STEMS:
         full = full_record(stem)

@@ -1,4 +1,4 @@
-"""Claims: altering the record that a claim is judged by turns its verdict over."""
+"""Claims: altered records turn each verdict."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,14 +24,14 @@ PASSES = [
 
 
 def rows(record: Record, **wanted: Any) -> list[Row]:
-    """Return the rows of these values that have numbers."""
+    """Return the rows with these values that have numbers."""
     return [r for r in record.rows if r.metrics and wanted.items() <= r.config.items()]
 
 
 def scale(
     *names: str, by: float, which: slice = slice(None), **wanted: Any
 ) -> Callable[[Record], None]:
-    """Multiply metrics of rows; of samples, each of a slice."""
+    """Multiply metrics of rows, or a slice of their samples."""
 
     def alter(record: Record) -> None:
         for row in rows(record, **wanted):
@@ -48,7 +48,7 @@ def scale(
 def scale_items(
     metric: str, name: str, by: float, of: dict[str, str], **wanted: Any
 ) -> Callable[[Record], None]:
-    """Multiply a number of those items of a list that have these values."""
+    """Multiply a field of the list's items that have these values."""
 
     def alter(record: Record) -> None:
         for row in rows(record, **wanted):
@@ -67,7 +67,7 @@ def put(name: str, value: Any, **wanted: Any) -> Callable[[Record], None]:
 
 
 def outrun(claim: str, **wanted: Any) -> Callable[[Record], None]:
-    """Make what the claim calls faster the slower one, or the other way round."""
+    """Make the claim's faster row the slower one, or vice versa."""
 
     def alter(record: Record) -> None:
         judgement = BY_NAME[claim].judge(record)
@@ -78,7 +78,7 @@ def outrun(claim: str, **wanted: Any) -> Callable[[Record], None]:
 
 
 LAYER = {"norm": "layer", "dtype": "bf16"}
-# What makes each claim change sides.
+# Alterations that turn each claim.
 ALTERED = {
     "deterministic_mode_is_beaten": outrun(
         "deterministic_mode_is_beaten", implementation="ours"

@@ -1,4 +1,4 @@
-"""Drawings agree with attention, the formulas, the records and the first kernel."""
+"""Numbers in drawings agree with attention, formulas, records and the first kernel."""
 
 import math
 import re
@@ -28,7 +28,7 @@ from tools.render.stems.attention.columns import formula_inputs
 DOCS = ROOT / "docs"
 SCORES = "drawings/score-matrices-wide.svg"
 PAGES = {path: path.read_text("utf-8") for path in DOCS.glob("*.md")}
-# Drawn by hand: the address of each without its width.
+# Drawings by hand, without the suffix for the width.
 BY_HAND = sorted(
     path.name.removesuffix("-wide.svg") for path in DOCS.glob("drawings/*-wide.svg")
 )
@@ -44,7 +44,7 @@ def texts(name: str) -> list[str]:
 
 
 def test_the_walk_of_online_softmax_is_attention():
-    """Scores are in units of log 2: with q = log 2 they are the keys."""
+    """With q = log 2, scores in base 2 equal the keys."""
     shown = [text for text in texts("forward-walk") if re.fullmatch(r"[\d.−]+", text)]
     v = torch.arange(1.0, 9.0, dtype=torch.float64)[:, None]
     assert [float(text) for text in shown[:8]] == v[:, 0].tolist()
@@ -100,7 +100,7 @@ def test_drawings_by_hand_are_small_well_formed_and_on_a_page():
     for path in (DOCS / "drawings").iterdir():
         text = path.read_text("utf-8")
         ElementTree.fromstring(text)
-        # An editor's first line says what is drawn, and no line ends a block of HTML.
+        # The first line describes the drawing, and no blank line ends the HTML block.
         assert re.match(r"<svg class=[^>]*\.\">\n  <!-- .+ -->\n", text), path.name
         assert "\n\n" not in text and len(text) < 12_000
 
@@ -149,7 +149,7 @@ def test_the_machine_is_as_its_data_sheet_says():
 
 
 def test_the_picture_of_the_readme_stands_by_itself():
-    """It has every colour that it uses, once for the light and once for the dark."""
+    """It defines all its colours, for light and dark."""
     drawn = '<figure><svg viewBox="0 0 1 1"><path style="fill: var(--tint)"/></svg>'
     picture = standalone.standalone_svg(drawn)
     ElementTree.fromstring(picture)

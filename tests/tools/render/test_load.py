@@ -1,4 +1,4 @@
-"""Which GPU's numbers stand in sentences, by mkdocs.yml; which records are read."""
+"""The primary GPU by mkdocs.yml, and which records are read."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tools.render import load
 
 @pytest.fixture
 def primary(monkeypatch, tmp_path):
-    """What is read of this text under `extra` of mkdocs.yml."""
+    """Return the primary GPU for this text in mkdocs.yml."""
     monkeypatch.setattr(load, "ROOT", tmp_path)
 
     def read(text: str) -> str:
@@ -72,7 +72,7 @@ def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
     path = tmp_path / record.device.slug / "warmup.json"
     store.write(record, path)
     text = path.read_text()
-    # Another layout is no edit.
+    # Another JSON layout does not change the digest.
     path.write_text(json.dumps(dict(sorted(json.loads(text).items())), indent=3))
     load.read(path)
     changed = re.sub(r'"seconds": \d', '"seconds": 9', text)
@@ -82,7 +82,7 @@ def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
         load.read(path)
     folders = ["--results", str(tmp_path), "--generated", str(tmp_path / "x")]
     assert regen_tables.main(["--check", *folders]) == 2
-    # Written again by the code, it is whole.
+    # Writing it updates the digest.
     store.write(record := store.read(path), path)
     load.read(path)
     record.rows[3].metrics["loss_ms"] = 5

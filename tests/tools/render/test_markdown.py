@@ -1,4 +1,4 @@
-"""Tables, and what kernels are called."""
+"""Tables, and names of kernels."""
 
 import re
 from functools import cache
@@ -12,7 +12,7 @@ from tools.render.markdown import image_label, items_table, table, tabs
 
 @cache
 def converter() -> markdown.Markdown:
-    """What makes the site's pages: its extensions, and the ones that MkDocs adds."""
+    """Return the site's Markdown converter, with the extensions of MkDocs."""
     with open(ROOT / "mkdocs.yml", encoding="utf-8") as file:
         listed = yaml_load(file)["markdown_extensions"]
     known = [x if isinstance(x, dict) else {x: {}} for x in listed]
@@ -27,7 +27,7 @@ def html_of(text: str) -> str:
 
 
 def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
-    """Names of kernels hold what is markup elsewhere."""
+    """Kernel names contain characters of markup."""
     name = "void reduce<float, a|b>(__half*)"
     page = html_of(table(["head"], [[f"`{name}`"]]))
     assert page.count("<td") == 1

@@ -1,4 +1,4 @@
-"""Every figure can be read at both widths, names its finding and links its data."""
+"""Figures are readable at both widths, state a finding and link their data."""
 
 import re
 from pathlib import Path
@@ -44,14 +44,14 @@ def test_a_caption_begins_with_what_is_found(path: Path):
         for link in links:
             numbers = link.get("href")
             assert numbers.startswith("#") or (DOCS / numbers).is_file()
-        # No line ends between a number and its unit.
+        # No line break separates a number from its unit.
         said = figure.find("figcaption").text_content()
         assert not re.search(r"\d (?:%|[KMGT]?i?B\b|[mµn]?s\b)", said), said
 
 
 @pytest.mark.slow
 def test_no_curve_leaves_its_axes(monkeypatch):
-    """The points of a curve are marked; a level across a figure is not."""
+    """Curves have markers, horizontal levels don't."""
     left: list[str] = []
     name_lines = plots.name_lines
 
@@ -72,7 +72,7 @@ def test_no_curve_leaves_its_axes(monkeypatch):
 def test_ids_are_unique_and_colours_those_of_the_page():
     text = "".join(path.read_text() for path in sorted(GENERATED.glob("*.md")))
     drawn = "".join(re.findall(r"<svg class=\"plot.*?</svg>", text, re.DOTALL))
-    # One figure may stand on two pages.
+    # A figure may be on two pages.
     ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in drawn.split("</svg>")]
     assert drawn and "#1f2428" not in drawn
     for i, mine in enumerate(ids):
@@ -104,7 +104,7 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
 
 
 def test_a_word_that_a_line_goes_through_is_found():
-    """One that is moved off the end of its line is not."""
+    """A text beside the end of its line is not found."""
     text = plot(committed("warmup"), "x", crossing, "One is struck.")
     (figure,) = figures(text, "plotted")
     for svg in figure.findall("svg"):

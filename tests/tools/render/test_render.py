@@ -1,4 +1,4 @@
-"""From records to files: what stands under a table, and what a fault is called."""
+"""Rendered files: provenance, and errors of builders."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_a_misplaced_record_is_refused(tmp_path):
 
 
 def test_a_number_that_no_row_has_is_not_measured():
-    """As in a record of older code."""
+    """Records of older code may lack numbers."""
     record = committed("warmup")
     for row in record.rows:
         del row.metrics["forward_ms"]
@@ -51,7 +51,7 @@ def test_a_number_that_no_row_has_is_not_measured():
 
 
 def test_an_error_of_a_builder_is_raised_and_names_its_records(monkeypatch):
-    """The record is not called damaged."""
+    """The error does not say that the record is damaged."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         everything.build_stem("warmup", [committed("warmup")])

@@ -15,7 +15,7 @@ OUT_OF_MEMORY = re.compile("out of memory|OOM")
 
 
 def rendered(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
-    """Render all for a GPU with this memory; also return the stems that lost rows."""
+    """Render everything for a GPU with this memory; return stems that lost rows."""
     name = f"NVIDIA A100-SXM4-80GB limited to {gib} GiB"
     gpu, lost = make_gpu(name, capability="8.0", memory_bytes=gib * 2**30), set()
     for path in RECORDS:
@@ -34,14 +34,14 @@ def rendered(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
 
 
 def more(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]):
-    """Return the files in which a pattern stands more often now."""
+    """Return the files in which a pattern occurs more often than before."""
     count = {name: len(pattern.findall(text)) for name, text in before.items()}
     return {name for name in now if len(pattern.findall(now[name])) > count[name]}
 
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_out_of_memory_in_every_file(tmp_path):
-    """Some rows fit on no GPU of today."""
+    """Some rows fit on no current GPU."""
     enough, always = rendered(tmp_path / "1000", 1000)
     small, lost = rendered(tmp_path / "40", 40)
     assert always == {"attention", "end_to_end", "model_attention", "peak_memory"}

@@ -1,4 +1,4 @@
-"""What spans experiments: the explorer, the calculator, the ladder, copied answers."""
+"""Pages of several experiments: explorer, calculator, ladder, copied answers."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Builders on rows that no committed record has, which --check can not compare."""
+"""Builders with rows that no committed record has."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
     assert ratio(timed(3.0), wrong, "forward") == "0.50"
     assert ratio(timed(3.0), waiting) == ratio(waiting, timed(6.0)) == "launch-bound"
     assert ratio(waiting, timed(6.0), "forward") == "1.00"
-    # A ratio is the median of rounds where both have as many.
+    # Ratios are medians over rounds if both rows have equally many.
     rounds = timed(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
     assert ratio(rounds, timed(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
     assert ratio(rounds, timed(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"
@@ -51,7 +51,7 @@ def test_without_gpu_time_waiting_between_passes_makes_nobody_slower():
 
 
 def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
-    """The output and three gradients of two bytes each have 32 MiB."""
+    """o and three gradients take 32 MiB each."""
     row = make_row({"d": 64, "n": 65536, "dtype": "bf16"}, peak_allocated_bytes=2**26)
     row.metrics["held_bytes"] = 2**25
     assert benchmarking.memory_mib(Line.of(row)) == 32
@@ -60,7 +60,7 @@ def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
 
 
 class Moves(TorchDispatchMode):
-    """Adds up the bytes of all score matrices that operations read and write."""
+    """Counts the bytes of score matrices that operations read and write."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -111,7 +111,7 @@ def test_kernels_of_any_gpu_are_told_by_their_names():
 
 
 def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
-    """And the bounds of the highest clock that was seen, where that is higher."""
+    """Bounds use the highest clock: measured, or in the data sheet."""
     record = committed("flash_leaderboard")
     for seen, hertz in ((1000, 1.98e9), (2000, 2e9)):
         record.device.sm_clocks_mhz = [seen]
@@ -157,14 +157,14 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
     config = {"size": "small", "context": 128, "mode": "forward", "precision": "fp32"}
     x = kernel_rows.passes(profile).one(**config)
     assert (say(x["wall_ms"]) == "not measured") == bool(differs)
-    # Kernels that took longer than the timed run leave nothing idle.
+    # Idle time is 0 if kernels took longer than the timed run.
     if not differs:
         x.row.clock.metrics["forward_ms"] = [0.1]
         assert kernel_rows.passes(profile).one(**config)["idle_share"] == 0
 
 
 def test_two_kernels_of_one_tile_are_counted_apart():
-    """As cuBLAS names them: weights are multiplied by one, heads by the other."""
+    """One kernel multiplies weights, the other heads."""
     name = (
         "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
     )

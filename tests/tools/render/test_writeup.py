@@ -1,4 +1,4 @@
-"""Problems, the write-up's page and the records name the same things."""
+"""Problems, the write-up and records use the same names."""
 
 import copy
 import re
@@ -17,7 +17,7 @@ HOME = "index.md"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
 PROBLEMS = writeup.load_problems()
 ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
-# Stems that measure what no problem asks for, or that no answer needs.
+# Stems that no problem asks for, or no answer needs.
 UNASKED = {
     "nsys",
     "model_sizes",
@@ -58,7 +58,7 @@ def test_every_stem_answers_a_problem_or_is_named_as_asked_by_none():
 
 
 def test_every_answer_stands_on_evidence():
-    """A table or figure of its stems follows each answer."""
+    """Each answer is followed by a table or figure of its stems."""
     for part in re.split(r"(?=answers\.md:)", PAGE)[1:]:
         answer = next(a for a in ANSWERS if f"answers.md:{a.page}" in part)
         shown = re.findall(
@@ -87,7 +87,7 @@ def test_an_answer_needs_every_record_of_the_primary_gpu(found):
     assert writeup.answered_pages(found)["mixed_precision"]
     assert "not measured yet" not in writeup.question_text(answer, known=True)
     assert "not measured yet" in writeup.question_text(answer, known=False)
-    # Reported figures are no answer, and neither is some of its stems.
+    # Reported records or some of the stems are not enough for an answer.
     others["end_to_end"] = [
         record for record in found["end_to_end"] if record.kind == "reported"
     ]
@@ -95,7 +95,7 @@ def test_an_answer_needs_every_record_of_the_primary_gpu(found):
 
 
 def test_what_needs_no_gpu_is_measured_on_the_meta_device(found):
-    """The answer of (f) is counted on shapes, so no GPU has a record of it."""
+    """Part (f) needs shapes only, so no GPU has a record of it."""
     ours = [r for r in found["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
     assert writeup.answered_pages(found)["saved_tensors"]
@@ -103,7 +103,7 @@ def test_what_needs_no_gpu_is_measured_on_the_meta_device(found):
 
 
 def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
-    """Memory is measured on a GPU, what a block saves is counted on shapes."""
+    """Peak memory is measured on GPUs, saved bytes on the meta device."""
     (problem,) = (p for p in PROBLEMS if p.name == "memory_profiling")
     counted = next(c for c in writeup.all_claims() if c.stem == "saved_tensors")
     ours = next(r for r in found["peak_memory"] if r.kind == "measured")
@@ -119,7 +119,7 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
     ]
     holds = f"- **Holds:** {counted.sentence}"
     assert text.count(holds) == 2 and "No data here" not in text
-    # Before any GPU measured something, it is judged all the same.
+    # Without records of GPUs, claims of the meta device are judged.
     alone = writeup.claim_tabs(problem, {**found, "peak_memory": []})
     assert alone.count(holds) == 1 and "===" not in alone
 
@@ -135,13 +135,13 @@ def linked(entries):
 
 
 def test_the_navigation_has_every_page_by_its_own_title():
-    """One name for a page: its title, in the navigation too."""
+    """The navigation uses the page's title."""
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = yaml.safe_load(re.split(r"\n(?=\w)", nav)[0])
     shown = [(title, page) for title, page in linked(listed) if page != HOME]
     for title, page in shown:
         text = (DOCS / page).read_text(encoding="utf-8")
-        # In a notebook, the end of the line is escaped.
+        # JSON of notebooks escapes line ends.
         assert re.search(rf"# {re.escape(title)}(?:\n|\\n)", text), page
     sources = ("*.md", "api/*.md", "notebooks/*.ipynb")
     there = {p.relative_to(DOCS).as_posix() for s in sources for p in DOCS.glob(s)}
