@@ -81,7 +81,7 @@ def records_of(slug: str | None, results: Path = RESULTS) -> list[Record]:
     wanted, slugs = slug or primary_gpu(), sorted({r.device.slug for r in records})
     if wanted not in slugs:
         there = ", ".join(slugs) or "none"
-        stop(f"no record in {results} is of the GPU {wanted!r}; there are: {there}")
+        fail(f"no record in {results} is of the GPU {wanted!r}; there are: {there}")
     return [r for r in records if r.device.slug == wanted]
 
 
