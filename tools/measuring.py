@@ -183,7 +183,7 @@ class Child:
     def show_report(self, report: dict[str, Any]) -> None:
         outcome = self.outcome
 
-        def show(line: str) -> None:
+        def print_line(line: str) -> None:
             self.bars.console.print(printable(line))
 
         match report["event"]:
@@ -194,19 +194,19 @@ class Child:
                 # Resuming: these rows may be older, or measured by somebody else.
                 rows, commit = report["rows"], report["commit"][:10]
                 origin = f"{report['since']} UTC, commit {commit}"
-                show(f"{outcome.stem}: {rows} rows are there, of {origin}")
+                print_line(f"{outcome.stem}: {rows} rows are there, of {origin}")
             case "compiling":
                 self.bars.update(self.bar, now="compiling")
             case "compiled_in_part":
                 message = f"compiling ahead was stopped after {report['minutes']} min"
-                show(f"{outcome.stem}: {message}; rows compile the rest")
+                print_line(f"{outcome.stem}: {message}; rows compile the rest")
             case "row":
                 status, config = report["status"], report["config"]
                 outcome.rows[status] = outcome.rows.get(status, 0) + 1
                 now = printable(" ".join(map(str, list(config.values())[:4])))
                 self.bars.update(self.bar, advance=1, now=now)
                 if status != "ok":
-                    show(f"{outcome.stem} {config}: {status}: {report['reason']}")
+                    print_line(f"{outcome.stem} {config}: {status}: {report['reason']}")
             case "already":
                 outcome.message = "another run has measured it meanwhile"
             case "complete":

@@ -71,9 +71,7 @@ def pass_flops(forward: int, *phases: str) -> int:
 def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """Return the bytes that one head of eager attention saves for the backward pass, by
-    tensor, without q, k and v.
-    """
+    """Return the bytes that a head of eager attention saves besides q, k and v."""
     rows = batch * n
     return {
         "exponentials (b, n, n)": rows * n * element_bytes,
@@ -130,9 +128,7 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
 # --8<-- [start:kernels]
 @dataclass(frozen=True)
 class KernelWork:
-    """The least work of an attention kernel: matmuls and exponentials per score, and
-    tensors read or written once.
-    """
+    """The least work of an attention kernel, per score and per head."""
 
     matmuls: int
     exponentials: int

@@ -20,9 +20,7 @@ class Work:
 
 # --8<-- [start:floor]
 def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
-    """Return a lower bound in seconds: the larger of compute and memory time at peak
-    rates.
-    """
+    """Return the larger of compute and memory time at peak rates, in seconds."""
     arithmetic = work.flops / getattr(peak, precision)
     memory = work.moved_bytes / peak.bandwidth
     return max(arithmetic, memory)

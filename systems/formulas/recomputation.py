@@ -25,9 +25,7 @@ from systems.formulas.memory_peak import (
 
 
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
-    """Return how many block inputs are in memory while `block` (from 1) is
-    recomputed.
-    """
+    """Return the number of block inputs in memory while `block` is recomputed."""
     if strategy == "halving":
         # The model's input, and the input of each second half that contains the block.
         return 1 + sum(second for second in enclosing_halves(layers, block))
@@ -54,9 +52,7 @@ def forward_passes(strategy: str, layers: int) -> float:
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return, for each nested half that contains the block (largest first), whether it
-    is the second half.
-    """
+    """Return for each half with the block, from large to small, if it's the second."""
     if layers == 1:
         return []
     middle = layers // 2
@@ -86,9 +82,7 @@ def strategy_peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
 
 
 def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
-    """Yield the bytes by category at every moment that may be the peak of a
-    strategy.
-    """
+    """Yield bytes by category at every moment that may be a strategy's peak."""
     if strategy in ("none", "attention"):
         recomputed = replace(p, recompute_attention=strategy == "attention")
         yield from peak_candidates(recomputed).values()
@@ -121,9 +115,7 @@ def inputs_after_forward(strategy: str, layers: int) -> int:
 
 
 def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
-    """Yield the candidate moments in the last block's forward pass and in the backward
-    pass of each block.
-    """
+    """Yield candidate moments of the last block's forward and all backward passes."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # Each nested run that contains the block keeps its input.
     two_inputs = strategy == "half_blocks"

@@ -82,9 +82,7 @@ def gpu_uuid(visible: str) -> str | None:
 
 
 def newest_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the driver supports, such as (12, 4); None if
-    unknown.
-    """
+    """Return the newest CUDA version of the driver, such as (12, 4), or None."""
     number = query_nvml("nvmlSystemGetCudaDriverVersion")
     return divmod(number // 10, 100) if number else None
 
@@ -99,9 +97,7 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def why_no_gpu() -> str:
-    """Return the message that no GPU was found and, if a driver is installed, why NVML
-    does not start.
-    """
+    """Return the message that there is no GPU, and why, if a driver is installed."""
     found, (_, fault) = "needs a GPU and none was found", start_nvml()
     if fault and any(map(os.path.exists, DRIVERS)):
         return f"{found}: NVML does not start ({fault})"

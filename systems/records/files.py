@@ -15,9 +15,7 @@ RESERVED = ("", "cpu", "meta", "quick")
 
 
 def slug_of(name: str) -> str:
-    """Return a GPU's folder name: "nvidia-a100-sxm4-40gb" for "NVIDIA
-    A100-SXM4-40GB".
-    """
+    """Return a GPU's folder name: "nvidia-l4" for "NVIDIA L4"."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
 

@@ -58,9 +58,7 @@ def measure_row(config: Any, run: Run) -> Row:
 
 
 def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
-    """Run a configuration; yield None after each turn, then its row as
-    `measure_row`.
-    """
+    """Yield None after each turn of a configuration, then its row."""
     metrics, status, reason = {}, "ok", None
     try:
         found = run(config)

@@ -38,9 +38,7 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):
-    """All rows of an experiment on one device, with one source hash and one
-    software.
-    """
+    """The rows of an experiment from one device, source and software."""
 
     # Not stored: whether the file was edited, so that its digest does not match.
     edited = False

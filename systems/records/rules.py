@@ -69,9 +69,7 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
 
 
 def _impossible_times(name: str, value: Any) -> Iterator[str]:
-    """Yield a fault for impossible times. Samples are positive; a single time may
-    be 0.
-    """
+    """Yield a fault for impossible times; only a time without samples may be 0."""
     if not isinstance(value, list):
         if not _is_between(value, 0, LONGEST_MS):
             yield f"{name}: is {value!r:.60}, no time in ms"

@@ -51,9 +51,7 @@ def hash_of(
 
 @dataclass(eq=False)
 class Statement:
-    """A top-level statement: canonical code, references, and whether an import runs
-    it.
-    """
+    """A top-level statement: code, references, and whether imports run it."""
 
     code: str
     # In order of occurrence.
@@ -67,9 +65,7 @@ class Statement:
 
 @dataclass
 class Module:
-    """The imports and statements of a file, and the statements that define each
-    name.
-    """
+    """A file's imports, statements, and the statements that define each name."""
 
     imports: dict[str, Place]
     statements: list[Statement] = field(default_factory=list)
@@ -111,9 +107,7 @@ class Reach:
         return module.defines.get(place[1], module.statements)
 
     def run_by_importing(self, name: str) -> Iterator[Statement]:
-        """Yield the statements that run when a module, and what it imports, is
-        imported.
-        """
+        """Yield the statements that importing a module runs, directly or indirectly."""
         module = self.module(name)
         if module is None or name in self.imported:
             return
@@ -129,9 +123,7 @@ class Reach:
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
-        """Yield a digest of each statement's code and of the statements it refers
-        to.
-        """
+        """Yield a digest of each statement and of what it refers to."""
         for statement in self.statements:
             targets = (self.statements_at(place) for place in statement.references)
             named = (" ".join(target.digest for target in each) for each in targets)
@@ -348,9 +340,7 @@ def is_default(node: ast.keyword) -> bool:
 
 
 def merge_constants(values: list[ast.expr]) -> list[ast.expr]:
-    """Merge adjacent constants of an f-string, which Python versions split
-    differently.
-    """
+    """Merge adjacent constants of f-strings, which depend on Python's version."""
     out: list[ast.expr] = []
     for value in values:
         last = out[-1] if out else None

@@ -1,6 +1,4 @@
-"""Run an experiment from the command line, with the fields of its `Config` as
-options.
-"""
+"""Run an experiment from the command line, with its `Config` as options."""
 
 import json
 import math

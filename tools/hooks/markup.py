@@ -262,13 +262,13 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
 
     groups = find_group_starts(heads)
 
-    def row(match: re.Match[str]) -> str:
+    def row_html(match: re.Match[str]) -> str:
         columns = count()
-        cells = CELL.sub(lambda one: cell(one, next(columns)), match[1])
+        cells = CELL.sub(lambda one: cell_html(one, next(columns)), match[1])
         mark = f" {REST}" if REST in match[1] else ""
         return f"<tr{mark}>{cells}</tr>"
 
-    def cell(match: re.Match[str], at: int) -> str:
+    def cell_html(match: re.Match[str], at: int) -> str:
         tag, _, content = match.groups()
         kind = kinds[at] if at < len(kinds) else ""
         text = plain_text(content)
@@ -302,7 +302,7 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
     look = "data dense" if len(heads) >= DENSE else "data"
     return (
         f'<div class="table-frame" {region}>'
-        f'<table class="{look}">{ROW.sub(row, body)}</table></div>'
+        f'<table class="{look}">{ROW.sub(row_html, body)}</table></div>'
         f"{ALL.format(len(lines)) if REST in body else ''}"
     )
 

@@ -31,16 +31,14 @@ BRACE = re.compile(r"(?<!\\)[{}]")
 def convert_maths(page_html: str) -> str:
     """Replace the TeX source in each arithmatex element by MathML."""
 
-    def convert_display(match: re.Match[str]) -> str:
+    def display_math(match: re.Match[str]) -> str:
         return f"{DISPLAY_FRAME}{to_mathml(html.unescape(match[1]), 'block')}</div>"
 
-    def convert_inline(match: re.Match[str]) -> str:
+    def inline_math(match: re.Match[str]) -> str:
         math = to_mathml(html.unescape(match[1]), "inline")
         return f'<span class="arithmatex">{math}</span>'
 
-    return INLINE_MATHS.sub(
-        convert_inline, DISPLAY_MATHS.sub(convert_display, page_html)
-    )
+    return INLINE_MATHS.sub(inline_math, DISPLAY_MATHS.sub(display_math, page_html))
 
 
 def to_mathml(tex: str, display: str) -> str:

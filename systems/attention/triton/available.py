@@ -48,9 +48,7 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
 
 @cache
 def check_device(device: torch.device) -> None:
-    """Raise ValueError for an unsupported GPU, and log if the Triton kernels are slower
-    than they could be there.
-    """
+    """Raise ValueError for an unsupported GPU; log if faster kernels can't run."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)

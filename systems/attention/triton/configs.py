@@ -78,9 +78,7 @@ ByArithmetic = dict[str, Passes]
 
 
 class FewRows(NamedTuple):
-    """Configurations for at most `most_rows` rows over all heads. Their tiles are
-    smaller, to occupy more SMs.
-    """
+    """Smaller tiles, which fill more SMs, for at most `most_rows` rows in all heads."""
 
     most_rows: int
     configs: Passes

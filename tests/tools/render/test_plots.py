@@ -11,7 +11,7 @@ from tests.factories import RESULTS, committed
 from tests.tools.render.svgs import figures, outside, overlapping, struck, words
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
-from tools.render.plots import ACCENT, annotate, curve, plot
+from tools.render.plots import ACCENT, curve, label, plot
 
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
@@ -88,7 +88,7 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         axes = figure.subplots()
         curve(axes, [1, 2], [3, 4], label="ours", color=ACCENT)
         curve(axes, [1, 2], [3, 4], label="<b>")
-        annotate(axes, "a half", 1, 3)
+        label(axes, "a half", 1, 3)
 
     text = plot(committed("warmup"), "x", draw, 'It is `x" b="<i>`.', "Key.")
     (figure,) = figures(text, "plotted")

@@ -247,14 +247,14 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     fused = 2 * FP32_BYTES * batch * n**2
     peak = data_sheet(primary_gpu())
 
-    def floors(peak: Peak) -> tuple[float, float, float]:
+    def lower_bounds_ms(peak: Peak) -> tuple[float, float, float]:
         compute = 1e3 * max(flops / peak.fp32, outer / peak.bandwidth)
         return compute, 1e3 * moved / peak.bandwidth, 1e3 * fused / peak.bandwidth
 
     def gain(compute: float, eager: float, compiled: float) -> float:
         return (compute + eager) / (compute + compiled)
 
-    compute, eager, compiled = floors(peak)
+    compute, eager, compiled = lower_bounds_ms(peak)
     config = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
     took = frame(record).one(batch=batch, **config).ms("forward")
     return {
@@ -265,8 +265,8 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
         "traffic_floor_fused": say(compiled, "{:.1f} ms"),
         "over_floors": say(took / (compute + eager), "{:.1f}"),
         "expected_gain": say(gain(compute, eager, compiled), "{:.1f}"),
-        "sum_elsewhere": on_other_gpus(lambda peak: sum(floors(peak)[:2])),
-        "gain_elsewhere": on_other_gpus(lambda peak: gain(*floors(peak)), ""),
+        "sum_elsewhere": on_other_gpus(lambda peak: sum(lower_bounds_ms(peak)[:2])),
+        "gain_elsewhere": on_other_gpus(lambda peak: gain(*lower_bounds_ms(peak)), ""),
     }
 
 

@@ -101,7 +101,7 @@ def needs_table(record: Record | None) -> str:
         with_triton = f" with Triton {version}" * bool(version)
         return f"Not compiled{with_triton}: run `{COMMAND}`.\n"
 
-    def each(step: str, text: str) -> str:
+    def per_kernel(step: str, text: str) -> str:
         """Format a value of each kernel of the step."""
         kernels = there["steps"][step]
         kib = ({"shared_kib": k["shared_bytes"] / KIB} | k for k in kernels)
@@ -119,7 +119,7 @@ def needs_table(record: Record | None) -> str:
     stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
     table = found.table(
         ("step", lambda x: STEPS[x["step"]].name),
-        *((head, lambda x, t=t: each(x["step"], t)) for head, t in shown.items()),
+        *((head, lambda x, t=t: per_kernel(x["step"], t)) for head, t in shown.items()),
     )
     link = "[file](results/flash_ablation-compiled.json)"
     return (

@@ -50,7 +50,7 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
         for stem in ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
     )
 
-    def steps(context: int, precision: str, *sizes: str) -> list[str]:
+    def step_output(context: int, precision: str, *sizes: str) -> list[str]:
         options = {**STEP, "context": context, "precision": precision}
         return [
             line
@@ -58,7 +58,7 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
             for line in step_lines(size, frame(step).one(**options, size=size))
         ]
 
-    bf16 = steps(512, "bf16", "small", "2.7B")
+    bf16 = step_output(512, "bf16", "small", "2.7B")
     large = {**STEP, "context": 512, "precision": "fp32", "checkpoint": False}
     peak = memory_lines("2.7B", frame(memory).one(**large, size="2.7B"))
     eager = frame(plain, d=64, causal=False, dtype="fp32", execution="eager")
@@ -70,8 +70,8 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
         for which, name in FLASH.items()
     ]
     return {
-        "1_clock.py --size small --context 256": steps(256, "fp32", "small"),
-        "2_sizes.py --context 128": steps(128, "fp32", *TABLE_1),
+        "1_clock.py --size small --context 256": step_output(256, "fp32", "small"),
+        "2_sizes.py --context 128": step_output(128, "fp32", *TABLE_1),
         "4_autocast.py --size small 2.7B --context 512 --precision bf16": bf16,
         "5_memory.py --size 2.7B --context 512": peak,
         "6_attention.py --d 64": add_head(

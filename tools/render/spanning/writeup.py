@@ -91,7 +91,7 @@ def fragments(found: Found) -> dict[str, str]:
 def overview_table(problems: list[Problem]) -> str:
     """Return a table of each problem's answer in one line, section and points."""
 
-    def nyu(problem: Problem) -> str:
+    def nyu_section(problem: Problem) -> str:
         return f"{problem.section} · {problem.points}" if problem.section else ""
 
     numbers = {problem.name: n for n, problem in enumerate(problems, start=1)}
@@ -99,7 +99,7 @@ def overview_table(problems: list[Problem]) -> str:
         problems,
         ("problem", lambda p: f"[{numbers[p.name]}. {p.title}](#{p.name})"),
         ("answer", lambda p: p.short),
-        ("NYU 2026", nyu),
+        ("NYU 2026", nyu_section),
         ("CS336 2025", lambda p: p.stanford.get("2025", "")),
         ("CS336 2026", lambda p: p.stanford.get("2026", "")),
         left=2,

@@ -68,14 +68,14 @@ def format_signed(value: Fraction) -> str:
     "formats.md", "What each format can hold, and how far apart its numbers stand."
 )
 def formats_table(_: list[Record]) -> str:
-    def bits(form: Format) -> str:
+    def format_bits(form: Format) -> str:
         return f"1 + {form.exponent_bits} + {form.fraction_bits}"
 
     one, eight, hundredth = Fraction(1), Fraction(8), Fraction("0.01")
     return items_table(
         FORMATS.items(),
         ("format", lambda x: x[0]),
-        ("sign + exponent + fraction bits", lambda x: bits(x[1])),
+        ("sign + exponent + fraction bits", lambda x: format_bits(x[1])),
         ("largest", lambda x: float(x[1].max_finite), "{:.3g}"),
         ("smallest normal", lambda x: float(x[1].smallest_normal), "{:.3g}"),
         ("smallest", lambda x: float(x[1].smallest_subnormal), "{:.3g}"),
@@ -154,7 +154,7 @@ def sums_figure(record: Record) -> Drawn:
                     place = {"ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
                         place = {"ha": "left", "offset": (44, 6)}
-                    plots.annotate(axes, f"step {end[0]:,}", *end, color=INK, **place)
+                    plots.label(axes, f"step {end[0]:,}", *end, color=INK, **place)
             axes.set_ylim(bottom=0)
             axes.set(xlabel="step", title=f"running sum, adding {term:g}")
 

@@ -164,7 +164,7 @@ def speedup_figure(record: Record) -> Drawn:
                     )
                 if x["gain"]:
                     below = {"va": "top", "offset": (0, -6)}
-                    plots.annotate(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
+                    plots.label(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
             plots.label_bars(axes, list(TABLE_1))
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")

@@ -96,7 +96,7 @@ def ratio_rows(record: Record) -> Frame:
     "mask.",
 )
 def error_table(record: Record) -> str:
-    def telling(x: Line) -> bool:
+    def is_telling(x: Line) -> bool:
         shown = x["heads"] == HEADS or x["implementation"] == "hopper"
         return x["dtype"] == "bf16" and shown
 
@@ -107,7 +107,7 @@ def error_table(record: Record) -> str:
         ("heads", "heads"),
         *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
         left=2,
-        telling=telling,
+        telling=is_telling,
     )
 
 

@@ -317,10 +317,10 @@ def fused_keeps_up(record: Record) -> Judgement:
     because="the allocator rounds each block up.",
 )
 def fused_memory_linear(record: Record) -> Judgement:
-    def linear(x: Line) -> float:
+    def linear_mib(x: Line) -> float:
         returned, sums, of_rows = 4 * 2 * x["d"], 4 * x["d"], 3 * 4
         return LONGEST * (returned + sums + of_rows) / MIB
 
     every = shapes(record).where(dtype="bf16", n=LONGEST)
-    found = known(x["ours.mib"] / linear(x) for x in every)
+    found = known(x["ours.mib"] / linear_mib(x) for x in every)
     return found and (max(found) <= 1.05, f"Memory over that: {span(found)}.")

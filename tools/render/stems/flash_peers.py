@@ -150,14 +150,14 @@ def determinism_table(record: Record) -> str:
     compared = frame(record).where(lambda x: "repeats" in x.metrics)
     found = ((name, compared.where(implementation=name)) for name in NAMES)
 
-    def varying(rows: Frame) -> str:
+    def varying_results(rows: Frame) -> str:
         return ", ".join(of for of in RESULTS if any(of in x["varies"] for x in rows))
 
     return items_table(
         [(NAMES[name], rows) for name, rows in found if rows],
         ("implementation", lambda x: x[0]),
         ("deterministic at shapes", lambda x: count_true(x[1].column("repeats"))),
-        ("varies", lambda x: varying(x[1])),
+        ("varies", lambda x: varying_results(x[1])),
     )
 
 
@@ -244,7 +244,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "ordered_both": found.column("both / fa4_ordered"),
     }
 
-    def span_of(whose: str, name: str, **wanted: int) -> str:
+    def ratio_range(whose: str, name: str, **wanted: int) -> str:
         rows = found.where(**wanted)
         return span(relative_time(x, "both", name, whose) for x in rows)
 
@@ -254,11 +254,11 @@ def facts(record: Record | None) -> dict[str, str]:
             f"{name}_lost": say(count_true(value > 1 for value in known(values)))
             for name, values in over.items()
         },
-        "triton_64": span_of("ours_triton", "sdpa_cudnn", d=64),
-        "triton_128": span_of("ours_triton", "sdpa_cudnn", d=128),
+        "triton_64": ratio_range("ours_triton", "sdpa_cudnn", d=64),
+        "triton_128": ratio_range("ours_triton", "sdpa_cudnn", d=128),
         "over_flash": span(found.column("both / sdpa_flash")),
         "fp32_both": span(shapes(record, "fp32").column("both / sdpa_efficient")),
-        "order_costs_fa4": span_of("fa4_ordered", "fa4"),
+        "order_costs_fa4": ratio_range("fa4_ordered", "fa4"),
         "shapes": say(len(found) or Missing()),
         "error_over_rival_most": say(most(map(error_ratio, found)), "{:.2f}"),
         "test_forward_over_any": say(1 / test["forward / ours_triton"], "{:.2f}"),

@@ -185,10 +185,8 @@ def loss_figure(record: Record) -> str:
             loss, range(1, len(fp32) + 1), map(fmean, fp32), **plain, label="fp32"
         )
         if entropy := ran.one()["floor"]:
-            level = {"color": DARK, "linewidth": 1, **plain}
-            plots.curve(
-                loss, (1, len(fp32)), (entropy, entropy), label="floor", **level
-            )
+            flat = {"color": DARK, "linewidth": 1, **plain}
+            plots.curve(loss, (1, len(fp32)), (entropy, entropy), label="floor", **flat)
         loss.set_ylim(bottom=0)
         loss.set(xlabel="step", title="training loss, nats per token")
         for precision, color in (("bf16", GREY), ("bf16_pure", ACCENT)):
@@ -198,8 +196,8 @@ def loss_figure(record: Record) -> str:
             apart.fill_between(steps, least, most, color=color, alpha=0.2, lw=0)
             label = PRECISIONS[precision]
             plots.curve(apart, steps, mean, **plain, color=color, label=label)
-        level = {"color": DARK, "linewidth": 1, **plain}
-        plots.curve(apart, (1, len(fp32)), (0, 0), **level)
+        flat = {"color": DARK, "linewidth": 1, **plain}
+        plots.curve(apart, (1, len(fp32)), (0, 0), **flat)
         apart.set(xlabel="step", title="minus that of fp32")
 
     told = [

@@ -112,13 +112,13 @@ def widths_figure(record: Record) -> Drawn:
     if not (widths := frame(record).values("width")):
         return None
 
-    def line(dtype: str, compute: str) -> list[str]:
+    def row_of(dtype: str, compute: str) -> list[str]:
         found = (find_norm(record, dtype, compute, width) for width in widths)
         return [error_marks(x, "output")[ONE] for x in found]
 
     lines = {
         dtype: {
-            COMPUTE[compute]: line(dtype, compute)
+            COMPUTE[compute]: row_of(dtype, compute)
             for compute in frame(record, norm="layer", dtype=dtype).values("compute")
         }
         for dtype in DTYPES

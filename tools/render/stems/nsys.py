@@ -35,13 +35,13 @@ def count_kernels(x: Line, instrument: str) -> float:
     "relative to torch.profiler, and the wall-clock time without a profiler.",
 )
 def kernels_table(record: Record) -> str:
-    def counts(x: Line) -> object:
+    def kernel_counts(x: Line) -> object:
         nsys, torch = x["nsys_kernels"], x["torch_kernels"]
         return nsys if not x or nsys == torch else f"{nsys}, torch.profiler {torch}"
 
     return steps(record).table(
         "step",
-        ("kernels", counts),
+        ("kernels", kernel_counts),
         ("kernel time, ms", "nsys_ms", "{:.1f}"),
         ("nsys / torch", "ratio", "{:.3f}"),
         ("wall, ms", "wall_ms", "{:.1f}"),

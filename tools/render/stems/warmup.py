@@ -107,7 +107,7 @@ def steps_figure(record: Record) -> str:
             if times and x is found.where(warmup=0)[0]:
                 times_as_long = say(ratio, "{:.0f}")
                 told = f"{times[0]:,.0f} ms; median: {times_as_long} times a later step"
-                plots.annotate(
+                plots.label(
                     axes, told, 1, times[0], ha="left", va="center", offset=(10, 0)
                 )
         plots.plain_log_scale(axes.yaxis)

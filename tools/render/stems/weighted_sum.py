@@ -33,21 +33,21 @@ def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
 def kernels(record: Record | None) -> Frame:
     """Return a row per implementation and dtype. A copy's time counts as forward."""
 
-    def ms(x: Line, of: str) -> float:
+    def time_ms(x: Line, of: str) -> float:
         name = "copy" if (x["implementation"], of) == ("copy", "forward") else of
         # A copy has no backward time.
         return x.kernel_ms(name) if x.kernel_ms(name) or not x else MISSING
 
-    def rate(x: Line, of: str) -> float:
+    def bytes_per_second(x: Line, of: str) -> float:
         name = "copy" if x["implementation"] == "copy" else of
         return moved_bytes(name, x["dtype"], x["n"], x["d"]) / (x[of] / 1e3)
 
     found = frame(record).derive(
         what=lambda x: NAMES[x["implementation"]],
-        forward=lambda x: ms(x, "forward"),
-        backward=lambda x: ms(x, "backward"),
-        forward_rate=lambda x: rate(x, "forward"),
-        backward_rate=lambda x: rate(x, "backward"),
+        forward=lambda x: time_ms(x, "forward"),
+        backward=lambda x: time_ms(x, "backward"),
+        forward_rate=lambda x: bytes_per_second(x, "forward"),
+        backward_rate=lambda x: bytes_per_second(x, "backward"),
         error=lambda x: most(x.get(f"{of}_relative_error") for of in SUMS),
     )
     return found.join("copy", implementation="copy")

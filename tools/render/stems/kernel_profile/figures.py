@@ -67,8 +67,8 @@ def draw_bars(axes: Axes, found: Frame) -> None:
             axes.bar(place, height, 0.9, bottom, color=color)
             bottom += height
         ms = x["wall_ms"]
-        told = f"{ms:.0f}" if ms < 999.5 else f"{ms / 1e3:.1f} s"
-        axes.text(place, 101, told, ha="center", va="bottom")
+        text = f"{ms:.0f}" if ms < 999.5 else f"{ms / 1e3:.1f} s"
+        axes.text(place, 101, text, ha="center", va="bottom")
     axes.set_xticks(
         range(len(found)), [plots.format_number(x["context"]) for x in found]
     )
@@ -130,9 +130,7 @@ def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
     axes.set_xlim(left, right)
     axes.set(xlabel="FLOP per byte moved", title="TFLOP/s")
     middle = (left * ridge) ** 0.5
-    told = f"memory: {peak.bandwidth / 1e12:.1f} TB/s "
+    text = f"memory: {peak.bandwidth / 1e12:.1f} TB/s "
     look = {"ha": "right", "color": DARK, "offset": (0, 5)}
-    plots.annotate(axes, told, middle, middle * peak.bandwidth / 1e12, **look)
-    plots.annotate(
-        axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look
-    )
+    plots.label(axes, text, middle, middle * peak.bandwidth / 1e12, **look)
+    plots.label(axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look)
