@@ -123,7 +123,7 @@ MOST_LINES = {
     "systems": 18_212,
     "tools/render": 8_990,
     "tools": 11_960,
-    "tests": 18_231,
+    "tests": 18_228,
 }
 
 
