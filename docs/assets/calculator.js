@@ -237,7 +237,7 @@
     let text = `${(Number(flops) / 1e12).toLocaleString("en", { maximumSignificantDigits: 4 })} TFLOP a step; the floor is ${ms(floor)}.`
     if (points.length) {
       const days = (1e9 / (tokens / slow) / 86400).toLocaleString("en", { maximumSignificantDigits: 3 })
-      text += ` If it takes as many times its floor as similar steps did, it needs ${among({ floor, points, fast, slow })}. That is ${grouped(Math.round(tokens / slow))} to ${grouped(Math.round(tokens / fast))} tokens/s, or up to ${days} days for a billion tokens.`
+      text += ` Similar steps took ${(fast / floor).toFixed(1)} to ${(slow / floor).toFixed(1)} times their floor; at that ratio, this one needs ${among({ floor, points, fast, slow })}. That is ${grouped(Math.round(tokens / slow))} to ${grouped(Math.round(tokens / fast))} tokens/s, or up to ${days} days for a billion tokens.`
       const list = element("ul", "")
       list.append(...points.map((p) => element("li", "", `${p.size} at context ${p.context}, batch ${p.batch}, ${p.precision}, ${p.attention === "flash" ? "flash" : "plain"}: ${ms(p.ms / 1e3)}, ${p.over.toFixed(1)} times the floor`)))
       near.replaceChildren(`Similar steps, measured on the ${data.gpus[data.measured_on].name}:`, list)
