@@ -22,10 +22,6 @@ MUL = (
     "void at::native::vectorized_elementwise_kernel<(int)4, at::native::BinaryFunctor<"
     "float, float, float, at::native::binary_internal::MulFunctor<float>>>(int, T2)"
 )
-ADD = (
-    "void at::native::vectorized_elementwise_kernel<(int)4, at::native::CUDAFunctor_"
-    "add<float>, std::array<char *, (unsigned long)3>>(int, T2, T3)"
-)
 EXP = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::exp_kernel_"
     "cuda(at::TensorIteratorBase&)::{lambda()#2}, std::array<char*, 2ul> >(int)"
@@ -77,7 +73,6 @@ BF16 = (
 KNOWN = {
     COPY: ("elementwise copy", "copy"),
     MUL: ("elementwise mul", "elementwise"),
-    ADD: ("elementwise add", "elementwise"),
     EXP: ("elementwise exp", "elementwise"),
     MAX: ("reduce max", "reduction"),
     WHERE: ("elementwise where", "elementwise"),
