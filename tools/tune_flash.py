@@ -201,7 +201,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time the correct candidates of each key, and write each entry at once."""
+    """Time correct candidates; write the fastest of each case at once."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:

@@ -134,8 +134,7 @@ def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
         yield feed_forward
         yield attention
         if strategy == "chain" and p.autocast:
-            # Recomputation runs all previous blocks, whose weight copies autocast
-            # caches. Temporaries: activations, output, a bf16 operand.
+            # Autocast caches bf16 weights of all blocks that a chain recomputes.
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}

@@ -158,7 +158,7 @@ def parse_module(name: str, source: str, root: Path) -> Module:
     defined = bound_names(node for node in tree.body if not is_import(node))
     known = {each: (name, each) for each in defined} | module.imports
     for node in tree.body:
-        if is_import(node) or is_docstring(node) or is_for_others(node):
+        if is_import(node) or is_docstring(node) or skipped_on_import(node):
             continue
         canonical = Canonical(known | dict(imported_names(ast.walk(node))), root)
         code = canonical.text(node)
@@ -209,7 +209,7 @@ def is_docstring(node: ast.AST) -> bool:
     )
 
 
-def is_for_others(node: ast.AST) -> bool:
+def skipped_on_import(node: ast.AST) -> bool:
     """Return whether a statement runs only in type checkers or in a main program."""
     return isinstance(node, ast.If) and any(
         isinstance(name, ast.Name) and name.id in ("TYPE_CHECKING", "__name__")

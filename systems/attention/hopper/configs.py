@@ -12,7 +12,7 @@ class Config(NamedTuple):
     groups: int
     rows: int
     stages: int
-    # Registers per consumer thread, and per thread on average (Triton's maxnreg).
+    # Registers per thread: of a consumer, and on average (Triton's maxnreg).
     registers: int = 240
     maxnreg: int = 168
     # Forward: P V of a step overlaps with the next softmax of the same consumer.
