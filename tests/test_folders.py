@@ -118,9 +118,9 @@ def test_the_top_floor_of_systems_is_small():
 # Maximum lines of Python by folder. Only lower these numbers: the goal is 45,000 in
 # all.
 MOST_LINES = {
-    "systems/attention": 6_950,
-    "systems/experiments": 3_561,
-    "systems": 18_212,
+    "systems/attention": 6_905,
+    "systems/experiments": 3_527,
+    "systems": 17_948,
     "tools/render": 8_990,
     "tools": 11_960,
     "tests": 18_228,

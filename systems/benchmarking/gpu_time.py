@@ -105,9 +105,7 @@ def add_round(
 def attention_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
-    """Return a step with phases "forward" (with its graph recorded), "backward", and
-    "both", a forward and a backward pass. Gradients are not accumulated in `.grad`.
-    """
+    """Return a step of phases forward, backward and both; no gradient accumulates."""
     inputs = (q, k, v)
 
     def step(phase: Phase) -> None:

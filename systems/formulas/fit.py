@@ -33,9 +33,7 @@ def peak_bytes(p: Pass) -> int:
 
 
 def find_largest(p: Pass, field: str, room: int) -> int:
-    """Return the largest value of `field` ("batch" or "context") for which a pass needs
-    at most `room` bytes; 0 if none does.
-    """
+    """Return the largest batch or context for at most `room` bytes; 0 if none fits."""
     low, high = 0, LIMIT
     while low < high:
         middle = (low + high + 1) // 2
@@ -82,9 +80,7 @@ def optimizer_moved_bytes(p: Pass) -> int:
 
 
 def floor_seconds(p: Pass, gpu: Gpu) -> float:
-    """Return a lower bound on a step's time in seconds: matmuls at the peak rate, then
-    the optimizer's memory traffic at peak bandwidth.
-    """
+    """Return a step's least time in s: matmuls and optimizer traffic at peak rates."""
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
     return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth
     # --8<-- [end:fit]

@@ -221,9 +221,7 @@ def count_segments(p: Pass) -> int:
 
 
 def graph_bytes(p: Pass) -> int:
-    """Return the bytes that a forward pass saves, including logits. A checkpointed
-    segment saves only its input.
-    """
+    """Return the bytes a forward pass saves, with logits; of a segment its input."""
     if p.checkpoint:
         blocks = count_segments(p) * residual_bytes(p)
     else:

@@ -193,9 +193,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
 
 
 def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
-    """Return the candidate moments in the last block's forward pass without a graph,
-    with `inputs` block inputs in memory.
-    """
+    """Return the moments of the last block's forward pass beside `inputs` inputs."""
     keeping_nothing = forward_without_graph(p)
     # `forward_without_graph` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)

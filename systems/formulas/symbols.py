@@ -54,9 +54,7 @@ NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def combine(name: str, left: Any, right: Any) -> Any:
-    """Return the expression of an operator and two operands, simplified if one has no
-    effect. Raise TypeError for operands that are no integers.
-    """
+    """Return the simplified expression. TypeError for operands that are no integers."""
     for value in (left, right):
         if not isinstance(value, (int, Expression)):
             raise TypeError(f"an expression has no operand of {type(value).__name__}")

@@ -124,9 +124,7 @@ SM_CLOCK = 1
 
 
 def query_nvml(question: str, *arguments: Any) -> Any:
-    """Return the result of an NVML call, or None if the device does not support it,
-    such as the power limit of a virtual GPU.
-    """
+    """Return the result of an NVML call, or None if the device does not support it."""
     library, _ = start_nvml()
     if library is None or NO_HANDLE in arguments:
         return None

@@ -32,9 +32,7 @@ def open_regular(path: Path, flags: int) -> IO[bytes]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file in one step: readers see the old file or the new one, even if the
-    disk is full or the process is killed.
-    """
+    """Write a file in one step, so that readers see the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

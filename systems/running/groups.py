@@ -15,9 +15,7 @@ from systems.running.reports import report
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Group the configurations that are measured in alternation, which differ only in
-    the experiment's field IN_TURNS. Without IN_TURNS, each is a group.
-    """
+    """Group the configurations that alternate: only the field IN_TURNS differs."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
         same = {k: v for k, v in asdict(config).items() if k != varied}

@@ -43,9 +43,7 @@ def check_torch(device: Device) -> None:
 
 
 def why_unusable(gpu: Device) -> str:
-    """Return why torch can't use a GPU, and a remedy. A driver supports its own major
-    version of CUDA and older ones.
-    """
+    """Return why torch can't use a GPU, with a remedy."""
     import torch
 
     fault = f"torch {torch.__version__} can't use the {gpu.name}"
@@ -110,9 +108,7 @@ def limit_host_memory() -> None:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """Return free memory: the lesser of the system's and the control group's, which
-    limits containers and cluster jobs. None if unknown.
-    """
+    """Return the free bytes of the system or control group, the lesser, or None."""
     free = []
     with suppress(OSError, ValueError):
         for line in (root / "proc" / "meminfo").read_text().splitlines():

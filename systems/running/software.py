@@ -50,9 +50,7 @@ def drop_peer(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
 
 
 def git_state() -> Git | None:
-    """Return the commit in GIT_COMMIT, or else git's commit and whether `systems` has
-    changes. None outside a repository.
-    """
+    """Return the commit in GIT_COMMIT, or git's commit; None outside a repository."""
     try:
         # Prefer GIT_COMMIT: in a copy inside another repository, git would be wrong.
         if commit := named_commit():
@@ -99,9 +97,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuned_software(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return the digest of the launch configurations tuned on this GPU; empty if there
-    are none or if the experiment does not use them.
-    """
+    """Return the digest of this GPU's tuned launch configurations, if they are used."""
     digest = tuned.digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
@@ -126,9 +122,7 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernel_status(device: Device) -> dict[str, str]:
-    """Describe which of the project's attention kernels run on a GPU with the installed
-    software; empty if the GPU's capability is unknown. Imports torch.
-    """
+    """Describe which of our attention kernels run on a GPU. Imports torch."""
     if device.capability is None:
         return {}
     if said := lacks("torch", "triton"):

@@ -147,9 +147,7 @@ def allocation_site(block: Block) -> str:
 
 
 def is_in_systems(file: PurePath) -> bool:
-    """Return whether a file is a module of `systems`. A package installed in a virtual
-    environment below a folder of that name is not.
-    """
+    """Return whether a file is in `systems`, and not in a virtual environment there."""
     *_, below = file.as_posix().rpartition("/systems/")
     packages = PurePath(below).parts[:-1]
     return below != file.as_posix() and all(map(str.isidentifier, packages))
