@@ -123,7 +123,7 @@ MOST_LINES = {
     "systems": 17_948,
     "tools/render": 8_990,
     "tools": 11_960,
-    "tests": 18_228,
+    "tests": 18_194,
 }
 
 
