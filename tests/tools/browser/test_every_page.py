@@ -31,7 +31,8 @@ HOW_TO = re.compile(
 )
 # Pages without a picture.
 UNDRAWN = re.compile(
-    r"api/|(setup|hand_in|test_fails|calculator|writeup|reference|bibliography)\.html$"
+    r"api/|notebooks/exercises|"
+    r"(setup|hand_in|test_fails|calculator|writeup|reference|bibliography)\.html$"
 )
 # Pages whose headings name the content of tables.
 HEADED = re.compile(r"api/|(reference|bibliography)\.html$")
