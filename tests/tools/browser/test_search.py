@@ -60,8 +60,7 @@ def test_the_search_answers_with_a_page_that_explains(page: Page, site: Path) ->
         last = re.compile(rf"h=.*{words.split()[-1].split('-')[-1][:5]}")
         expect(links.first).to_have_attribute("href", last)
         paths = links.evaluate_all("all => all.slice(0, 2).map((one) => one.pathname)")
-        found = {Path(path).stem for path in paths}
-        assert found & {*explaining.split()}, (words, paths)
+        assert {Path(p).stem for p in paths} & {*explaining.split()}, (words, paths)
         # These pages rank low, because they contain all words.
         assert not any(LOOKED_UP.search(path) for path in paths), (words, paths)
         # The excerpt describes the page, not its provenance.
