@@ -41,8 +41,9 @@ FLASH_4 = {"fa4": False, "fa4_ordered": True}
 SDPA_FLASH_4 = ("sdpa_fa4", "sdpa_fa4_ordered")
 # PyTorch's error for inputs that FlashAttention-4 doesn't support.
 REFUSED_BY_FLASH_4 = re.compile("FA4 .* unsupported: ")
-# The packages of FlashAttention-4 and of the compiler of its kernels.
-OF_FLASH_4 = ("flash_attn", "cutlass")
+# FlashAttention-4, the compiler of its kernels, and PyTorch's adapter, which unpacks
+# two results where version 4.0.0b36 returns more.
+OF_FLASH_4 = ("flash_attn", "cutlass", "torch.nn.attention._fa4")
 # PyTorch's errors, on GPU and CPU, if the selected SDPA backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
 
@@ -125,10 +126,10 @@ def find_refusal(name: str, error: Exception) -> str:
 def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
     """Return whether code of these packages is on the stack of an error."""
     modules = (
-        str(frame.f_globals.get("__name__"))
+        f"{frame.f_globals.get('__name__')}."
         for frame, _ in traceback.walk_tb(error.__traceback__)
     )
-    return any(module.partition(".")[0] in packages for module in modules)
+    return any(x.startswith(f"{name}.") for x in modules for name in packages)
 
 
 @contextmanager

@@ -148,6 +148,13 @@ def test_what_flash_attention_4_refuses_is_unsupported_in_either_pass(flash_4):
         torch.autograd.grad(o, (q, k, v), do)
 
 
+def test_an_error_of_pytorchs_adapter_is_a_refusal():
+    names: dict[str, Any] = {"__name__": "torch.nn.attention._fa4"}
+    exec("def adapter():\n    o, lse = 1, 2, 3", names)
+    with pytest.raises(Unsupported, match="too many values"), only("fa4"):
+        names["adapter"]()
+
+
 @pytest.mark.parametrize(("d", "said"), [(17, "out of memory"), (18, "CUDA error")])
 def test_a_full_or_broken_gpu_is_no_refusal(flash_4, d, said):
     q, k, v, _ = random_inputs((1, 1, 8, d), torch.float32, "cpu")
