@@ -9,7 +9,7 @@ import math
 from systems import align, lacks, need, printable, run_as_command, torch_misfit
 
 if __name__ == "__main__":
-    need("torch")
+    need("torch", "jaxtyping", "msgspec", "packaging")
     try:
         import torch
     except (ImportError, OSError) as error:

@@ -139,6 +139,8 @@ def main(
 
 def describe_error(error: OSError, results: Path) -> str:
     """Return which file can't be written and why; a full disk's error names none."""
+    if error.errno is None:  # A library can't be loaded.
+        return str(error)
     where = error.filename2 or error.filename or results
     remedy = "free space, remove what is in the way, or give another --results"
     return f"can't write {where}: {error.strerror}; {remedy}"

@@ -388,6 +388,8 @@ def test_a_full_disk_is_one_line_and_costs_no_finished_row(
     monkeypatch.setattr(os, call, full)
     message = run().error
     assert message.startswith("can't write ")
+    broken = "libcublas.so.12: cannot open shared object file"
+    assert measure.describe_error(OSError(broken), ROOT) == broken
     assert "No space left on device; free space, " in message
     assert indices(partial_file) == [6, 5, 4]
     assert len(os.listdir(partial_file.parent)) == 2
