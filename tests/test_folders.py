@@ -118,12 +118,12 @@ def test_the_top_floor_of_systems_is_small():
 # Maximum lines of Python by folder. Only lower these numbers: the goal is 45,000 in
 # all.
 MOST_LINES = {
-    "systems/attention": 6_905,
+    "systems/attention": 6_902,
     "systems/experiments": 3_527,
     "systems": 17_948,
-    "tools/render": 8_990,
-    "tools": 11_960,
-    "tests": 18_194,
+    "tools/render": 8_984,
+    "tools": 11_959,
+    "tests": 18_072,
 }
 
 

@@ -128,9 +128,8 @@ def do_bench_ms(
     """Return up to SAMPLES_KEPT times of one call in ms by `triton.testing.do_bench`,
     spread over the run. On a CPU they are wall-clock times.
 
-    `do_bench` estimates the duration of a call, then calls until `warmup_ms` and
-    `rep_ms` are filled. It empties the L2 cache before each measured call. CUDA events
-    around the call time it, so a short call includes waiting for its launches.
+    `do_bench` empties the L2 cache before each call. CUDA events around the call time
+    it, so a short call includes waiting for its launches.
     """
     if device == "cpu":
         clock = Clock(device)

@@ -224,8 +224,6 @@ def block_in_run(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
 def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     """Return the bytes by category in a block's backward pass, for its feed-forward
     half and its attention.
-
-    The peak of eager attention is explained at `costs.attention_peak_bytes`.
     """
     n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
     low, wide = p.low_bytes, p.wide_bytes
