@@ -114,7 +114,7 @@ def run_as_command(
     except OSError as error:
         if error.filename:
             raise
-        # It is standard output's, which Python would report again when it flushes.
+        # From stdout. Without it Python doesn't report the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A closed pipe, as after `head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):

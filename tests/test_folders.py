@@ -119,11 +119,11 @@ def test_the_top_floor_of_systems_is_small():
 # all.
 MOST_LINES = {
     "systems/attention": 6_902,
-    "systems/experiments": 3_527,
+    "systems/experiments": 3_526,
     "systems": 17_948,
-    "tools/render": 8_984,
-    "tools": 11_959,
-    "tests": 18_072,
+    "tools/render": 8_966,
+    "tools": 11_941,
+    "tests": 18_111,
 }
 
 

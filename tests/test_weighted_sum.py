@@ -1,8 +1,14 @@
-"""The first Triton kernel against plain PyTorch."""
+"""The first Triton kernel against plain PyTorch, and its handout's block pointers."""
+
+import ast
+import inspect
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+from systems import ROOT
 from systems.weighted_sum import MAX_COLUMNS_TILE, ROWS_TILE, weighted_sum
 from tests.attention.checks import BATCHED, check_batched_gradients
 
@@ -86,3 +92,40 @@ def test_bad_input_is_refused(device):
     ):
         with pytest.raises(error, match=said):
             weighted_sum(*given)
+
+
+@triton.jit
+def block_pointer_kernel(
+    x_ptr, y_ptr, stride_xn, stride_xd, n, d, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    first = tl.program_id(0) * ROWS
+    x = tl.make_block_ptr(
+        x_ptr, (n, d), (stride_xn, stride_xd), (first, 0), (ROWS, COLUMNS), (1, 0)
+    )
+    y = tl.make_block_ptr(y_ptr, (n,), (1,), (first,), (ROWS,), (0,))
+    tile = tl.zeros([ROWS], tl.float32)
+    for _ in range(0, d, COLUMNS):
+        tile += tl.sum(tl.load(x, boundary_check=(0, 1), padding_option="zero"), 1)
+        x = tl.advance(x, (0, COLUMNS))
+    tl.store(y, tile, boundary_check=(0,))
+
+
+@pytest.mark.filterwarnings("ignore:.*make_block_ptr is deprecated")
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+def test_block_pointers_do_what_the_page_says(device):
+    x, y = torch.randn(5, 10, device=device), torch.empty(5, device=device)
+    run = block_pointer_kernel[(3,)]
+    if triton.__version__ >= "3.9":
+        with pytest.raises(Exception, match="Block pointers have been removed"):
+            run(x, y, *x.stride(), 5, 10, ROWS=2, COLUMNS=4)
+        return
+    run(x, y, *x.stride(), 5, 10, ROWS=2, COLUMNS=4)
+    torch.testing.assert_close(y, x.sum(1))
+    lines = ast.unparse(ast.parse(inspect.getsource(block_pointer_kernel.fn)))
+    page = (ROOT / "docs/weighted_sum.md").read_text("utf-8")
+    calls = [
+        cell for cell in page.split("`") if cell.startswith(("x = tl.", "tl.store(y"))
+    ]
+    assert len(calls) == 3 and all(
+        ast.unparse(ast.parse(call)) in lines for call in calls
+    )

@@ -11,12 +11,11 @@ GPU, GPU_OR_CPU, META = ("cuda",), ("cuda", "cpu"), ("meta",)
 
 @dataclass(frozen=True)
 class Stem:
-    """An experiment's module, and the devices of its full and quick grids: "cuda",
-    "cpu", or "meta" (tensors without data).
+    """An experiment: its module, and the devices ("cuda", "cpu", or "meta" for tensors
+    without data) that run its full and its quick grid.
 
-    Rows whose implementation or execution is in `rehearsed` are compiled before the
-    measurement, by processes of `cores_of_each` cores. `needs` lists modules besides
-    torch.
+    `rehearsed`: names of implementations whose rows are compiled before measuring, by
+    processes of `cores_of_each` cores. `needs`: required modules besides torch.
     """
 
     module: str

@@ -1,5 +1,6 @@
 """Inspect a step instead of timing it: kernels of each phase, time of each kernel, and
-memory saved for the backward pass. A step gets a probe's `phase` instead of a clock's.
+memory saved for the backward pass. A step calls `phase(name)` around each phase: the
+`phase` of a clock times it, that of a probe records it.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -77,7 +77,7 @@ def find_gpu(visible: str | None = None) -> Device | None:
 
 
 def gpu_uuid(visible: str) -> str | None:
-    """Return the UUID of a GPU, named as in CUDA_VISIBLE_DEVICES, or None."""
+    """Return the UUID of the first GPU in `visible` (CUDA_VISIBLE_DEVICES), or None."""
     return query_nvml("nvmlDeviceGetUUID", first_gpu_handle(visible))
 
 

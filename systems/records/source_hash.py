@@ -91,7 +91,7 @@ class Reach:
                 self.places.add(place)
                 for statement in [
                     *self.statements_at(place),
-                    *self.run_by_importing(place[0]),
+                    *self.statements_run_on_import(place[0]),
                 ]:
                     self.statements[statement] = None
                     pending += statement.references
@@ -106,7 +106,7 @@ class Reach:
         # An undefined name may be created at run time, so depend on all statements.
         return module.defines.get(place[1], module.statements)
 
-    def run_by_importing(self, name: str) -> Iterator[Statement]:
+    def statements_run_on_import(self, name: str) -> Iterator[Statement]:
         """Yield the statements that importing a module runs, directly or indirectly."""
         module = self.module(name)
         if module is None or name in self.imported:
@@ -114,7 +114,7 @@ class Reach:
         self.imported.add(name)
         yield from (s for s in module.statements if s.runs_on_import)
         for place in module.imports.values():
-            yield from self.run_by_importing(resolve(place, self.root)[0])
+            yield from self.statements_run_on_import(resolve(place, self.root)[0])
 
     def module(self, name: str) -> Module | None:
         if name not in self.read:

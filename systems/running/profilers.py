@@ -8,8 +8,8 @@ import time
 
 # A profiler can have run only if this module was imported.
 PROFILES = "systems.profiling.torch_trace"
-# Environment variable that makes CUPTI detach at the end of a profile, and the CUDA
-# version before which CUDA graphs fail afterwards.
+# Environment variable that makes CUPTI detach after a profile, and the first CUDA
+# version in which CUDA graphs still work after that.
 LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
 # Calls to CUDA and pauses in seconds until CUPTI, which detaches asynchronously, is
 # done: an earlier profile would lose kernels.

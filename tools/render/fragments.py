@@ -5,8 +5,7 @@
     @fragments.add("table.md", "Ten steps after each number of warm-up steps.")
     def steps_table(record: Record) -> str: ...
 
-`fragments(records)` then returns the text of each file, with a tab for each GPU. Pages
-include the files by name.
+`fragments(records)` returns the text of each file, with a tab for each GPU.
 """
 
 from collections.abc import Callable

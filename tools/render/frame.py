@@ -7,33 +7,15 @@
         "size", ("step, ms", "step ±"), ("speedup", "speedup", "{:.1f}")
     )
 
-    | size | step, ms | speedup |
-    | :--- | ---: | ---: |
-    | small | 53.44 ± 4.07 | 1.3 |
-    | 2.7B | out of memory |  |
-
-How to write a builder with it:
-
-1. One function, such as `steps(record)`, makes the frame: it selects rows, joins the
-   rows to compare with, and derives every column. Tables, figures, facts and claims
-   only name columns.
-2. A row reads like a dictionary of its configuration and metrics. A metric that is a
-   list of samples (`forward_ms`) reads as its median, `step_ms` as the median of the
-   sum of all timed phases, and `forward ±` as "mean ± standard deviation". GPU time is
-   `forward_gpu_ms` and `step_gpu_ms`; `gpu_columns()` gives columns of a step's GPU
-   time and waiting time. `x.summary("forward", "backward")` has the other statistics of
-   a sum of phases.
-3. `join` stores another row in each row: `x["fp32"]["step_ms"]`. A column may name it
-   by a path: `("fp32, ms", "fp32.step_ms")`. `pivot` merges the rows that differ in one
-   axis only, and stores each under its value of that axis.
-4. Don't test whether a number exists. Columns of absent rows and of rows that ran out
-   of memory are `Missing`, and so is any arithmetic with them; a table prints the
-   reason once per line. Other unknown names raise KeyError, because they are typing
-   errors. Use `x.get(name)` for metrics that only some records have.
-5. `known(steps.column(name))` drops missing numbers; `least`, `most` and `span` ignore
-   them.
-6. `arrange` orders the rows; `telling` selects the rows of a long table that are
-   visible at first.
+One function, such as `steps(record)`, selects rows, joins what to compare with, and
+derives every column; tables, figures, facts and claims only name columns. In a row, a
+list of samples (`forward_ms`) reads as its median, `step_ms` as the median of the sum
+of all timed phases, `forward ±` as "mean ± standard deviation". `join` stores another
+row in each row (`x["fp32"]["step_ms"]`, as a column `"fp32.step_ms"`); `pivot` merges
+rows that differ in one axis. Don't test whether a number exists: absent rows and rows
+out of memory are `Missing`, and so is arithmetic with them; a table prints the reason
+once per line. Other unknown names raise KeyError; `x.get(name)` reads metrics that only
+some records have. `known` drops missing numbers.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -198,7 +180,7 @@ class Frame(list[Line]):
         return Frame(sorted(self.where(**listed), key=sort_key))
 
     def one(self, **wanted: Any) -> Line:
-        """Return the first row with these values, or a row without numbers."""
+        """Return the first row whose columns equal these, else one of Missing."""
         return next(iter(self.where(**wanted)), Line())
 
     def column(self, name: str) -> list[Any]:

@@ -291,7 +291,9 @@ def typeset(text: str) -> str:
 
 
 def round_numbers(text: str) -> str:
-    """Round numbers to two digits, but not beside "±", and no ratio below 1.2."""
+    """Round to one decimal below 10 and to whole numbers above, except ratios below
+    1.2, values with a unit below 1, and texts with "±".
+    """
 
     def shorten(found: re.Match[str]) -> str:
         value, unit = float(found[1]), found[2]

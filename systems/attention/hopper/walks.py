@@ -15,7 +15,7 @@ from systems.attention.relaunch import Layout
 # --8<-- [start:limits]
 # Head dimensions from 72 to 96 use 96 of 128 columns, in blocks of 64 and 32.
 NARROW_HEAD = 96
-# Fewest keys for the shift walk by padded head dimension; half without a causal mask.
+# Fewest keys for the shift walk, by padded head dimension; half suffice unmasked.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # Smallest SM utilization (by number of steps) for the shift walk.
 ONE_PASS_USE = 0.9

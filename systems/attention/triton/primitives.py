@@ -154,10 +154,10 @@ def row_scale(m, scale_log2):
     """Return (factor, shift) for rows with maximum m, such that p = exp2(s · factor -
     shift).
 
-    `shift` = m · factor is rounded before the multiply-add, so the largest p is exp2 of
-    the rounding error instead of 1. For huge scores p would be infinite or zero in the
-    whole row. There `factor` is rounded to a power of two, whose products are exact;
-    different huge scores are so far apart that the smaller p is zero anyway.
+    m · factor is rounded before the multiply-add, so the largest p is exp2(rounding
+    error), not 1. For huge scores this error is large, and p would be infinite or zero
+    in the whole row. There `factor` is a power of two, whose products are exact; other
+    values of p don't change, because different huge scores give zero anyway.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)

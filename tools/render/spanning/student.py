@@ -28,7 +28,7 @@ def fragments(found: Found) -> dict[str, str]:
     """Return `student-problems.md`, `-check.md`, `-gpus.md` and `-measured.md`."""
     return {
         "student-problems.md": problems_table(found),
-        "student-check.md": check_output(found),
+        "student-check.md": check_setup_output(found),
         "student-gpus.md": gpus_table(),
         "student-measured.md": measured_output(found),
     }
@@ -83,7 +83,7 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
     return str(exhausted + sum((peak or 0) > free_bytes for peak in peaks))
 
 
-def check_output(found: Found) -> str:
+def check_setup_output(found: Found) -> str:
     """Return the first lines of `python -m systems.check_setup` on the primary GPU."""
     if (record := primary_record(found, "flash_benchmarking")) is None:
         return "\n"

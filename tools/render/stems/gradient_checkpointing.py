@@ -79,7 +79,7 @@ def describe_recomputation(x: Line) -> str:
 
 
 def predict_peaks(x: Line) -> tuple[float, float]:
-    """Return the predictions for PEAKS; Missing if a compiler decides what is kept."""
+    """Return predictions for PEAKS; Missing if a compiler decides what to save."""
     if x["blocks_compiled"]:
         return MISSING, MISSING
     # SDPA keeps what FlashAttention keeps: its output and the log-sum-exp.
