@@ -75,24 +75,20 @@ def test_a_child_that_reached_its_end_has_measured(child_that, capsys):
     outcome = run_one()
     rows = {"failed": 1, "ok": 1}
     assert (outcome.code, outcome.message, outcome.rows) == (0, "measured", rows)
-    said = capsys.readouterr().out
-    assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in said
+    assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in capsys.readouterr().out
 
 
 def test_out_of_time_no_further_child_is_started(child_that, tmp_path):
     child_that("raise SystemExit(3)")
     (outcome,) = measure_all(["model_sizes"], tmp_path, deadline=time.time() - 1)
-    said = "out of time; run again to go on"
-    assert (outcome.code, outcome.message) == (0, said)
+    assert (outcome.code, outcome.message) == (0, "out of time; run again to go on")
 
 
 def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(measuring, "lacks", lambda *_: "")
-    tasks = [
-        plan_task(stem, tmp_path, True, False, 1e18)
-        for stem in ("flash_ablation", "model_sizes")
-    ]
+    stems = "flash_ablation", "model_sizes"
+    tasks = [plan_task(stem, tmp_path, True, False, 1e18) for stem in stems]
     interpreted = [{"TRITON_INTERPRET": "1"}, {}]
     assert [isinstance(t, Task) and t.environment for t in tasks] == interpreted
 
