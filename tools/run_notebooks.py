@@ -32,7 +32,9 @@ def execute_notebook(path: Path) -> str:
         magic = cell.source.partition("\n")[0]
         if magic.startswith("%%exercise "):
             file = NOTEBOOKS.parent / "exercises" / f"{magic.split()[1]}.py"
-            cell.source = f"{magic}\n{file.read_text('utf-8').rstrip()}"
+            lines = file.read_text("utf-8").rstrip().split("\n")
+            lines = [line for line in lines if "--8<--" not in line]
+            cell.source = "\n".join([magic, *lines])
     with TemporaryDirectory() as folder:
         # Use file sockets, because other processes could take or read a port.
         socket = Config(transport="ipc", ip=f"{folder}/kernel")

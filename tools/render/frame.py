@@ -14,8 +14,7 @@ of all timed phases, `forward ±` as "mean ± standard deviation". `join` stores
 row in each row (`x["fp32"]["step_ms"]`, as a column `"fp32.step_ms"`); `pivot` merges
 rows that differ in one axis. Don't test whether a number exists: absent rows and rows
 out of memory are `Missing`, and so is arithmetic with them; a table prints the reason
-once per line. Other unknown names raise KeyError; `x.get(name)` reads metrics that only
-some records have. `known` drops missing numbers.
+once per line. Other unknown names raise KeyError; `x.get(name)` reads optional metrics.
 """
 
 from collections.abc import Callable, Collection, Iterable
