@@ -24,7 +24,7 @@ TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 # installed, and fail once the clone is moved.
 serve: .venv/docs
 	@"$(BIN)/python" -c 'import socket; socket.create_server(("127.0.0.1", $(PORT)))' \
-		2>/dev/null || { echo "port $(PORT) is taken or no port for you:" \
+		2>/dev/null || { echo "port $(PORT) is taken or can't be used:" \
 		"make serve PORT=8001" >&2; exit 2; }
 	"$(BIN)/python" -m mkdocs serve --livereload --dev-addr 127.0.0.1:$(PORT)
 

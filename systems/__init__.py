@@ -102,7 +102,7 @@ def run_as_command(
         if getattr(sys, name) is None:
             # The shell closed this stream (`>&-`): open one under the same number.
             os.set_inheritable(nowhere := os.open(os.devnull, os.O_RDWR), True)
-            setattr(sys, name, os.fdopen(nowhere, "w"))
+            setattr(sys, name, os.fdopen(nowhere, "r" if name == "stdin" else "w"))
     main.__doc__ = (help or "").replace("\n\n    python", "\n\n\b\n    python")
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
@@ -114,7 +114,10 @@ def run_as_command(
     except OSError as error:
         if error.filename:
             raise
-        # From stdout. Without it Python doesn't report the error again at exit.
+        # Keep what was printed, unless stdout itself failed.
+        with suppress(OSError):
+            sys.stdout.flush()
+        # Without stdout, Python doesn't report the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A closed pipe, as after `head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):

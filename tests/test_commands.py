@@ -77,6 +77,13 @@ def test_output_that_nobody_can_take_is_one_line_or_none(tmp_path, sink):
     assert (done.returncode, done.stderr.decode()) == SINKS[sink]
 
 
+def test_what_was_printed_before_an_error_arrives():
+    line = "import systems\ndef main():\n print('said')\n raise OSError('lost')\n"
+    done = python("-c", line + "systems.run_as_command(main, '', [])")
+    assert (done.returncode, done.stdout) == (2, "said\n")
+    assert done.stderr == "error: lost\n"
+
+
 @pytest.mark.slow
 def test_the_interpreter_compiles_nothing_and_says_so():
     done = python("tools/compile_steps.py", env=os.environ | {"TRITON_INTERPRET": "1"})

@@ -117,7 +117,6 @@ def section(path: str, name: str) -> str:
 
 
 def key_of(checks, name: str) -> dict[str, str]:
-    """Return the statements of a solution, by the names that they define."""
     path, *sections = KEYS[name]
     key = {}
     for part in sections:
@@ -128,7 +127,6 @@ def key_of(checks, name: str) -> dict[str, str]:
 
 
 def filled_in(checks, name: str, key: dict[str, str]) -> str:
-    """Return the exercise with its gaps filled by a solution."""
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     lines = source.splitlines()
     for target, node in checks.holes(source):

@@ -22,7 +22,6 @@ def name_of(path: Path) -> str:
 
 
 def imported_names(path: Path) -> Iterator[str]:
-    """Yield every name that a module imports, anywhere in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names):
@@ -120,10 +119,10 @@ def test_the_top_floor_of_systems_is_small():
 MOST_LINES = {
     "systems/attention": 6_902,
     "systems/experiments": 3_526,
-    "systems": 17_948,
-    "tools/render": 8_966,
-    "tools": 11_941,
-    "tests": 18_111,
+    "systems": 17_954,
+    "tools/render": 8_973,
+    "tools": 11_946,
+    "tests": 18_100,
 }
 
 

@@ -31,8 +31,6 @@ NO_TRITON = f"error: {REMEDIES['triton']}\n"
 
 @pytest.fixture
 def on(tmp_path):
-    """Return a function that runs Python without these modules and names."""
-
     def run(blocked: tuple[str, ...], *line: str) -> subprocess.CompletedProcess[str]:
         code = BLOCK.format(blocked=blocked)
         (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
@@ -113,7 +111,6 @@ def test_measuring_says_that_it_locks_files(action, on, tmp_path):
 
 @pytest.mark.slow
 def test_pages_are_rendered_and_built_without_them(on, tmp_path):
-    """Includes `make serve` and the commands of the setup page."""
     site, command = tmp_path / "site", "tools/regen_tables.py"
     generated, few = tmp_path / "generated", tmp_path / "results"
     shutil.copytree(RESULTS / "meta", few / "meta")

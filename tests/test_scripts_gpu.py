@@ -14,7 +14,7 @@ from systems.benchmarking.peers import attention
 from systems.benchmarking.workload import Workload, random_inputs
 from systems.model import transformer
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 SIZE, CONTEXT = "medium", 512
 OPTIONS = {"context": CONTEXT, "batch": 4, "warmup": 2, "steps": 2}
@@ -22,13 +22,11 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def load(name):
-    """Return the names that a script defines."""
     measure = run_path(str(ROOT / f"docs/scripts/{name}.py"))["measure"]
     return measure.__globals__
 
 
 def gpu_ms(step, *phases, **options):
-    """Return the median GPU time in ms of each phase."""
     metrics = gpu_time.measure(step, "cuda", passes=5, **options)
     return {name: median(metrics[f"{name}_gpu_ms"]) for name in phases}
 
@@ -105,7 +103,7 @@ def test_do_bench_of_flash_attention(dtype, capsys):
     inputs = random_inputs((1, 1, n, d), getattr(torch, dtype), "cuda")
     lines = capsys.readouterr().out.splitlines()
     for name, line in zip(("plain", "sdpa", "ours"), lines, strict=True):
-        if "out of memory" not in line:
+        if name != "plain" or "out of memory" not in line:
             attend = attention(name, causal=True, n=n, device="cuda")
             harness = gpu_time.pass_times_ms(attend, *inputs)
             expected = [median(times) for times in harness.values()]

@@ -81,7 +81,7 @@ def test_bad_input_is_refused(device):
         (TypeError, "w must be float32, .* got torch.float16", (x, w.half())),
         (ValueError, r"shape of a row of x, \(4,\), got \(5,\)", (x, x.new_zeros(5))),
         (ValueError, r"x must not be empty, got shape \(0, 4\)", (x[:0], w)),
-        (ValueError, "on the device of x, .*, got meta", (x, w.to("meta"))),
+        (ValueError, f"on the device of x, {x.device}, got meta", (x, w.to("meta"))),
         (
             ValueError,
             f"at most 34359738352 rows, got {2**35}",
@@ -114,7 +114,7 @@ def block_pointer_kernel(
 def test_block_pointers_do_what_the_page_says(device):
     x, y = torch.randn(5, 10, device=device), torch.empty(5, device=device)
     run = block_pointer_kernel[(3,)]
-    if triton.__version__ >= "3.9":
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
         with pytest.raises(Exception, match="Block pointers have been removed"):
             run(x, y, *x.stride(), 5, 10, ROWS=2, COLUMNS=4)
         return

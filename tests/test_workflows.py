@@ -62,3 +62,8 @@ def test_each_python_is_tried_with_what_pip_gives_and_one_with_the_older_pair() 
     limits = (ROOT / "systems/attention/hopper/limits.py").read_text(encoding="utf-8")
     (tested,) = re.findall(r"^VERSIONS = (\(.*\))$", limits, re.MULTILINE)
     assert version.startswith(ast.literal_eval(tested))
+
+
+def test_the_workflow_gives_the_site_its_address() -> None:
+    pages = (ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8")
+    assert "SITE_URL: ${{ steps.pages.outputs.base_url }}/\n" in pages

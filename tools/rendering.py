@@ -38,8 +38,8 @@ def render_texts(results: Path) -> dict[str, str]:
 
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:
-    """Render into docs/generated or another folder, and delete files that are no longer
-    rendered. Exit if the other folder holds foreign files. Return the exit code.
+    """Render into docs/generated or another folder, and delete what is not rendered any
+    more. Exit if the other folder has a file of unknown prefix. Return the exit code.
     """
     from tools.render import load
 

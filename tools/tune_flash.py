@@ -4,13 +4,10 @@ write the fastest into a file that the kernels read.
     python tools/tune_flash.py
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
 
-takes less than 20 minutes; after an interruption, run it again to go on. For each
-arithmetic, head dimension, kernel and mask, the candidates are the current
-configuration, the configurations for other GPUs, and variants of the current one in one
-parameter. Several processes compile the candidates and check each against float64. Then
-the correct ones are timed: forward by its kernel, backward by the whole backward pass.
-The kernels read the file in systems/attention/triton/tuned until their code or Triton's
-version changes; records contain its digest.
+takes less than 20 minutes; after an interruption, run it again to go on. Candidates are
+the current configuration, those for other GPUs, and variants in one parameter. Those
+that agree with float64 are timed. The kernels read the file until their code or
+Triton's version changes; records contain its digest.
 """
 
 import json

@@ -82,7 +82,7 @@ class Launch:
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.scalars, self.constants = scalars, constants
-        # Triton's current default, which 3.9 requires to be written out.
+        # Triton's default; unless it is given, 3.9 warns that it will change.
         self.options = {"enable_fp_fusion": True, **options}
         self.again: Callable[..., None] | None = None
 

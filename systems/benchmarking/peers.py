@@ -89,7 +89,9 @@ def attention(
 
 @contextmanager
 def only(name: str) -> Iterator[None]:
-    """Restrict SDPA to this backend; raise `Unsupported` if it refuses its input."""
+    """Select this implementation's SDPA backend and float32 precision; raise
+    `Unsupported` if it refuses its input.
+    """
     with ExitStack() as stack:
         stack.callback(torch.set_float32_matmul_precision, "highest")
         high = name == "ours_high"

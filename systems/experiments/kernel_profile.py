@@ -175,7 +175,7 @@ def capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[floa
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return the path of a trace; its stem has no dots, so that it has one suffix."""
+    """Return the path of a trace; its stem has no dots, where nsys would cut it."""
     size = config.size.replace(".", "_")
     cell = f"{size}-{config.context}-{config.mode}-{config.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"

@@ -225,6 +225,6 @@ def find_peak(slug: str) -> Peak | None:
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """Return the longest key that is a prefix of a slug, or "", also for MIG slices."""
+    """Return the longest key that is a prefix of a slug; "" if none, or for MIG."""
     matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
     return max(matches, key=len, default="")

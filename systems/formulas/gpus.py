@@ -1,4 +1,4 @@
-"""GPUs by the short names that users type, with memory size and peak rates."""
+"""GPUs by the short names that users type, with memory and peak rates; and chips."""
 
 from dataclasses import dataclass
 

@@ -128,11 +128,14 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     graph, loss = graph_bytes(p), sum(loss_saved(p).values())
     copies = weight_copy_bytes(p)
     head = p.vocab * d
+    inputs = 0
     if p.checkpoint:
         # A segment's weight copies are freed after its forward pass.
         copies = head * BF16_BYTES if p.autocast else 0
         last = count_segments(p) - 1
         full = maximum(last - 1, 0)
+        # A last run of several blocks keeps its input beside the last block's.
+        inputs = last + 1 + minimum(layers - 1 - last * p.checkpoint, 1)
         run_end = minimum((full + 1) * p.checkpoint, layers)
         first_end = minimum(p.checkpoint, layers)
         ends = {
@@ -146,7 +149,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     else:
         ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
     found = {
-        **(last_block_forward(p, count_segments(p)) if p.checkpoint else {}),
+        **(last_block_forward(p, inputs) if p.checkpoint else {}),
         "after the forward pass": {
             "weight copies": copies,
             "saved activations": graph + loss,
@@ -252,7 +255,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
         d * f,
         n * d * wide + 3 * n * f * low,
     )
-    # Already freed when the backward pass reaches softmax.
+    # Already freed at softmax, which needs five more matrices of scores below.
     freed = ("v", "input of the output projection", "residual stream, fp32")
     saved_sizes = attention_in_backward(p)
     for name in ("probabilities", *freed):

@@ -1,11 +1,9 @@
 """Hash the code that an experiment runs, by statements instead of files.
 
 The hash covers the experiment's module and, transitively, each top-level statement that
-defines a name used there. It ignores imports, comments, docstrings, layout and the
-names of modules, so code can be moved and reformatted without making records stale.
-
-It misses names that are looked up as strings, except those in IMPLEMENTATIONS, and
-assignments to names that are never read.
+defines a name used there, without imports, comments, docstrings, layout and the names
+of modules: code can be moved and reformatted. It misses names looked up as strings,
+except those in IMPLEMENTATIONS, and assignments to names that are never read.
 """
 
 import ast
@@ -24,7 +22,7 @@ NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
 # Stands for the module of names from other packages.
 OTHERS = ""
-# Launch options at Triton's default are ignored: only Triton 3.9 requires them.
+# Launch options at Triton's default are ignored: they only silence Triton 3.9.
 DEFAULTS = {"enable_fp_fusion": True}
 # Ignored fields of syntax trees, which depend on context or on Python's version.
 UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
@@ -139,7 +137,7 @@ def digest_of(text: str) -> str:
 
 def load_module(name: str, root: Path) -> Module | None:
     """Return a module of this project; None for packages and other modules."""
-    # Skip packages, because their __init__ only re-exports names.
+    # Skip packages: no __init__ has code that changes a measured result.
     path = file_of(name, root)
     if not path.is_file():
         return None
@@ -218,8 +216,8 @@ def skipped_on_import(node: ast.AST) -> bool:
 
 
 def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
-    """Return whether a statement, when imported, has effects beyond binding a name: it
-    assigns to an attribute, or has a decorator such as `@operator.register_fake`.
+    """Return whether importing a statement does more than bind names: a call, an
+    assignment to an attribute, a decorator such as `@operator.register_fake`.
     """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return any(

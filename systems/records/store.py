@@ -36,7 +36,7 @@ def read(path: Path) -> Record:
 
 
 def _parse(content: bytes, path: Path) -> Record:
-    with _name_file(path, "delete it to measure again"):
+    with _prefix_errors(path, "delete it to measure again"):
         data = msgspec.json.decode(content, type=dict[str, Any])
         # Parse again to reject duplicate keys, of which the parser above keeps the
         # last.
@@ -60,12 +60,12 @@ def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
 
 def decode(path: Path, kind: Any, remedy: str) -> Any:
     """Read a JSON file as this type. Raise RecordError if it is invalid."""
-    with _name_file(path, remedy):
+    with _prefix_errors(path, remedy):
         return msgspec.json.decode(_read_bytes(path), type=kind)
 
 
 @contextmanager
-def _name_file(path: Path, remedy: str) -> Iterator[None]:
+def _prefix_errors(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except msgspec.ValidationError as error:

@@ -32,8 +32,8 @@ from systems.running.verify import verify_stem
 def measure_stem(
     name: str, results: Path, grid: str, deadline: float, seen: int | None = None
 ) -> int:
-    """Measure the rows that the partial record lacks; none if another run has written
-    the record since the time `seen` (in ns). Return the exit code.
+    """Measure the rows that the partial record lacks until `deadline` (s since 1970);
+    none if the record changed since `seen` (ns since 1970). Return the exit code.
     """
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)

@@ -74,15 +74,15 @@ def require_agreement(
     ]
     if new.status != "ok" or differing:
         changes = ", ".join(
-            f"{key} ({format_metric(old.metrics[key])}, now "
-            f"{format_metric(new.metrics.get(key))})"
+            f"{key} ({summarize_metric(old.metrics[key])}, now "
+            f"{summarize_metric(new.metrics.get(key))})"
             for key in differing
         )
         where = f"{name} differs at {new.config} in {changes or new.reason}"
         raise CannotStart(f"{where}: measure it again")
 
 
-def format_metric(value: Any) -> str:
+def summarize_metric(value: Any) -> str:
     """Format a metric for a message: median of samples, length of a table."""
     if is_table(value):
         return f"{len(value)} entries"

@@ -154,7 +154,6 @@ def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
 
 @pytest.mark.parametrize("head_swizzle", [1, 2, 3, 5, 9])
 def test_each_head_has_all_its_tiles_in_any_order(head_swizzle, device):
-    """Test a smaller last group of heads, and groups larger than all heads."""
     inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
     found = launch(inputs, True, head_swizzle=head_swizzle)
     check_against_reference(found, *inputs, True, 0.25)
@@ -192,7 +191,6 @@ def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
 def test_float32_split_ahead(
     precision, setting, ahead, splits, causal, device, monkeypatch
 ):
-    """Test grouped heads, strided rows and padded columns."""
     # The reference of "high" does not support grouped heads.
     shared = (1, 1) if setting == "highest" else None
     q, k, v, do = make_inputs(65, 97, 40, device=device, lead=(1, 2), lead_k=shared)
@@ -259,7 +257,6 @@ def test_the_compiled_recomputation_is_right(causal):
 
 
 def test_the_oracle_is_plain_attention():
-    """Compare with the definition, computed row by row."""
     q, k, v, do = make_inputs(5, 4, 3, torch.float64)
     result = run_reference(q, k, v, do, causal=True)
     for i in range(5):

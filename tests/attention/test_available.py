@@ -113,7 +113,6 @@ def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, gpu_
 
 
 def test_both_ways_to_launch_look_at_the_device_first(device, monkeypatch):
-    """Test prepared and other calls. A CPU logs nothing."""
     looked = []
     monkeypatch.setattr(dispatch, "check_device", looked.append)
     x = torch.zeros(1, 16, 16, device=device)

@@ -92,7 +92,6 @@ def test_all_lengths(dtype, d, causal):
 @MASKS
 @pytest.mark.parametrize(("gpu", "kind", "d"), ENTRIES, ids=str)
 def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
-    """Test the entries of all GPUs, with whole and ragged lengths and padded heads."""
     configs = {
         name: select_by_mask(config, causal)
         for name, config in ENTRIES[gpu, kind, d].items()
@@ -183,7 +182,6 @@ def test_the_most_rows():
 
 @MASKS
 def test_rows_far_apart(causal):
-    """Rows 2²⁵ elements apart: a tile spans more than 2³¹ elements."""
     n, d, stride = 80, 16, 2**25
     memory = torch.empty(n * stride, dtype=torch.bfloat16, device="cuda")
     memory.fill_(float("nan"))
@@ -201,6 +199,19 @@ def test_more_heads_than_a_launch_grid_has_rows():
     check(FlashAttentionTriton, inputs, True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_is_linear_in_the_length(dtype):
+    def peak(n: int) -> int:
+        held = torch.cuda.memory_allocated()
+        inputs = make_inputs(n, n, 64, dtype, "cuda", lead=(1, 4))
+        torch.cuda.reset_peak_memory_stats()
+        both(*inputs)
+        return torch.cuda.max_memory_allocated() - held
+
+    peak(1024)
+    assert peak(16384) / peak(8192) <= 2.1
+
+
 @COMPILED
 def test_the_leaderboard_program():
     """The output gradient has stride zero, and gradients accumulate over calls."""
@@ -216,6 +227,24 @@ def test_the_leaderboard_program():
     for x, name in ((q, "dq"), (k, "dk"), (v, "dv")):
         close = {"rtol": 0.02, "atol": 0.02, "msg": name}
         torch.testing.assert_close(x.grad, 2 * one[name], **close)
+
+
+@COMPILED
+def test_lengths_are_dynamic_under_the_default_compiler():
+    torch.compiler.reset()
+
+    def function(q, k, v):
+        return flash_attention(q * 2, k, v, causal=True).cos()
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    for n in (200, 333):
+        q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(2, 4))
+        leaves = tuple(x.requires_grad_() for x in (q, k, v))
+        expected = torch.autograd.grad(function(*leaves), leaves, do)
+        for ours, theirs in zip(
+            torch.autograd.grad(compiled(*leaves), leaves, do), expected, strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
 def both(q, k, v, do):
@@ -257,7 +286,6 @@ def captured(step):
     ids=str,
 )
 def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, n):
-    """Results are bitwise equal, also after new inputs are copied in."""
     tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
     graph, results = captured(lambda: both(*tensors))
     for seed in (1, 2):
@@ -304,7 +332,6 @@ SHAPES = [(1, 2, 1024, 64), (2, 3, 333, 80), (1, 16, 4096, 64), (1, 16, 4096, 12
 
 @pytest.mark.parametrize("known", [False, True], ids=["first calls", "later calls"])
 def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
-    """Results are bitwise equal, even if all threads make the first launch at once."""
     inputs = [
         make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
         for b, h, n, d in SHAPES
@@ -329,7 +356,6 @@ def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
 
 
 def test_a_call_on_a_side_stream_waits_for_what_is_queued_there():
-    """The inputs are computed by earlier work of the stream."""
     q, k, v, _ = make_inputs(1024, 1024, 64, torch.bfloat16, "cuda", lead=(1, 4))
     expected = flash_attention(q, k, v, causal=True)
     side, late = torch.cuda.Stream(), torch.zeros_like(q)

@@ -164,7 +164,6 @@ def test_short_items_of_the_last_heads_even_out_the_end(
 
 
 def test_a_descriptor_is_what_triton_makes_of_the_tensor():
-    """Descriptors are validated once per layout."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
@@ -231,7 +230,6 @@ def test_what_the_copy_engine_can_read():
 
 
 def off_by_one(x: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy at an address that is not a multiple of 16."""
     return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
@@ -465,7 +463,6 @@ def test_the_shift_walk_is_taken_where_it_is_faster():
 @DTYPES
 @HEAD_DIMS
 def test_in_one_pass(d, dtype, causal):
-    """Results are near float64 and bitwise equal in twenty calls."""
     for n, lead, groups in [
         (128, (1,), 1), (128, (3,), 2), (256, (2,), 1), (384, (2, 5), 4),
         (1024, (3,), 3), (2048, (2, 6), 4),
@@ -517,7 +514,6 @@ def orders_of(heads: int, shared: int, causal: bool) -> list[Ordered]:
 @MASKS
 @pytest.mark.parametrize("case", ORDERED)
 def test_in_one_ordered_pass(case, causal):
-    """Results are near float64 and bitwise equal in twenty calls, with each order."""
     n_q, n_k, lead, lead_k, d = ORDERED[case]
     heads = {"lead": lead, "lead_k": lead_k}
     q, k, v, do = inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", **heads)
@@ -536,7 +532,6 @@ def test_in_one_ordered_pass(case, causal):
 @hopper
 @pytest.mark.filterwarnings("ignore")
 def test_shared_heads_of_transposed_views_under_the_compiler():
-    """Each query head has its own programs."""
     torch.compiler.reset()
     heads = {"lead": (1, 32), "lead_k": (1, 8)}
     inputs = make_inputs(8192, 8192, 128, torch.bfloat16, "cuda", **heads)
@@ -586,7 +581,6 @@ def test_all_lengths(d, dtype, causal):
 @MASKS
 @DTYPES
 def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
-    """A short sequence has its own configuration; test ragged lengths with both."""
     for config in (SHORT_FORWARD, CONFIGS["forward"][64]):
         for n_q, n_k in [(1000, 1000), (65, 2000), (2000, 130)]:
             q, k, v, do = inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
@@ -686,7 +680,6 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
 def test_gradients_of_what_tma_cannot_read(
     n, lead, d, walk, layout, backend, monkeypatch
 ):
-    """Gradients equal those of aligned tensors bitwise, if the same kernels run."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
     layouts = (Layout((*lead, n, d), ()) for _ in range(2))

@@ -89,7 +89,6 @@ def test_a_gradient_and_keys_that_are_expanded(cls, device):
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [16, 24])
 def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device):
-    """New buffers and the memory around them are NaN before the launch."""
     q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
     expected = run_class(FlashAttentionTriton, *inputs, causal)
     with poisoned(launches) as memories:
@@ -104,7 +103,6 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device):
 
 
 def check_float32(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
-    """Compare o and the gradients of the public function with the reference."""
     leaves = tuple(x.requires_grad_() for x in (q, k, v))
     o = flash_attention(*leaves, causal=causal, backend=backend)
     expected = run_reference(q, k, v, do, causal)
@@ -118,7 +116,6 @@ def check_float32(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
 
 @parametrize_pairs(backend=BACKENDS, kv_heads=[1, 2, 4], causal=[False, True])
 def test_grouped_heads(backend, kv_heads, causal, device):
-    """Gradients of k and v are sums over the query heads that share them."""
     heads = {"lead": (2, 4), "lead_k": (2, kv_heads)}
     q, k, v, do = make_inputs(33, 40, 16, device=device, **heads)
     o = check_float32(backend, q, k, v, do, causal)

@@ -15,7 +15,6 @@ def leaves_of(*tensors):
 
 
 def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch):
-    """Test with and without gradients; do is contiguous or expanded."""
     q, k, v, do = make_inputs(20, 33, 16, device=device, lead=(1, 2))
     one = torch.ones((), device=device).expand_as(q)
 
@@ -88,12 +87,10 @@ def test_what_has_no_strides_is_refused_by_name(which, device):
 
 
 def laid_out_anew(x):
-    """Return contiguous copies, as `save_on_cpu(pin_memory=True)` does."""
     return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def with_gaps(x):
-    """Return copies with a gap after each number, also for lse."""
     return torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0]
 
 

@@ -164,7 +164,7 @@ def test_any_step_s_peak_is_its_formula(monkeypatch, p):
     }
     # Temporaries of a few numbers a token or a word are not counted elsewhere.
     for place, begins, near in (
-        (0, ("forward", "after", "backward, the loss"), 0.015),
+        (0, ("forward", "after", "backward, the loss"), 0.006),
         (1, "backward, the last norm", 5e-5),
         (p.shape.num_layers + 2, ("backward, the embedding", "optimizer"), 0.03),
     ):

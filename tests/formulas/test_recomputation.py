@@ -24,6 +24,7 @@ from tests.cpu_allocator import allocator
 
 SHAPE = ModelSize(256, 1024, 8, 4)
 WAYS = [
+    ("none", 1, "eager", "bf16"),
     ("attention", 1, "eager", "bf16"),
     ("runs", 3, "flash", "bf16"),
     ("by_hand", 1, "flash", "bf16"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from systems.precision.dtypes import relative_error
 from systems.precision.number_formats import FORMATS, binade, find_stall
 
 TORCH = {
@@ -72,3 +73,9 @@ def test_a_stall_is_where_adding_one_by_one_stalls(name):
             total, step = following, step + 1
         found = find_stall(FORMATS[name], Fraction(x.item()))
         assert found == (step, Fraction(total.item())), term
+
+
+def test_an_error_is_relative_to_the_norm_of_the_exact_result():
+    exact = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    found = torch.tensor([3.0, 4.5], dtype=torch.bfloat16)
+    assert relative_error(found, exact) == pytest.approx(0.1, rel=1e-12)

@@ -43,7 +43,6 @@ def stem(monkeypatch):
 
 @pytest.fixture
 def shares(monkeypatch):
-    """Return the rows of each process, without starting any."""
     rows = []
 
     def start(command, **_):
@@ -89,7 +88,6 @@ def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
 
 
 def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
-    """Also if the number of implementations equals that of processes."""
     both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
     monkeypatch.setitem(STEMS, "fake", both)
     monkeypatch.setattr(precompile, "available_cores", lambda: 2)

@@ -74,7 +74,6 @@ def test_verify_refuses_rows_without_samples(run, monkeypatch, stale, record_fil
 def test_rows_in_turns_are_measured_again_together(
     run, monkeypatch, stale, record_file
 ):
-    """Rows of a group alternate, so all are measured again."""
     monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
     outcome = run(verify=True)
     assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]

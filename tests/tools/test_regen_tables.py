@@ -57,7 +57,6 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 def state(listed: str, stem: str) -> str:
-    """Return a stem's state in the table of --list."""
     lines = (line.split() for line in listed.splitlines())
     return next(cells[2] for cells in lines if cells[0] == stem)
 
@@ -322,7 +321,6 @@ def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
 
 
 def test_list_shows_names_whole_in_eighty_columns():
-    """Also in a pipe, because --only and primary_gpu take these names."""
     done = regen_tables(ROOT, "--list", COLUMNS="80")
     words = done.stdout.split()
     slugs = {path.parent.name for path in RESULTS.glob("*/*.json")}
@@ -443,7 +441,6 @@ def model_sizes(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def rendered(run, model_sizes, tmp_path):
-    """Return the command, run on copies of those files."""
     for name in ("generated", "results"):
         shutil.copytree(model_sizes / name, tmp_path / name)
     return run

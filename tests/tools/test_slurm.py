@@ -58,7 +58,6 @@ def free_port() -> int:
 
 @pytest.fixture
 def slurm(tmp_path) -> Iterator[Callable[..., str]]:
-    """Run a command of Slurm in a tree, and return what it prints."""
     programs = {
         name: shutil.which(name, path="/usr/sbin:/sbin")
         for name in ("munged", "slurmctld", "slurmd")
@@ -118,7 +117,6 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
         return slurm("sbatch", "--parsable", *options, tree=tree, **environment).strip()
 
     def starts() -> int:
-        """Count the processes that have measured rows."""
         lines = log.read_text().splitlines() if log.exists() else []
         return len({line.split()[1] for line in lines})
 

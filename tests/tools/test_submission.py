@@ -34,7 +34,6 @@ in_a_repository = pytest.mark.skipif(
 @in_a_repository
 @pytest.mark.slow
 def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
-    """Tests that need a commit work, too."""
     archive = tmp_path / "code.zip"
     submission.write_zip(archive)
     first = archive.read_bytes()
@@ -62,7 +61,6 @@ def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Run the command in this process, without Chromium."""
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setattr(submission.shutil, "which", lambda name: None)
 

@@ -99,12 +99,10 @@ def choose(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
 
 
 def published(kernel="dq", causal=True) -> Config:
-    """Return the configuration without tuning."""
     return select_by_mask(CONFIGS["sm_80"]["half"][kernel][64], causal)
 
 
 def search(a100, *configs: Config, key=KEY):
-    """Write the file of a search with made-up times."""
     found = read_or_create(a100.path, a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
@@ -210,7 +208,6 @@ def tuning_here(a100, monkeypatch):
 
 
 def last_line(capture, *arguments) -> str:
-    """Return the one-line error of the command."""
     with pytest.raises(SystemExit) as ended:
         tune_flash.main(*arguments)
     assert ended.value.code == 2
@@ -235,7 +232,6 @@ def test_what_can_not_begin_is_one_line(tuning_here, capsys, monkeypatch):
 
 
 def dies(candidate: Candidate) -> str:
-    """A compiler process that is killed for lack of memory."""
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGKILL)
     return ""

@@ -48,18 +48,19 @@ SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 
 def check_pages(root: Path) -> list[str]:
-    """Return the findings in pages and Python sources, such as `path:line: finding`."""
+    """Return the findings in pages (`path:line: finding`) and sources (`path: ...`)."""
     pages = {
         path: path.read_text(encoding="utf-8") for path in list_pages(root / "docs")
     }
     shown = {pair for text in pages.values() for pair in INCLUDE.findall(text)}
     findings = []
-    for folder in ("systems", "docs"):
-        for path in sorted((root / folder).rglob("*.py")):
-            name = path.relative_to(root).as_posix()
-            used = {section for file, section in shown if file == name}
-            faults = find_broken_sections(path.read_text(encoding="utf-8"), used)
-            findings += [f"{name}: {fault}" for fault in faults]
+    code = {path for of in ("systems", "docs") for path in (root / of).rglob("*.py")}
+    code |= {root / file for file, _ in shown if file.endswith(".py")}
+    for path in sorted(filter(Path.is_file, code)):
+        name = path.relative_to(root).as_posix()
+        used = {section for file, section in shown if file == name}
+        faults = find_broken_sections(path.read_text(encoding="utf-8"), used)
+        findings += [f"{name}: {fault}" for fault in faults]
     for path, text in pages.items():
         place = path.relative_to(root).as_posix()
         findings += [f"{place}:{n}: {fault}" for n, fault in find_typed_numbers(text)]

@@ -1,10 +1,8 @@
 """Check that fresh records that measured the same pass on the same GPU agree on its GPU
 time.
 
-Between hosts and profilers a phase's sum of kernel times differs by less than 3 %, with
-exceptions: bf16 matmuls of the largest model slow down in a long run, as the graph
-replays of `compile` show. So `regen_tables.py --check` fails if more than one phase in
-twenty differs, or one by over 5 %.
+`regen_tables.py --check` fails if more than one phase in twenty differs by over 3 %, or
+one by over 5 %: bf16 matmuls of the largest model slow down in a long run.
 """
 
 from collections.abc import Iterator, Mapping

@@ -78,7 +78,7 @@ def current_hash(module: str, attention: tuple[str, ...]) -> str:
 
 
 def read(path: Path) -> Record:
-    """Return a record. Raise RecordError if it is incomplete, misplaced or edited."""
+    """Return a record. Raise RecordError if it is incomplete, misplaced or invalid."""
     record = store.read(path)
     grid = "quick" if is_quick(path.parent.parent) else "full"
     ran = sum(row.status != "failed" for row in record.rows)

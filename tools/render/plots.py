@@ -1,9 +1,8 @@
 """Plot measurements with matplotlib, and convert plots to SVG inside a page.
 
-A builder passes `plot` a function that draws and a sentence with the finding. The text
-of the figure has the page's font, and its colours follow the light or dark scheme. It
-is drawn twice, for a wide and a narrow screen, where panels are stacked. One unit is
-one pixel.
+A builder passes `plot` a function that draws and a sentence with the finding. Colours
+follow the light or dark scheme. A figure is drawn twice, for wide and narrow screens,
+where panels are stacked. One unit is one pixel.
 
 Lines are labelled at their ends. One colour marks the subject of the figure, and orange
 marks what is worse (slower, or a larger error); everything else is grey.

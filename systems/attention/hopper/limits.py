@@ -28,7 +28,7 @@ MIN_ROWS = 2**15
 
 
 def missing_requirement(capability: tuple[int, int], version: str) -> str:
-    """Return what the Hopper kernels miss on this GPU and Triton version, or ""."""
+    """Return what the Hopper kernels lack on this GPU and Triton version, or ""."""
     if capability != CAPABILITY:
         version_text = ".".join(map(str, capability))
         return f"needs a GPU of compute capability 9.0, found {version_text}"

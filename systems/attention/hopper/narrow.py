@@ -15,7 +15,7 @@ from systems.attention.triton.primitives import LOG2E
 
 @gluon.jit
 def keep_branch():
-    """Do nothing; inline assembly keeps the compiler from removing the branch."""
+    """Do nothing; inline assembly keeps the compiler from always running the branch."""
     gl.inline_asm_elementwise(
         "mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )

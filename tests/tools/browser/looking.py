@@ -63,7 +63,6 @@ def build(folder: Path, root: Path = ROOT, **environment: str) -> float:
 
 
 def built_once(factory: pytest.TempPathFactory, name: str) -> Path:
-    """Return the site, built once by the first process that needs it."""
     shared = factory.getbasetemp()
     # Processes of pytest-xdist have their own folders, in one parent folder.
     if os.environ.get("PYTEST_XDIST_WORKER"):

@@ -14,7 +14,6 @@ SORTABLE = "table.data thead button:visible"
 
 
 def column(page: Page, button: Locator) -> list[str]:
-    """Return the texts of a column, by its sort button."""
     script = """button => {
         const head = button.closest("th")
         const rows = [...head.closest("table").tBodies[0].rows]
@@ -91,7 +90,6 @@ def test_a_wide_table_scrolls_by_keyboard_and_a_narrow_one_is_no_stop(
 
 
 def scrolled(page: Page, frame: Locator, **by: int) -> dict[str, float]:
-    """Return the positions of the head and the first cell in the scrolled frame."""
     script = """async (frame, by) => {
         frame.closest("details")?.setAttribute("open", "")
         await new Promise((done) => setTimeout(done, 100))

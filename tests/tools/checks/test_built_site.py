@@ -29,7 +29,6 @@ CLEAN = r"""
 
 
 def findings(root: Path, body: str, head: str = "") -> list[str]:
-    """Return the findings on a site with this page."""
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg"><use href="#p" fill="url(#c)"/></svg>'
     )

@@ -30,7 +30,6 @@ def nsys(**changed):
 
 
 def steps(stem, **config):
-    """Return a record of timed steps."""
     row = make_row({**CELL, **config}, forward_ms=[50.0], forward_gpu_ms=[18.0])
     return make_record(stem, row, device=H200)
 
@@ -41,7 +40,6 @@ def found(*records):
 
 @pytest.fixture(autouse=True)
 def stale(monkeypatch):
-    """Return the stems with stale records."""
     stems: set[str] = set()
     monkeypatch.setattr(same_cell, "is_fresh", lambda record: record.stem not in stems)
     return stems

@@ -19,7 +19,6 @@ BASE = """{% block htmltitle %}{% endblock %}{% block extrahead %}{% endblock %}
 
 
 def shown(template: str, top: str = "", **context: Any) -> str:
-    """Return a rendered template, for this address of the site."""
     ours = FileSystemLoader(ROOT / "tools" / "hooks" / "theme")
     environment = Environment(
         loader=ChoiceLoader([ours, DictLoader({"base.html": BASE})])

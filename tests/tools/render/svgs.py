@@ -85,7 +85,6 @@ def outside(svg: html.HtmlElement) -> list[str]:
 
 
 def overlapping(svg: html.HtmlElement) -> list[tuple[str, str]]:
-    """Return overlapping texts of a plot."""
     return [
         (one.text, other.text)
         for one, other in combinations(words(svg), 2)
@@ -95,7 +94,6 @@ def overlapping(svg: html.HtmlElement) -> list[tuple[str, str]]:
 
 
 def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
-    """Yield the segments of each line of a plot, with its colour."""
     for path in svg.iter("path"):
         look = style_of(path)
         if look.get("fill") == "none" and "stroke" in look:
@@ -104,7 +102,6 @@ def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
 
 
 def areas(svg: html.HtmlElement) -> Iterator[Path]:
-    """Return bars, and areas below curves."""
     named = {path.get("id"): path for path in svg.iter("path")}
     for path in svg.iter("path", "use"):
         if style_of(path).get("fill", "none") == "none":
@@ -139,7 +136,6 @@ def struck(svg: html.HtmlElement) -> list[str]:
 
 
 def crosses(word: Word, segment: Segment) -> bool:
-    """Return whether a line crosses a text's box, shrunk by a pixel."""
     left, right = word.left + 1, word.right - 1
     top, bottom = word.bottom - 0.68 * word.size, word.bottom - 0.04 * word.size
     x1, y1, x2, y2 = segment

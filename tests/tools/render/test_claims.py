@@ -24,15 +24,12 @@ PASSES = [
 
 
 def rows(record: Record, **wanted: Any) -> list[Row]:
-    """Return the rows with these values that have numbers."""
     return [r for r in record.rows if r.metrics and wanted.items() <= r.config.items()]
 
 
 def scale(
     *names: str, by: float, which: slice = slice(None), **wanted: Any
 ) -> Callable[[Record], None]:
-    """Multiply metrics of rows, or a slice of their samples."""
-
     def alter(record: Record) -> None:
         for row in rows(record, **wanted):
             for name in row.metrics.keys() & names:

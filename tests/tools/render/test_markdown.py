@@ -27,7 +27,6 @@ def html_of(text: str) -> str:
 
 
 def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
-    """Kernel names contain characters of markup."""
     name = "void reduce<float, a|b>(__half*)"
     page = html_of(table(["head"], [[f"`{name}`"]]))
     assert page.count("<td") == 1

@@ -104,7 +104,6 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
 
 
 def test_a_word_that_a_line_goes_through_is_found():
-    """A text beside the end of its line is not found."""
     text = plot(committed("warmup"), "x", crossing, "One is struck.")
     (figure,) = figures(text, "plotted")
     for svg in figure.findall("svg"):

@@ -58,7 +58,6 @@ def test_every_stem_answers_a_problem_or_is_named_as_asked_by_none():
 
 
 def test_every_answer_stands_on_evidence():
-    """Each answer is followed by a table or figure of its stems."""
     for part in re.split(r"(?=answers\.md:)", PAGE)[1:]:
         answer = next(a for a in ANSWERS if f"answers.md:{a.page}" in part)
         shown = re.findall(
@@ -125,7 +124,6 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
 
 
 def linked(entries):
-    """Yield (title, page) for every page of a navigation."""
     for entry in entries:
         ((title, below),) = entry.items()
         if isinstance(below, list):
@@ -135,7 +133,6 @@ def linked(entries):
 
 
 def test_the_navigation_has_every_page_by_its_own_title():
-    """The navigation uses the page's title."""
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = yaml.safe_load(re.split(r"\n(?=\w)", nav)[0])
     shown = [(title, page) for title, page in linked(listed) if page != HOME]

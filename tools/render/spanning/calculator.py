@@ -180,7 +180,7 @@ def sizes_table() -> str:
         "fp32": {"precision": "fp32"},
         "bf16 autocast": {"precision": "bf16"},
         "flash, bf16": flash,
-        "flash, bf16, blocks again": {**flash, "checkpoint": 1},
+        "flash, bf16, blocks recomputed": {**flash, "checkpoint": 1},
     }
 
     def gib(name: str, size: str) -> float:

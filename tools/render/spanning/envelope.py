@@ -15,7 +15,7 @@ from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_inte
 from systems.formulas.gpus import GPUS, find_chip
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
-from tools.render.clocks import CLOCK, PROFILE, gpu_times
+from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import percent, two_digits
@@ -203,7 +203,8 @@ def step_facts(record: Record | None) -> dict[str, str]:
 def two_runs_facts(found: Found) -> dict[str, str]:
     """Return how far GPU time differs between `end_to_end` and `kernel_profile`."""
     records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
-    times = gpu_times([record for record in records if record]).values()
+    alike = group_by_software(record for record in records if record)
+    times = [times for group in alike for times in gpu_times(group).values()]
     pairs = [[ms for ms, _ in of_phase] for of_phase in times if len(of_phase) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
     return {

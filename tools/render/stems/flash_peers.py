@@ -203,7 +203,7 @@ def kernel_rate(x: Line, of: str) -> float:
 
 
 @fragments.figure("figure.md", "throughput", height=300, narrow=640)
-def throughput_figure(record: Record) -> Drawn:
+def throughput_figure(record: Record) -> Drawn | None:
     found = shapes(record).where(lambda x: x.get("group", 1) == 1)
 
     def draw(figure: Figure) -> None:
@@ -219,11 +219,14 @@ def throughput_figure(record: Record) -> Drawn:
         # Set the limit last, because it stops matplotlib from scaling the axis.
         every[0].set_ylim(bottom=0)
 
-    fa4, cudnn = (span(found.column(f"both / {n}")) for n in ("fa4", "sdpa_cudnn"))
+    over = {"FlashAttention-4's": "fa4", "cuDNN's": "sdpa_cudnn"}
+    ratios = {whose: shapes(record).column(f"both / {n}") for whose, n in over.items()}
+    told = " and ".join(f"{span(r)} of {x} time" for x, r in ratios.items() if known(r))
+    if not told:
+        return None
     return (
         draw,
-        f"The Hopper kernel takes {fa4} of FlashAttention-4's time and {cudnn} of "
-        "cuDNN's.",
+        f"Over the table's shapes, the Hopper kernel takes {told}.",
         f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
         "see the table.",
     )

@@ -195,7 +195,9 @@ def runs_figure(record: Record) -> Drawn:
         plots.curve(times, found.column("run"), found.column("step_ms"), color=ACCENT)
         if whole := every.one(strategy="none", attention="flash")["step_ms"]:
             times.axhline(whole, color=DARK, linewidth=1)
-            plots.label(times, "nothing again", RUNS[-1], whole, ha="right", color=DARK)
+            plots.label(
+                times, "no recomputation", RUNS[-1], whole, ha="right", color=DARK
+            )
         times.set_title("forward and backward, ms")
         for axes in (memory, times):
             axes.set_ylim(bottom=0)

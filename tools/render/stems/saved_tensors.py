@@ -30,7 +30,7 @@ OPERATIONS = {
         "softmax",
         ("exponentials", "row sums", "positions of the maxima, int64"),
     ),
-    "attention's products and mask": (
+    "attention's matmuls and mask": (
         "scaled_dot_product_attention",
         ("probabilities", "v", "q and k, rotated", "mask"),
     ),
@@ -177,7 +177,7 @@ def operations_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        "Of the bytes that a block saves, softmax and attention's matmuls save "
+        "Of a block's saved bytes, softmax and attention's matmuls and mask hold "
         f"{' and '.join(map(attention, found))}.",
         "Bars: counted by hooks in fp32, each storage once, for the operation that "
         "saved it first. Upright marks: predicted from shapes.",

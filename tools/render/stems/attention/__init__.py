@@ -164,7 +164,7 @@ def times_figure(record: Record) -> Drawn:
         if grown
         else f"An eager pass at N = {LONGEST:,}: {say(factors['forward'])}.",
         f"Median times in fp32, d = {WIDTH}, no mask. Times that grow with N² run "
-        "parallel to the dotted line. The next page explains *compiled*.",
+        "parallel to the dotted line. The next page explains <em>compiled</em>.",
     )
 
 

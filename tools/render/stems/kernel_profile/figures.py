@@ -48,8 +48,9 @@ def causes_figure(record: Record) -> str:
         "causes",
         draw,
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
-        f"{idle} of the time. `2.7B` spends {copies} of its kernel time there on "
-        f"copies and casts, but {later} at {plots.format_number(last['context'])}.",
+        f"{idle} of the time. `2.7B` spends {copies} of its kernel time on copies and "
+        f"casts at {large['context']}, {later} at "
+        f"{plots.format_number(last['context'])}.",
         "Forward and backward by cause, as shares of wall-clock time, which is above "
         "each bar in ms; below it is the context.",
         height=290,
@@ -100,12 +101,15 @@ def roofline_figure(record: Record) -> Drawn:
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         draw_roofs(axes, peak, found.column("intensity"))
-        for name, color in POINTS.items():
+        parts = {
+            name: color for name, color in POINTS.items() if found.where(part=name)
+        }
+        for name, color in parts.items():
             part = found.where(part=name)
             ends = part.column("intensity"), part.column("tflops")
             axes.plot(*ends, "o", color=color, markeredgewidth=0)
         plots.draw_legend(
-            figure, {n.removeprefix("attention "): c for n, c in POINTS.items()}
+            figure, {n.removeprefix("attention "): c for n, c in parts.items()}
         )
 
     return (
