@@ -10,7 +10,7 @@ from tools.render.spanning.envelope import regimes
 
 FINDING = (
     "Launch-bound, a GPU is {idle} idle; memory-bound, it reaches {arithmetic} of its "
-    "arithmetic; only large matmuls are compute-bound."
+    "arithmetic peak; only large matmuls are compute-bound."
 )
 KEY = (
     "Above, the CPU launches; below, the GPU runs the kernels. Lengths are measured "

@@ -90,8 +90,8 @@ ADDED = ("added", lambda x: f"{x['steps']:,} × {x['term']:g}")
 
 @fragments.add(
     "results.md",
-    "Sums of a thousand times 0.01: where they end, and how much of the error comes "
-    "from rounding the term, how much from adding. Snippets 1 to 4 are the "
+    "Adding 0.01 a thousand times: where each sum ends, and how much of its error "
+    "comes from rounding the term and how much from adding. Snippets 1 to 4 are the "
     "assignment's.",
 )
 def results_table(record: Record) -> str:
@@ -183,12 +183,12 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "mixed_precision_accumulation",
-    "Formats alone decide these sums: on the GPU each step gives the sum that it gives "
-    "on the CPU, and the last step that changes a sum is the one that the spacing of "
-    "its format predicts.",
+    "Formats alone decide these sums: each step gives the same sum on the GPU and on "
+    "the CPU, and the last step that changes a sum is the one that the spacing of its "
+    "format predicts.",
 )
 def sums_follow_from_formats(record: Record) -> Judgement:
     found = sums(record).where(bool)
     alike, stalls = found.column("alike"), found.column("as_predicted")
-    told = f"Alike on both {count_true(alike)} sums, as predicted {count_true(stalls)}."
+    told = f"Equal on both: {count_true(alike)} sums; as predicted: {count_true(stalls)}."
     return (all(alike) and all(stalls), told) if found else []

@@ -131,8 +131,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "benchmarking_mixed_precision",
-    "Under fp16 autocast the products (first layer, logits) are fp16; parameters, "
-    "layer norm, loss and gradients are fp32.",
+    "Under fp16 autocast the results of matmuls (first layer, logits) are fp16; "
+    "parameters, layer norm, loss and gradients are fp32.",
 )
 def autocast_dtypes(record: Record) -> Judgement:
     x = frame(record).one(part="toy", dtype="fp16")

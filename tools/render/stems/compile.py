@@ -217,7 +217,7 @@ def compiling_gains(record: Record) -> Judgement:
 
 @claim(
     "torch_compile",
-    "For 2.7B, compiling gains more in bf16 than in fp32, where products take most of "
+    "For 2.7B, compiling gains more in bf16 than in fp32, where matmuls take most of "
     "the time.",
 )
 def bf16_gains_more(record: Record) -> Judgement:

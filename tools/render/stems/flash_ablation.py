@@ -76,14 +76,14 @@ CHOICES = [
         "cut_in_steps",
         "cut_ahead",
         "fp32 is split into limbs once, ahead: 16 heads, N = 4096, d = 64, fp32",
-        ("1.1: else each program splits all keys", "1.2: the same, for more products"),
+        ("1.1: else each program splits all keys", "1.2: the same, for more matmuls"),
     ),
 ]
 PATH_OF_HOPPER: tuple[str, ...] = read_constant("flash_ablation", "HOPPER_STEPS")
 fragments = Fragments()
 
 
-@fragments.add("told.md", "**Each choice pays at the shape that it is for.**")
+@fragments.add("told.md", "**Each choice pays off at the shape it is made for.**")
 def choices_table(record: Record) -> str:
     found = Frame(
         Line(what=case, of=of, predicted=predicted, pair=(f"{a}_{of}", f"{b}_{of}"))

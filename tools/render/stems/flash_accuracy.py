@@ -34,7 +34,7 @@ OURS = ("triton", "hopper")
 # The largest error relative to plain attention's that the claims allow, and the reason.
 LIMIT = 2
 TWICE = (
-    "what FlashAttention's own tests allow: a sum in tiles is rounded in more places."
+    "FlashAttention's own tests allow it, as a sum in tiles is rounded in more places."
 )
 # Bits of a significand, including the leading bit.
 BITS = {"fp16": 11, "bf16": 8}

@@ -158,8 +158,8 @@ def format_ratio_and_range(x: Line) -> Any:
 
 @fragments.add(
     "lost.md",
-    "**Shapes at which FlashAttention is slower,** and the smallest ratio of the other "
-    "time to FlashAttention's, forward + backward.",
+    "**Number of shapes at which FlashAttention is slower,** and the smallest ratio of "
+    "the other time to FlashAttention's, forward + backward.",
 )
 def slower_shapes_table(record: Record) -> str:
     found = shapes(record)
@@ -323,4 +323,4 @@ def fused_memory_linear(record: Record) -> Judgement:
 
     every = shapes(record).where(dtype="bf16", n=LONGEST)
     found = known(x["ours.mib"] / linear_mib(x) for x in every)
-    return found and (max(found) <= 1.05, f"Memory over that: {span(found)}.")
+    return found and (max(found) <= 1.05, f"Memory over this limit: {span(found)}.")

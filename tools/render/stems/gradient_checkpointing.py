@@ -276,7 +276,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "gradient_checkpointing",
     "Every measured peak is within a hundredth of its prediction, where no compiler "
     "decides what is kept.",
-    because="the allocator rounds blocks up, which shapes don't tell.",
+    because="the allocator rounds blocks up, which shapes don't show.",
 )
 def peaks_as_predicted(record: Record) -> Judgement:
     every = passes(record)
@@ -289,8 +289,8 @@ def peaks_as_predicted(record: Record) -> Judgement:
 
 @claim(
     "gradient_checkpointing",
-    "Where gradients are made on the way, no run of blocks needs less memory than one "
-    "block by itself, with `flash` attention and with plain.",
+    "If gradients appear during the pass, no run of blocks needs less memory than one "
+    "block by itself, with `flash` and with plain attention.",
 )
 def one_block_is_best(record: Record) -> Judgement:
     found = passes(record)
@@ -299,5 +299,5 @@ def one_block_is_best(record: Record) -> Judgement:
     plain = known(runs.column("peak"))
     if len(flash) < 2 or len(plain) < 2:
         return None
-    numbers = f"GiB: {', '.join(f'{v / GIB:.1f}' for v in [*flash, *plain])}."
+    numbers = f"Peaks, GiB: {', '.join(f'{v / GIB:.1f}' for v in [*flash, *plain])}."
     return flash[0] == min(flash) and plain[0] == min(plain), numbers

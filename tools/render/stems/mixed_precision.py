@@ -210,9 +210,9 @@ def loss_figure(record: Record) -> str:
         "loss",
         draw,
         f"{'; '.join(told) or 'Not all precisions were measured'}.",
-        "First: loss in fp32 above the entropy of the language, mean over seeds. "
-        f"Second: difference from fp32 with the same seed, mean of {LAST} steps. Lines "
-        "are means over seeds, bands their range.",
+        "First panel: loss in fp32 above the language's entropy. Second panel: "
+        f"difference from fp32 with the same seed, mean of {LAST} steps. Lines are "
+        "means over seeds, bands their range.",
         height=280,
         narrow=520,
     )

@@ -92,8 +92,8 @@ def stages_figure(record: Record) -> Drawn:
     fits = first_magnitude(bf16, "square", "∞")
     return (
         partial(draw_maps, lines, sizes, "magnitude of x"),
-        f"In fp16 x² overflows at magnitude {first_magnitude(fp16, 'square', '∞')} "
-        f"on, and from {first_magnitude(fp16, 'output', '=0')} on the output is zero "
+        f"In fp16 x² overflows from magnitude {first_magnitude(fp16, 'square', '∞')} "
+        f"on, and the output is zero from {first_magnitude(fp16, 'output', '=0')} on "
         f"until x overflows too. In bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; each stage is rounded to its format, and `torch.mean` takes "

@@ -58,10 +58,10 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "nsys_profile",
-    "Nsight Systems and torch.profiler read the same activity records: the kernels of "
-    "a step take as long under either, within 3 %, and are as many.",
-    because="the runs follow each other, and the GPU's clock may have moved by a few "
-    "of its steps of about 1 %.",
+    "Nsight Systems and torch.profiler read the same activity records: a step has as "
+    "many kernels under both, and their total times agree within 3 %.",
+    because="between the two runs, the GPU's clock rate may have changed by a few of "
+    "its steps of about 1 %.",
 )
 def instruments_agree(record: Record) -> Judgement:
     found = steps(record).where(bool)

@@ -240,7 +240,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "pytorch_attention",
     "Eager attention keeps two fp32 score matrices of the batch for its backward pass: "
     "about 64 bytes per N².",
-    because="within a twentieth; what grows with N alone is less at this length.",
+    because="memory that grows with N alone is below a twentieth at this length.",
 )
 def two_matrices_saved(record: Record) -> Judgement:
     per_square = find_pass(passes(record))["kept"] / LONGEST**2
@@ -252,7 +252,7 @@ def two_matrices_saved(record: Record) -> Judgement:
     "pytorch_attention",
     "At the longest lengths the time of both passes grows with N²: by three to five "
     "times from one length to twice that.",
-    because="four by N², and a quarter to either side for what grows with N alone.",
+    because="N² gives four, and work that grows with N may shift it by a quarter.",
 )
 def time_grows_with_square(record: Record) -> Judgement:
     forward, backward = (growth_factor(passes(record), of) for of in PASSES)

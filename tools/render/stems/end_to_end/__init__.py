@@ -244,7 +244,7 @@ def passes_of_10b(record: Record | None) -> str:
     "benchmarking_script",
     "In fp32 a backward pass takes about twice as long as the forward pass of the same "
     "step, which is the ratio of their FLOPs: between 1.5 and 2.5 times.",
-    because="two by FLOPs, and a quarter to either side for what is no product.",
+    because="FLOPs give two, and work besides matmuls may shift it by a quarter.",
 )
 def backward_about_twice(record: Record) -> Judgement:
     ratios = backward_over_forward(steps(record))
@@ -254,7 +254,7 @@ def backward_about_twice(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_script",
-    "Where the GPU is slower than the CPU that launches, passes repeat. If a forward "
+    "Pass times vary little if the GPU, not launching, is the bottleneck. If a forward "
     "pass without a graph, or forward and backward, takes over twice as long as at the "
     "shortest context, which has as many launches, the standard deviation is below a "
     "hundredth of the mean.",
@@ -264,7 +264,7 @@ def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
     found = known(select_repeatable(grown).column("variation"))
     largest = say(most(found), percent)
-    numbers = f"Deviation over mean: at most {largest}, in {len(found)} passes."
+    numbers = f"Std over mean: at most {largest}, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)
 
 

@@ -264,8 +264,8 @@ def attention_facts(parts: Frame) -> dict[str, str]:
 
 @claim(
     "nsys_profile",
-    "In fp32 the kernel with the most time is a matrix product: in every forward pass, "
-    "and in every forward and backward pass together.",
+    "In fp32 the kernel with the most time is a matmul, in every forward pass and in "
+    "every forward and backward pass together.",
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
     found = rows.passes(record).where(mode="forward", precision="fp32")
@@ -277,35 +277,35 @@ def top_kernel_multiplies(record: Record) -> Judgement:
 
 @claim(
     "nsys_profile",
-    "Softmax takes between once and twice the time that the data sheet's memory needs "
-    "for its bytes, in every fp32 forward pass from context 512 on, where the scores "
-    "of a layer fill the L2 cache or exceed it.",
-    because="below once is impossible, and a kernel that waits for memory alone "
-    "reaches more than half of its rate.",
+    "Softmax takes one to two times the floor of its memory traffic, in every fp32 "
+    "forward pass from context 512 on, where the scores of a layer fill the L2 cache "
+    "or exceed it.",
+    because="no kernel is faster than the floor, and a memory-bound kernel reaches "
+    "more than half of the bandwidth.",
 )
 def softmax_is_memory_traffic(record: Record) -> Judgement:
     softmax = rows.attention_parts(record).where(
         lambda x: x["context"] >= 512, part=rows.SOFTMAX_PART
     )
     found = known(1 / x["of_bandwidth"] for x in softmax)
-    numbers = f"Time over the floor of its bytes: {span(found)}."
+    numbers = f"Time over the floor: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
 
 
 @claim(
     "nsys_profile",
-    "Of every row at least 99 percent of the kernel time belongs to a marked phase, "
-    "and products by kernel name agree with products by operation within three "
+    "In every row at least 99 percent of the kernel time belongs to a marked phase, "
+    "and the time of matmuls by kernel name agrees with that by operation within three "
     "percent.",
-    because="shares are told in whole percent; an operation may launch a sum or a "
-    "memset beside its product.",
+    because="we state shares in whole percent, and an operation may launch a sum or a "
+    "memset beside its matmul.",
 )
 def kernels_are_attributed(record: Record) -> Judgement:
     ran = frame(record).where(bool)
     lost = most(map(rows.unmarked_share, ran))
     gap = most([0.0, *(abs(rows.name_disagreement(x)) for x in ran)])
     numbers = (
-        f"Without a phase {say(lost, format_at_most)}; names against operations at "
-        f"most {say(gap, percent)}."
+        f"Time outside phases: {say(lost, format_at_most)}; difference between names "
+        f"and operations: at most {say(gap, percent)}."
     )
     return known([lost]) and (lost < 0.01 and gap < 0.03, numbers)

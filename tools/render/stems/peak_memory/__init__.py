@@ -255,8 +255,8 @@ def largest_are_scores(record: Record) -> Judgement:
 
 @claim(
     "memory_profiling",
-    "Wherever a pass fits, the most of its weights, gradients, optimizer state, weight "
-    "copies and saved activations is what shapes predict, to the byte.",
+    "Wherever a pass fits, shapes predict the maximum of its weights, gradients, "
+    "optimizer state, weight copies and saved activations, to the byte.",
 )
 def memory_as_predicted(record: Record) -> Judgement:
     ran = len(passes(record).where(bool))
