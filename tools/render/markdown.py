@@ -279,8 +279,9 @@ def format_gib(value: float) -> str:
 
 
 def format_mib(value: float) -> str:
-    """Return whole MiB, or GiB from 1 GiB on."""
-    return say(value, lambda v: format_gib(v) if v >= 2**30 else f"{v / 2**20:.0f} MiB")
+    """Return whole MiB, or from 1 GiB on GiB with five decimals, for prose."""
+    size = gib(value, 5)
+    return say(value, lambda v: f"{size} GiB" if v >= 2**30 else f"{v / 2**20:.0f} MiB")
 
 
 def typeset(text: str) -> str:
@@ -298,7 +299,7 @@ def round_numbers(text: str) -> str:
     def shorten(found: re.Match[str]) -> str:
         value, unit = float(found[1]), found[2]
         if value < (1 if unit else 1.2):
-            return found[0]
+            return found[0] if len(found[1]) < 7 else f"{value:.2f}{unit}"
         return f"{value:.{int(value < 9.95)}f}{unit}"
 
     number = r"(?<![\w.,])(\d+\.\d+)\b((?: [GMT]i?B| [nµm]?s\b)?)"

@@ -153,20 +153,20 @@ def regime_facts(record: Record | None) -> dict[str, str]:
     floor, floor_of_two = floor_of(peak, SOFTMAX), floor_of(peak, *of_two)
     return {
         "launched": say(launches["calls"], "{:,.0f}"),
-        "launch_every": say(launches["launch_us"], "{:.1f} µs"),
-        "kernel_each": say(launches["each_us"], "{:.1f} µs"),
+        "launch_every": say(launches["launch_us"], "{:.5f} µs"),
+        "kernel_each": say(launches["each_us"], "{:.5f} µs"),
         "busy": say(launches["busy"], percent),
         "softmax_bytes": f"{SOFTMAX.moved_bytes / 1e9:.2f} GB",
         "softmax_intensity": f"{SOFTMAX.intensity:.2f}",
-        "softmax_floor": say(floor, "{:.2f} ms"),
+        "softmax_floor": say(floor, "{:.5f} ms"),
         "softmax_elsewhere": on_other_gpus(lambda peak: floor_of(peak, SOFTMAX)),
         "products_flops": f"{sum(work.flops for work in of_two) / 1e9:.1f} GFLOP",
-        "products_floor": say(floor_of_two, "{:.2f} ms"),
-        "floor_ratio": say(floor_of_two / floor, "{:.2f}"),
+        "products_floor": say(floor_of_two, "{:.5f} ms"),
+        "floor_ratio": say(floor_of_two / floor, "{:.5f}"),
         "ratio_elsewhere": on_other_gpus(
             lambda peak: floor_of(peak, *of_two) / floor_of(peak, SOFTMAX), ""
         ),
-        "softmax_over_floor": say(softmax["ms"] / floor, "{:.1f}"),
+        "softmax_over_floor": say(softmax["ms"] / floor, "{:.5f}"),
         "softmax_of_fp32": say(softmax["of_fp32"], percent),
         "products_intensity": f"{PRODUCTS.intensity:.0f}",
         "products_of_fp32": say(products["of_fp32"], percent),
@@ -184,12 +184,12 @@ def step_facts(record: Record | None) -> dict[str, str]:
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
             took = find_row(record, "2.7B", 512, mode, precision).ms()
             found[f"floor_{key}"] = say(floor, "{:.0f} ms")
-            found[f"over_floor_{key}"] = say(took / floor, "{:.1f}")
+            found[f"over_floor_{key}"] = say(took / floor, "{:.5f}")
     for context in (128, 256, 1024):
         took = find_row(record, "small", context, "forward", "bf16").gpu_ms()
-        found[f"forward_gpu_small_{context}_bf16"] = say(took, "{:.1f} ms")
+        found[f"forward_gpu_small_{context}_bf16"] = say(took, "{:.5f} ms")
     took = find_row(record, "small", 128, "forward", "bf16").ms()
-    found["forward_small_128_bf16"] = say(took, "{:.1f} ms")
+    found["forward_small_128_bf16"] = say(took, "{:.5f} ms")
     took = find_row(record, "2.7B", 512, "forward", "fp32").ms()
     return found | {
         "forward_2_7B_512_fp32": say(took, "{:.0f} ms"),
@@ -217,7 +217,7 @@ def warmup_facts(record: Record | None) -> dict[str, str]:
     """Return the factor by which a slow first step raises the mean of ten steps."""
     cold = warmup.settings(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
-    return {"mean_predicted": say((slow + 9) / 10, "{:.1f}")}
+    return {"mean_predicted": say((slow + 9) / 10, "{:.5f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
@@ -228,10 +228,10 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     peak = data_sheet(primary_gpu())
     ratio = peak.bf16 / peak.fp32
     return {
-        "rates": say(ratio, "{:.1f}"),
+        "rates": say(ratio, "{:.5f}"),
         "rates_elsewhere": on_other_gpus(lambda peak: peak.bf16 / peak.fp32, ""),
         "product_share": say(100 * share, "{:.1f} %"),
-        "expected_gain": say(1 / (1 - share + share / ratio), "{:.1f}"),
+        "expected_gain": say(1 / (1 - share + share / ratio), "{:.5f}"),
     }
 
 
@@ -259,13 +259,13 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     config = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
     took = frame(record).one(batch=batch, **config).ms("forward")
     return {
-        "products_floor": say(compute, "{:.1f} ms"),
+        "products_floor": say(compute, "{:.5f} ms"),
         "moved": f"{moved / 2**30:.0f} GiB",
         "moved_fused": f"{fused / 2**30:.0f} GiB",
-        "traffic_floor": say(eager, "{:.1f} ms"),
-        "traffic_floor_fused": say(compiled, "{:.1f} ms"),
-        "over_floors": say(took / (compute + eager), "{:.1f}"),
-        "expected_gain": say(gain(compute, eager, compiled), "{:.1f}"),
+        "traffic_floor": say(eager, "{:.5f} ms"),
+        "traffic_floor_fused": say(compiled, "{:.5f} ms"),
+        "over_floors": say(took / (compute + eager), "{:.5f}"),
+        "expected_gain": say(gain(compute, eager, compiled), "{:.5f}"),
         "sum_elsewhere": on_other_gpus(lambda peak: sum(lower_bounds_ms(peak)[:2])),
         "gain_elsewhere": on_other_gpus(lambda peak: gain(*lower_bounds_ms(peak)), ""),
     }
@@ -285,11 +285,11 @@ def head_facts(record: Record | None) -> dict[str, str]:
         for name in ("plain", "ours")
     )
     return {
-        "head_moved": say(1e3 * moved / peak.bandwidth, "{:.2f} ms"),
+        "head_moved": say(1e3 * moved / peak.bandwidth, "{:.5f} ms"),
         "head_elsewhere": on_other_gpus(lambda peak: 1e3 * moved / peak.bandwidth),
         "head_multiplied": say(1e3 * flops / peak.bf16, "{:.3f} ms"),
-        "head_plain": say(plain, "{:.2f} ms"),
-        "head_ours": say(flash, "{:.2f} ms"),
+        "head_plain": say(plain, "{:.5f} ms"),
+        "head_ours": say(flash, "{:.5f} ms"),
         "head_plain_over_ours": say(plain / flash, "{:.0f}"),
     }
 
@@ -305,6 +305,6 @@ def attention_facts(profile: Record | None, record: Record | None) -> dict[str, 
     )
     return {
         "attention_share": say(share, percent),
-        "gain_at_most": say(1 / (1 - share), "{:.1f}"),
-        "gain_forward": say(eager / flash, "{:.1f}"),
+        "gain_at_most": say(1 / (1 - share), "{:.5f}"),
+        "gain_forward": say(eager / flash, "{:.5f}"),
     }

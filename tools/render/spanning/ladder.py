@@ -181,7 +181,7 @@ def facts(found: Found) -> dict[str, str]:
         step_ms(record, "first_backward"),
     )
     any_shape, bound = step_ms(record, "plain_forward"), bound_ms(record, "forward")
-    two, one = "{:.2f} ms", "{:.1f}"
+    two, one = "{:.5f} ms", "{:.5f}"
     return {
         "first": say(first, two),
         "first_backward": say(first_back, two),

@@ -190,15 +190,15 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     graph = found.where(execution="graph", precision="bf16")
     return {
-        **{f"speedup_2_7B_{p}": say(x["gain"], "{:.2f}") for p, x in large.items()},
-        "graph_small": say(graph.one(size="small")["gain"], "{:.2f}"),
-        "graph_2_7B": say(graph.one(size="2.7B")["gain"], "{:.2f}"),
-        "speedup_least": say(least(model.column("gain")), "{:.2f}"),
-        "speedup_most": say(most(model.column("gain")), "{:.2f}"),
+        **{f"speedup_2_7B_{p}": say(x["gain"], "{:.5f}") for p, x in large.items()},
+        "graph_small": say(graph.one(size="small")["gain"], "{:.5f}"),
+        "graph_2_7B": say(graph.one(size="2.7B")["gain"], "{:.5f}"),
+        "speedup_least": say(least(model.column("gain")), "{:.5f}"),
+        "speedup_most": say(most(model.column("gain")), "{:.5f}"),
         **{f"steps_small_{p}": say(x["pays"], "{:,.0f}") for p, x in small.items()},
         "compile_small_fp32": say(small["fp32"]["compile_s"], "{:.0f} s"),
-        "forward_gains": span(model.column("forward_gain")),
-        "backward_gains": span(model.column("backward_gain")),
+        "forward_gains": span(model.column("forward_gain"), "{:.5f}"),
+        "backward_gains": span(model.column("backward_gain"), "{:.5f}"),
     }
 
 

@@ -122,4 +122,4 @@ def facts(record: Record | None) -> dict[str, str]:
         "atomic_over_first": speedup(record, "first_backward", "atomic_backward"),
         "plain_over_first": speedup(record, "first_backward", "plain_backward"),
     }
-    return {name: say(value, "{:.2f}") for name, value in gains.items()}
+    return {name: say(value, "{:.5f}") for name, value in gains.items()}

@@ -252,13 +252,13 @@ def facts(record: Record | None) -> dict[str, str]:
         **prediction_facts(longest),
         **{
             f"faster_{dtype}": span(
-                found.where(dtype=dtype).column("both / plain"), "{:.1f}"
+                found.where(dtype=dtype).column("both / plain"), "{:.5f}"
             )
             for dtype in DTYPES
         },
-        "faster_bf16_1024": say(middle["both / plain"], "{:.1f}"),
-        "faster_bf16_65536": say(longest["both / plain"], "{:.1f}"),
-        "growth_128_1024": say(growth, "{:.1f}"),
+        "faster_bf16_1024": say(middle["both / plain"], "{:.5f}"),
+        "faster_bf16_65536": say(longest["both / plain"], "{:.5f}"),
+        "growth_128_1024": say(growth, "{:.5f}"),
         "memory_ours_bf16": format_mib(longest["ours.mib"] * MIB),
         "memory_plain_bf16": format_mib(longest["plain.mib"] * MIB),
         "limb_peak": say(limb_peak, "{:.0f} TFLOP/s"),

@@ -168,9 +168,9 @@ def facts(record: Record | None) -> dict[str, str]:
     found = kernel_rows(record)
     forward, one_pass = (found.one(role=role) for role in ("forward", "one_pass"))
     return {
-        "forward_products": say(forward[FLOOR], "{:.2f} ms"),
-        "one_pass_products": say(one_pass[FLOOR], "{:.2f} ms"),
-        "one_pass_additions": say(one_pass["additions"], "{:.2f} ms"),
-        "forward_over_floor": say(forward["over_floor"], "{:.1f}"),
-        "one_pass_over_floor": say(one_pass["over_floor"], "{:.1f}"),
+        "forward_products": say(forward[FLOOR], "{:.5f} ms"),
+        "one_pass_products": say(one_pass[FLOOR], "{:.5f} ms"),
+        "one_pass_additions": say(one_pass["additions"], "{:.5f} ms"),
+        "forward_over_floor": say(forward["over_floor"], "{:.5f}"),
+        "one_pass_over_floor": say(one_pass["over_floor"], "{:.5f}"),
     }

@@ -249,24 +249,24 @@ def facts(record: Record | None) -> dict[str, str]:
 
     def ratio_range(whose: str, name: str, **wanted: int) -> str:
         rows = found.where(**wanted)
-        return span(relative_time(x, "both", name, whose) for x in rows)
+        return span((relative_time(x, "both", name, whose) for x in rows), "{:.5f}")
 
     return {
-        **{name: span(values) for name, values in over.items()},
+        **{name: span(values, "{:.5f}") for name, values in over.items()},
         **{
             f"{name}_lost": say(count_true(value > 1 for value in known(values)))
             for name, values in over.items()
         },
         "triton_64": ratio_range("ours_triton", "sdpa_cudnn", d=64),
         "triton_128": ratio_range("ours_triton", "sdpa_cudnn", d=128),
-        "over_flash": span(found.column("both / sdpa_flash")),
+        "over_flash": span(found.column("both / sdpa_flash"), "{:.5f}"),
         "fp32_both": span(shapes(record, "fp32").column("both / sdpa_efficient")),
         "order_costs_fa4": ratio_range("fa4_ordered", "fa4"),
         "shapes": say(len(found) or Missing()),
-        "error_over_rival_most": say(most(map(error_ratio, found)), "{:.2f}"),
-        "test_forward_over_any": say(1 / test["forward / ours_triton"], "{:.2f}"),
-        "test_backward_over_any": say(1 / test["backward / ours_triton"], "{:.2f}"),
-        "short_over_cudnn": say(calls[0] / calls[1], "{:.2f}"),
+        "error_over_rival_most": say(most(map(error_ratio, found)), "{:.5f}"),
+        "test_forward_over_any": say(1 / test["forward / ours_triton"], "{:.5f}"),
+        "test_backward_over_any": say(1 / test["backward / ours_triton"], "{:.5f}"),
+        "short_over_cudnn": say(calls[0] / calls[1], "{:.5f}"),
         "fa4_error_80": say(largest_error(wide, *RESULTS), "{:.2g}"),
     }
 

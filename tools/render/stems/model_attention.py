@@ -96,10 +96,10 @@ def facts(record: Record | None) -> dict[str, str]:
     large, middle, long = (found.one(size=s, context=c) for s, c in NAMED)
     short = found.one(size="small", context=1024)
     return {
-        "faster_2_7B_1024": say(large["gain"], "{:.2f}"),
-        "faster_small_4096": say(middle["gain"], "{:.2f}"),
-        "gpu_small_1024": say(short["gpu_gain"], "{:.2f}"),
-        "memory_flash_small_16384": say(long["flash.peak"] / 2**30, "{:.1f} GiB"),
-        "memory_growth": say(long["flash.peak"] / short["flash.peak"], "{:.1f}"),
-        "sdpa_over_ours": span(found.column("sdpa_over_ours")),
+        "faster_2_7B_1024": say(large["gain"], "{:.5f}"),
+        "faster_small_4096": say(middle["gain"], "{:.5f}"),
+        "gpu_small_1024": say(short["gpu_gain"], "{:.5f}"),
+        "memory_flash_small_16384": say(long["flash.peak"] / 2**30, "{:.5f} GiB"),
+        "memory_growth": say(long["flash.peak"] / short["flash.peak"], "{:.5f}"),
+        "sdpa_over_ours": span(found.column("sdpa_over_ours"), "{:.5f}"),
     }

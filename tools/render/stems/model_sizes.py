@@ -52,7 +52,7 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         "parameters_2_7B": say(large["parameters"] / 1e9, "{:.1f} billion"),
         "feed_forward_share_2_7B": say(share, "{:.0f} %"),
-        "weights_2_7B": say(large["weights"], lambda v: f"{gib(v)} GiB"),
+        "weights_2_7B": say(large["weights"], lambda v: f"{gib(v, 5)} GiB"),
         "lasting_10B": say(4 * larger["weights"] / 2**30, "{:.0f} GiB"),
         "named_2_7B": f"{ungated_parameters(SIZES['2.7B']) / 1e9:.2f}",
     }

@@ -132,8 +132,8 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         "first_step": say(cold["first"], "{:.0f} ms"),
         "first_over_settled": say(cold["first"] / settled, "{:.0f}"),
-        "mean_over_settled": say(cold["mean"] / settled, "{:.1f}"),
-        "halves_after_2": say(after_2["halves"], "{:.2f}"),
+        "mean_over_settled": say(cold["mean"] / settled, "{:.5f}"),
+        "halves_after_2": say(after_2["halves"], "{:.5f}"),
     }
 
 

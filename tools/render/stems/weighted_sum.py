@@ -100,5 +100,5 @@ def facts(record: Record | None) -> dict[str, str]:
             for (of, dtype), ms in least.items()
         },
         "of_copy_fp32": say(fp32["forward_rate"] / fp32["copy.forward_rate"], percent),
-        "backward_bf16_over": say(over, "{:.1f}"),
+        "backward_bf16_over": say(over, "{:.5f}"),
     }

@@ -219,14 +219,14 @@ def facts(record: Record | None) -> dict[str, str]:
     n = accounted_length(record) if record and memory else 0
     kept = {e: find_pass(found, e=e)["kept"] for e in EXECUTIONS}
     return {
-        **{of: say(find_pass(found).ms(of), "{:.1f} ms") for of in PASSES},
-        "forward_16": say(find_pass(found, d=16).ms("forward"), "{:.1f} ms"),
-        "forward_128": say(find_pass(found, d=128).ms("forward"), "{:.1f} ms"),
-        **{f"growth_{of}": say(growth_factor(found, of), "{:.2f}") for of in PASSES},
-        **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.1f}") for e in EXECUTIONS},
-        "one_matrix": f"{gib(BATCH * LONGEST**2 * 4)} GiB",
-        "kept": say(kept["eager"], lambda v: f"{gib(v)} GiB"),
-        "tried_need": f"{gib(peak_bytes(n))} GiB" if n else say(MISSING),
+        **{of: say(find_pass(found).ms(of), "{:.5f} ms") for of in PASSES},
+        "forward_16": say(find_pass(found, d=16).ms("forward"), "{:.5f} ms"),
+        "forward_128": say(find_pass(found, d=128).ms("forward"), "{:.5f} ms"),
+        **{f"growth_{of}": say(growth_factor(found, of), "{:.5f}") for of in PASSES},
+        **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.5f}") for e in EXECUTIONS},
+        "one_matrix": f"{gib(BATCH * LONGEST**2 * 4, 5)} GiB",
+        "kept": say(kept["eager"], lambda v: f"{gib(v, 5)} GiB"),
+        "tried_need": f"{gib(peak_bytes(n), 5)} GiB" if n else say(MISSING),
         "shortest_out": say(memory, lambda size: two_digits(shortest_out(size))),
         "out_on_40": two_digits(shortest_out(GPUS["a100-40"].free_bytes)),
         "out_on_80": two_digits(shortest_out(GPUS["a100-80"].free_bytes)),

@@ -144,10 +144,10 @@ def facts(record: Record | None) -> dict[str, str]:
     shown = {"long": (8192, LONGEST), "short": (256, 1024)}
     return {
         **{
-            f"speedups_{name}": span(found.where(n=ns).column("gain"))
+            f"speedups_{name}": span(found.where(n=ns).column("gain"), "{:.5f}")
             for name, ns in shown.items()
         },
-        **{f"speedup_{of}": say(longest[f"{of}_gain"], "{:.2f}") for of in PASSES},
+        **{f"speedup_{of}": say(longest[f"{of}_gain"], "{:.5f}") for of in PASSES},
         **{
             f"{of}_kernels_{e}": say(
                 find_pass(every, KERNELS_AT, e=e).get(f"{of}_kernels")

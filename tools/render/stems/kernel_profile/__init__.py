@@ -225,7 +225,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "per_weight_2_7B_128_bf16": say(1 - grown / early["copies"], percent),
         **top_facts(small),
         **attention_facts(rows.attention_parts(record, size="small", context=512)),
-        "mark_us": say(mark_us, "{:.1f} µs"),
+        "mark_us": say(mark_us, "{:.5f} µs"),
     }
 
 
@@ -251,10 +251,10 @@ def attention_facts(parts: Frame) -> dict[str, str]:
     flops = scores["flops"] + output["flops"]
     return {
         "softmax_bandwidth_small": say(softmax["of_bandwidth"], percent),
-        "softmax_ms_small": say(softmax["part_ms"], "{:.2f} ms"),
+        "softmax_ms_small": say(softmax["part_ms"], "{:.5f} ms"),
         "softmax_kernels_small": say(softmax["calls"], "{:g}"),
-        "products_ms_small": say(ms, "{:.2f} ms"),
-        "time_ratio_small": say(ms / softmax["part_ms"], "{:.2f}"),
+        "products_ms_small": say(ms, "{:.5f} ms"),
+        "time_ratio_small": say(ms / softmax["part_ms"], "{:.5f}"),
         "flops_ratio_small": say(flops / softmax["flops"], "{:.0f}"),
     }
 

@@ -14,7 +14,6 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line
 from tools.render.markdown import (
-    format_gib,
     format_mib,
     gib,
     items_table,
@@ -151,11 +150,11 @@ def facts(record: Record | None) -> dict[str, str]:
     growth = forward_bf16["peak"] / forward["peak"]
     groups = largest_groups(forward)
     return {
-        **{f"{mode}_fp32": format_gib(pass_at(mode, "fp32")["peak"]) for mode in MODES},
-        "step_bf16": format_gib(step_bf16["peak"]),
+        **{f"{mode}_fp32": format_mib(pass_at(mode, "fp32")["peak"]) for mode in MODES},
+        "step_bf16": format_mib(step_bf16["peak"]),
         "beyond_weights": say(beyond_weights / 2**30, "{:.0f}"),
-        "forward_bf16_over_fp32": say(growth, "{:.2f}"),
-        "forward_copies_bf16": format_gib(
+        "forward_bf16_over_fp32": say(growth, "{:.5f}"),
+        "forward_copies_bf16": format_mib(
             category_bytes(forward_bf16, "weight copies")
         ),
         "place_fp32": say(step["place"]),
@@ -186,10 +185,10 @@ def formula_facts() -> dict[str, str]:
         "largest_on_40": on_40[-1],
         f"residual_{LONGEST}": format_mib(residual_bytes(long)),
         "residual_128": format_mib(residual_bytes(short)),
-        "kept_fp32": format_gib(peaks["saved activations"]),
-        "kept_fp32_128": format_gib(category_peaks(short)["saved activations"]),
-        "weights": format_gib(peaks["weights"]),
-        "lasting": format_gib(sum(peaks[name] for name in lasting)),
+        "kept_fp32": format_mib(peaks["saved activations"]),
+        "kept_fp32_128": format_mib(category_peaks(short)["saved activations"]),
+        "weights": format_mib(peaks["weights"]),
+        "lasting": format_mib(sum(peaks[name] for name in lasting)),
         "scores": format_mib(attention_saved(long)["exponentials"]),
         "scores_128": format_mib(attention_saved(short)["exponentials"]),
     }
