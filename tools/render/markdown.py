@@ -44,7 +44,7 @@ def table(
     shown, equal = [], []
     for at, (head, *cells) in enumerate(zip(header, *body, strict=True)):
         if head in alike and len(cells) > 1 and len(set(cells)) == 1:
-            equal.append(f"*{head}* {cells[0].lstrip('+')}")
+            equal.append(f"*{head}*: {cells[0].lstrip('+')}")
         else:
             shown.append(at)
     if any(telling) and len(body) > OPEN:
@@ -58,7 +58,7 @@ def table(
         f"| {' | '.join(cells[at] for at in shown)} |"
         for cells in ([*header], rule, *body)
     ]
-    below = f"\n\nAll rows: {' · '.join(equal)}.\n{{ .below }}" if equal else ""
+    below = f"\n\nIn all rows, {'; '.join(equal)}.\n{{ .below }}" if equal else ""
     return "\n".join(texts) + below
 
 

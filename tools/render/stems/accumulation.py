@@ -90,8 +90,8 @@ ADDED = ("added", lambda x: f"{x['steps']:,} × {x['term']:g}")
 
 @fragments.add(
     "results.md",
-    "Adding 0.01 a thousand times: where each sum ends, and how much of its error "
-    "comes from rounding the term and how much from adding. Snippets 1 to 4 are the "
+    "The results of adding 0.01 a thousand times, and the parts of each error that "
+    "come from rounding the term and from adding. Snippets 1 to 4 are the "
     "assignment's.",
 )
 def results_table(record: Record) -> str:
@@ -190,5 +190,5 @@ def facts(record: Record | None) -> dict[str, str]:
 def sums_follow_from_formats(record: Record) -> Judgement:
     found = sums(record).where(bool)
     alike, stalls = found.column("alike"), found.column("as_predicted")
-    told = f"Equal on both: {count_true(alike)} sums; as predicted: {count_true(stalls)}."
+    told = f"Equal sums: {count_true(alike)}; stall as predicted: {count_true(stalls)}."
     return (all(alike) and all(stalls), told) if found else []

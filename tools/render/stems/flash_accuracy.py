@@ -221,11 +221,11 @@ def judge_errors(record: Record, *results: str) -> Judgement:
     """Judge whether both error metrics of this guide's kernels are within LIMIT."""
     found, worst, told = errors(record), [], []
     for name in OURS:
-        for by, words in ((NORM, "norms"), (LARGEST, "the largest single errors")):
+        for by, words in ((NORM, "norm"), (LARGEST, "largest single error")):
             every = {d: most(error_ratios(found, name, d, results, by)) for d in DTYPES}
             every = {d: ratio for d, ratio in every.items() if known([ratio])}
             text = ", ".join(f"{d} {ratio:.2f}" for d, ratio in every.items())
-            told.append(f"{NAMES[name]}, of {words}: {text}")
+            told.append(f"{NAMES[name]}, {words}: {text}")
             worst += every.values()
     return worst and (max(worst) <= LIMIT, f"Largest ratios: {'; '.join(told)}.")
 

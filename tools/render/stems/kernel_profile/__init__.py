@@ -295,7 +295,7 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 @claim(
     "nsys_profile",
     "In every row at least 99 percent of the kernel time belongs to a marked phase, "
-    "and the time of matmuls by kernel name agrees with that by operation within three "
+    "and the times of matmuls by kernel name and by operation agree within three "
     "percent.",
     because="we state shares in whole percent, and an operation may launch a sum or a "
     "memset beside its matmul.",
