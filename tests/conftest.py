@@ -61,7 +61,7 @@ def pytest_runtest_teardown(item):
 NO_TRITON = "needs Triton, which is there for Linux alone"
 
 
-def skipped_without_triton(report, error: BaseException, path: object):
+def skip_without_triton(report, error: BaseException, path: object):
     """Return the report of a skip instead of a failure, if only Triton is missing."""
     causes: list[BaseException] = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
@@ -78,7 +78,7 @@ def skipped_without_triton(report, error: BaseException, path: object):
 def pytest_make_collect_report(collector):
     report = yield
     if report.failed and isinstance(collector, pytest.Module):
-        skipped_without_triton(report, report.call.excinfo.value, collector.path)
+        skip_without_triton(report, report.call.excinfo.value, collector.path)
     return report
 
 
@@ -86,32 +86,32 @@ def pytest_make_collect_report(collector):
 def pytest_runtest_makereport(item, call):
     report = yield
     if report.failed:
-        skipped_without_triton(report, call.excinfo.value, item.path)
+        skip_without_triton(report, call.excinfo.value, item.path)
     return report
 
 
 def pytest_collection_finish():
     """Import Triton now if any test module did."""
     if not HAS_GPU and sys.modules.get("triton"):
-        from tests.interpreting import without_repeating
+        from tests.interpreting import speed_up_interpreter
 
-        without_repeating()
+        speed_up_interpreter()
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Return the path of Chromium; in CI it must exist."""
-    from tests.needed import missing
+    from tests.needed import skip_or_fail
     from tools.submission import find_chromium
 
     try:
         return find_chromium()
     except SystemExit:
-        missing("no Chromium is installed")
+        skip_or_fail("no Chromium is installed")
 
 
 @pytest.fixture
-def precision():
+def set_precision():
     """Return a function that sets torch's float32 precision until the test ends."""
     import torch
 
@@ -127,7 +127,7 @@ def device() -> str:
 
 
 @pytest.fixture
-def on_cpu(monkeypatch) -> None:
+def use_cpu(monkeypatch) -> None:
     """Make experiments that prefer the GPU run on the CPU."""
     from systems.benchmarking import timing
 
@@ -135,7 +135,7 @@ def on_cpu(monkeypatch) -> None:
 
 
 @pytest.fixture
-def unchecked_shapes(monkeypatch) -> None:
+def skip_shape_checks(monkeypatch) -> None:
     """Disable checks of shapes, which compilers can't trace."""
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -153,13 +153,13 @@ def unchecked_shapes(monkeypatch) -> None:
 
 
 @pytest.fixture
-def fake_on_gpu(monkeypatch) -> None:
+def pretend_gpu(monkeypatch) -> None:
     """Pretend a GPU named "A GPU", on which the stem `fake` is measured."""
     from systems.experiments import STEMS
     from systems.running import groups, machine
-    from tests.factories import fake_stem_on, make_gpu
+    from tests.factories import fake_stem_entry, make_gpu
 
-    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
     monkeypatch.setattr(machine, "device_for", lambda allowed: make_gpu())
     monkeypatch.setattr(groups, "sm_clock_mhz", lambda: None)
     for name in ("check_torch", "free_memory"):

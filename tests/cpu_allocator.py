@@ -49,7 +49,7 @@ class Allocator(TorchDispatchMode):
         weakref.finalize(storage, self.free, address)
         self.note("alloc", address, size, frames)
         self.used += size
-        self.rounded += rounded(size)
+        self.rounded += round_up(size)
         self.peak = max(self.peak, self.used)
         self.rounded_peak = max(self.rounded_peak, self.rounded)
 
@@ -58,7 +58,7 @@ class Allocator(TorchDispatchMode):
         self.note("free_requested", address, size, [])
         self.note("free_completed", address, size, [])
         self.used -= size
-        self.rounded -= rounded(size)
+        self.rounded -= round_up(size)
 
     def note(self, action: str, address: int, size: int, frames: list) -> None:
         if self.recording:
@@ -87,7 +87,7 @@ class Allocator(TorchDispatchMode):
         return {"segments": segments, "device_traces": [self.trace]}
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """Return the size of the block for `size` bytes, with expandable segments."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
@@ -109,14 +109,14 @@ def allocator(monkeypatch) -> Iterator[Allocator]:
     """Use fake tensors, CUDA's autocast, and this allocator instead of CUDA's."""
     made = Allocator()
 
-    def uninitialised(shape, std):
+    def empty_parameter(shape, std):
         return torch.nn.Parameter(torch.empty(shape))
 
-    def address_of(tensor):
+    def storage_address(tensor):
         return tensor.untyped_storage()._cdata
 
-    monkeypatch.setattr(transformer, "truncated_normal", uninitialised)
-    monkeypatch.setattr(recorder, "storage_address", address_of)
+    monkeypatch.setattr(transformer, "truncated_normal", empty_parameter)
+    monkeypatch.setattr(recorder, "storage_address", storage_address)
     for name, function in {
         "synchronize": lambda: None,
         "empty_cache": lambda: None,

@@ -16,7 +16,7 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
     copies: dict[int, Tensor] = {}
     monkeypatch.setattr(torch, "clear_autocast_cache", copies.clear)
 
-    def narrow(x: Tensor) -> Tensor:
+    def cast_to_bf16(x: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return x
         # Autocast caches copies only of leaves that require gradients.
@@ -27,9 +27,9 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
         return copies[id(x)]
 
     def einsum(equation, tensors, *, path=None):
-        return aten.einsum(equation, [narrow(x) for x in tensors], path=path)
+        return aten.einsum(equation, [cast_to_bf16(x) for x in tensors], path=path)
 
-    def total(x, *arguments, dtype=None, **options):
+    def sum_in_fp32(x, *arguments, dtype=None, **options):
         wide = dtype or torch.float32
         return aten.sum.dim_IntList(x, *arguments, dtype=wide, **options)
 
@@ -38,29 +38,29 @@ def cuda_autocast(monkeypatch) -> Iterator[None]:
         logarithms = aten.log_softmax.int(logits, 1, logits.dtype)
         return aten.nll_loss_nd(logarithms.float(), targets)
 
-    def wide(operation):
+    def run_in_fp32(operation):
         return lambda x, *arguments: operation(x.float(), *arguments)
 
     library = torch.library.Library("aten", "IMPL")
     for name, function in {
         "einsum": einsum,
-        "pow.Tensor_Scalar": wide(aten.pow.Tensor_Scalar),
-        "rsqrt": wide(aten.rsqrt.default),
-        "exp": wide(aten.exp.default),
-        "sum.dim_IntList": total,
+        "pow.Tensor_Scalar": run_in_fp32(aten.pow.Tensor_Scalar),
+        "rsqrt": run_in_fp32(aten.rsqrt.default),
+        "exp": run_in_fp32(aten.exp.default),
+        "sum.dim_IntList": sum_in_fp32,
         "cross_entropy_loss": cross_entropy,
     }.items():
         with warnings.catch_warnings():
             # Overriding the CPU's cast of the loss is intended.
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            library.impl(name, below_autocast(function), "AutocastCPU")
+            library.impl(name, disable_autocast(function), "AutocastCPU")
     try:
         yield
     finally:
         library._destroy()
 
 
-def below_autocast(function):
+def disable_autocast(function):
     """Return the function, with autocast disabled inside."""
     autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 

@@ -46,7 +46,7 @@ def make_record(stem: str, *rows: Row, device: Device = CPU, **fields: Any) -> R
     )
 
 
-def committed(stem: str, device: str = "nvidia-h200") -> Record:
+def read_record(stem: str, device: str = "nvidia-h200") -> Record:
     """Return a record in docs/results."""
     return store.read(RESULTS / device / f"{stem}.json")
 
@@ -60,7 +60,7 @@ def needed_bytes(row: Row) -> int:
     return sum(peak(Pass(c["size"], c["context"], mode, precision)).values())
 
 
-def on_smaller(record: Record, gpu: Device) -> Record:
+def limit_memory(record: Record, gpu: Device) -> Record:
     """Return the record of a GPU with less memory: larger rows are out of memory."""
     room = gpu.memory_bytes or 0
     lost = {
@@ -79,7 +79,7 @@ def on_smaller(record: Record, gpu: Device) -> Record:
 # An experiment of the tests' own ------------------------------------------------------
 
 
-def fake_stem_on(*kinds: str) -> Stem:
+def fake_stem_entry(*kinds: str) -> Stem:
     """Return the entry of tests/fake_stem.py in STEMS, for these kinds of device."""
     return Stem("tests.fake_stem", full=kinds, quick=kinds)
 
@@ -113,7 +113,7 @@ def facts(record):
 """
 
 
-def copied_tree(root: Path) -> Path:
+def copy_tree(root: Path) -> Path:
     """Copy code and pages to `root`, without records, with the tests' experiments."""
     for folder in ("systems", "tools"):
         # Copy compiled files too, except those being written.
@@ -142,7 +142,7 @@ def copied_tree(root: Path) -> Path:
     return root
 
 
-def command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
+def regen_command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
     """Return how `subprocess` runs tools/regen_tables.py in a tree, without a GPU."""
     fixed = {
         "CUDA_VISIBLE_DEVICES": "",
@@ -160,11 +160,11 @@ def regen_tables(
     tree: Path, *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run tools/regen_tables.py and wait for it."""
-    given = command(tree, *options, **environment)
+    given = regen_command(tree, *options, **environment)
     return subprocess.run(**given, capture_output=True, timeout=120)
 
 
-def until(true: Callable[[], object], seconds: float = 120) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 120) -> None:
     """Wait until the condition is true, or fail."""
     end = time.monotonic() + seconds
     while not true():
@@ -172,7 +172,7 @@ def until(true: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def file_contents(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder, by path."""
     return {
         str(path.relative_to(folder)): path.read_bytes()

@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 
-def without_repeating() -> None:
+def speed_up_interpreter() -> None:
     """Make the interpreter more than twice as fast, if it has these functions."""
     from triton.runtime import interpreter
 
-    patch_the_language_once_a_launch(interpreter)
-    look_up_each_dtype_once(interpreter)
-    compute_no_overflow_that_nobody_looks_at(interpreter)
+    patch_once_a_launch(interpreter)
+    cache_dtypes(interpreter)
+    skip_overflow_checks(interpreter)
 
 
-def patch_the_language_once_a_launch(interpreter: Any) -> None:
+def patch_once_a_launch(interpreter: Any) -> None:
     """Patch Triton's language once a launch instead of at each call of a helper."""
     patch = getattr(interpreter, "_patch_lang", None)
     scope = getattr(interpreter, "_LangPatchScope", None)
@@ -23,7 +23,7 @@ def patch_the_language_once_a_launch(interpreter: Any) -> None:
     # Patches stay, one set per module globals.
     seen: dict[int, list[Any]] = {}
 
-    def once(function: Any) -> Any:
+    def patch_once(function: Any) -> Any:
         of_module = function.__globals__
         langs = seen.get(id(of_module))
         if langs is None:
@@ -34,28 +34,28 @@ def patch_the_language_once_a_launch(interpreter: Any) -> None:
             return scope()
         return patch(function)
 
-    once.whole = patch
-    interpreter._patch_lang = once
+    patch_once.whole = patch
+    interpreter._patch_lang = patch_once
 
 
-def look_up_each_dtype_once(interpreter: Any) -> None:
+def cache_dtypes(interpreter: Any) -> None:
     """Cache NumPy's dtype of each Triton dtype."""
     whole = getattr(interpreter, "_get_np_dtype", None)
     if whole is None or hasattr(whole, "whole"):
         return
     known: dict[str, Any] = {}
 
-    def once(dtype: Any) -> Any:
+    def look_up(dtype: Any) -> Any:
         name = dtype.scalar.name
         if name not in known:
             known[name] = whole(dtype)
         return known[name]
 
-    once.whole = whole
-    interpreter._get_np_dtype = once
+    look_up.whole = whole
+    interpreter._get_np_dtype = look_up
 
 
-def compute_no_overflow_that_nobody_looks_at(interpreter: Any) -> None:
+def skip_overflow_checks(interpreter: Any) -> None:
     """Skip 64-bit checks for overflow, which only debugging uses."""
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options: Any = getattr(builder, "options", None)

@@ -12,17 +12,17 @@ from systems import ROOT
 from systems.records.outcome import UNQUOTED, paths_with_a_space
 
 
-def missing(what: str) -> NoReturn:
+def skip_or_fail(what: str) -> NoReturn:
     """Skip the test, or fail it where CI is set."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(what)
 
 
-def needs_git() -> None:
+def require_git() -> None:
     if not which("git"):
-        missing("git is not installed")
+        skip_or_fail("git is not installed")
 
 
-def python(*line: object, **options) -> subprocess.CompletedProcess[str]:
+def run_python(*line: object, **options) -> subprocess.CompletedProcess[str]:
     """Run Python in the project's root; return the finished process."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     command = [sys.executable, *map(str, line)]

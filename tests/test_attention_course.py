@@ -8,7 +8,7 @@ from tests.attention.checks import NAMES, run_reference, saved_lse
 
 
 @pytest.fixture(params=["pytorch", "triton"])
-def graded(request, device):
+def graded_class(request, device):
     """Return the class that a grader imports, and its device."""
     if request.param == "pytorch":
         return adapters.get_flashattention_autograd_function_pytorch(), "cpu"
@@ -16,8 +16,8 @@ def graded(request, device):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_forward_and_backward_as_graded(graded, causal):
-    cls, where = graded
+def test_forward_and_backward_as_graded(graded_class, causal):
+    cls, where = graded_class
     torch.manual_seed(0)
     q, k, v, do = (torch.randn(4, 128, 64, device=where) for _ in range(4))
     expected = run_reference(q, k, v, do, causal, dtype=torch.float32)
@@ -33,8 +33,8 @@ def test_forward_and_backward_as_graded(graded, causal):
         )
 
 
-def test_the_mask_is_optional_and_off(graded):
-    cls, where = graded
+def test_the_mask_is_optional_and_off(graded_class):
+    cls, where = graded_class
     q, k, v = (
         torch.randn(2, 20, 16, device=where, requires_grad=True) for _ in range(3)
     )

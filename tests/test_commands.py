@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from systems import ROOT
-from tests.needed import python
+from tests.needed import run_python
 
 PACKAGES = {
     "torch": "-m systems.check_setup|-m systems.experiments.warmup|tools/tune_flash.py|"
@@ -29,7 +29,7 @@ COMMANDS = {line: name for name in PACKAGES for line in PACKAGES[name].split("|"
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_without_its_packages_is_one_line(command):
     # -S hides all installed packages.
-    done = python("-S", *command.split(), env={})
+    done = run_python("-S", *command.split(), env={})
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
     said = f"error: {COMMANDS[command]} is not installed here: run `make .venv/all`"
     assert done.stderr.startswith(said)
@@ -48,7 +48,7 @@ HELPS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("command", HELPS)
 def test_help_has_an_example_on_a_line_of_its_own(command):
-    done = python(*command.split(), "--help")
+    done = run_python(*command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Usage: ") and "--help" in done.stdout
     lines = [x.strip() for x in done.stdout.splitlines()]
@@ -59,7 +59,7 @@ def test_compiled_files_that_a_full_disk_cut_are_named(tmp_path):
     """No command works until the damaged file is deleted."""
     (tmp_path / "cut.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + b"\xe3")
     line = "import systems; systems.need(); import cut"
-    done = python("-c", line, env={"PYTHONPATH": tmp_path})
+    done = run_python("-c", line, env={"PYTHONPATH": tmp_path})
     assert done.stderr.startswith("error: a full disk") and done.stderr.count("\n") == 1
 
 
@@ -79,14 +79,15 @@ def test_output_that_nobody_can_take_is_one_line_or_none(tmp_path, sink):
 
 def test_what_was_printed_before_an_error_arrives():
     line = "import systems\ndef main():\n print('said')\n raise OSError('lost')\n"
-    done = python("-c", line + "systems.run_as_command(main, '', [])")
+    done = run_python("-c", line + "systems.run_as_command(main, '', [])")
     assert (done.returncode, done.stdout) == (2, "said\n")
     assert done.stderr == "error: lost\n"
 
 
 @pytest.mark.slow
 def test_the_interpreter_compiles_nothing_and_says_so():
-    done = python("tools/compile_steps.py", env=os.environ | {"TRITON_INTERPRET": "1"})
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = run_python("tools/compile_steps.py", env=environment)
     said = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 

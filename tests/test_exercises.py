@@ -10,7 +10,7 @@ import pytest
 from triton import knobs
 
 from systems import ROOT
-from tests.needed import python
+from tests.needed import run_python
 
 pytestmark = pytest.mark.skipif(
     not knobs.runtime.interpret, reason="the exercises are for Triton's interpreter"
@@ -99,7 +99,7 @@ MISTAKES = {
 }
 
 
-def checks_module():
+def load_checks():
     spec = importlib.util.spec_from_file_location("checks", FOLDER / "checks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -108,25 +108,25 @@ def checks_module():
 
 @pytest.fixture(scope="module")
 def checks():
-    return checks_module()
+    return load_checks()
 
 
-def section(path: str, name: str) -> str:
+def read_snippet(path: str, name: str) -> str:
     source = (ROOT / path).read_text(encoding="utf-8")
     return re.split(rf" *# --8<-- \[\w+:{name}\]\n", source)[1]
 
 
-def key_of(checks, name: str) -> dict[str, str]:
+def read_key(checks, name: str) -> dict[str, str]:
     path, *sections = KEYS[name]
     key = {}
     for part in sections:
-        tree = ast.parse(textwrap.dedent(section(path, part)))
+        tree = ast.parse(textwrap.dedent(read_snippet(path, part)))
         for target, node in checks.statements(tree):
             key[target] = ast.unparse(node)
     return key
 
 
-def filled_in(checks, name: str, key: dict[str, str]) -> str:
+def fill_in(checks, name: str, key: dict[str, str]) -> str:
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     lines = source.splitlines()
     for target, node in checks.holes(source):
@@ -142,7 +142,7 @@ def test_each_exercise_has_a_check_and_a_key(checks):
 @pytest.mark.parametrize("name", KEYS)
 def test_the_key_solves_it(checks, tmp_path, name):
     path = tmp_path / f"{name}.py"
-    path.write_text(filled_in(checks, name, key_of(checks, name)), encoding="utf-8")
+    path.write_text(fill_in(checks, name, read_key(checks, name)), encoding="utf-8")
     checks.check(name, path)
 
 
@@ -163,11 +163,11 @@ def test_unsolved_it_says_what_to_fill_in(checks, name):
     assert re.findall(r"(\w+) \(line", str(unsolved.value)) == LEFT[name].split()
 
 
-def mistake_in(checks, name: str, wrong: str | dict[str, str], path) -> str:
+def find_mistake(checks, name: str, wrong: str | dict[str, str], path) -> str:
     """Return the check's message for a solution with these lines replaced."""
     if isinstance(wrong, str):
         wrong = {wrong.split()[0]: wrong}
-    path.write_text(filled_in(checks, name, key_of(checks, name) | wrong), "utf-8")
+    path.write_text(fill_in(checks, name, read_key(checks, name) | wrong), "utf-8")
     with pytest.raises(checks.Wrong) as found:
         checks.check(name, path)
     return str(found.value)
@@ -178,7 +178,7 @@ CASES = [(name, *case) for name, cases in MISTAKES.items() for case in cases]
 
 @pytest.mark.parametrize(("name", "wrong", "words"), CASES, ids=str)
 def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
-    said = mistake_in(checks, name, wrong, tmp_path / f"{name}.py")
+    said = find_mistake(checks, name, wrong, tmp_path / f"{name}.py")
     assert re.search(words, said, re.DOTALL), said
 
 
@@ -191,7 +191,7 @@ def test_what_is_no_python_is_told_by_its_line(checks, tmp_path):
 
 def test_the_page_shows_what_a_check_says(checks, tmp_path):
     path = tmp_path / "3_online_softmax.py"
-    said = mistake_in(checks, path.stem, FORGOTTEN, path)
+    said = find_mistake(checks, path.stem, FORGOTTEN, path)
     page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
     shown = page.split("```text\n")[1].split("\n```")[0]
     # exp differs in the last bits between CPUs.
@@ -205,10 +205,10 @@ def test_the_page_shows_what_a_check_says(checks, tmp_path):
 def test_the_command_tells_solved_wrong_and_unsolved_apart(checks, tmp_path):
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     for name, wrong in (("1_weighted_sum", {}), ("2_row_softmax", {"p": "p = e"})):
-        text = filled_in(checks, name, key_of(checks, name) | wrong)
+        text = fill_in(checks, name, read_key(checks, name) | wrong)
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     options = "-p", "no:cacheprovider", "-k", "weighted or row or online"
-    done = python("-m", "pytest", "-c", "pyproject.toml", tmp_path, *options)
+    done = run_python("-m", "pytest", "-c", "pyproject.toml", tmp_path, *options)
     assert "1 failed, 1 passed, 1 skipped, 3 deselected" in done.stdout, done.stdout
     page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"unsolved: fill in .*", page)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from systems import ROOT
-from tests.needed import python
+from tests.needed import run_python
 
 
-def sources(*folders: str) -> Iterator[Path]:
+def source_files(*folders: str) -> Iterator[Path]:
     return (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def name_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
@@ -29,15 +29,15 @@ def imported_names(path: Path) -> Iterator[str]:
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 yield from (f"{module}.{alias.name}" for alias in names)
             case ast.ImportFrom():
-                raise AssertionError(f"{name_of(path)} has a relative import")
+                raise AssertionError(f"{module_name(path)} has a relative import")
             case ast.Call(ast.Name("import_module"), [ast.Constant(str(name))]):
                 yield name
 
 
 @pytest.fixture(scope="module")
-def graph() -> dict[str, set[str]]:
+def import_graph() -> dict[str, set[str]]:
     """Return the project's modules that each module imports."""
-    paths = {name_of(path): path for path in sources("systems", "tools")}
+    paths = {module_name(path): path for path in source_files("systems", "tools")}
     names = {module: set(imported_names(path)) for module, path in paths.items()}
     # Other names are defined inside a module.
     found = {
@@ -53,14 +53,14 @@ def graph() -> dict[str, set[str]]:
     return found
 
 
-def test_no_modules_import_each_other(graph):
+def test_no_modules_import_each_other(import_graph):
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(import_graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def floor(module: str) -> int:
+def layer(module: str) -> int:
     """Return a module's layer; a module imports only from its own layer or below."""
     if module.startswith("tools."):
         return 2
@@ -68,12 +68,12 @@ def floor(module: str) -> int:
     return 1 if [*module.split("."), ""][1] in measuring else 0
 
 
-def test_imports_run_one_way(graph):
+def test_imports_run_one_way(import_graph):
     upward = {
         f"{module} imports {other}"
-        for module, imported in graph.items()
+        for module, imported in import_graph.items()
         for other in imported
-        if floor(other) > floor(module)
+        if layer(other) > layer(module)
     }
     assert not upward
 
@@ -88,11 +88,11 @@ MAY_IMPORT = {
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
-def test_records_and_formulas_stand_alone(graph, room):
+def test_records_and_formulas_stand_alone(import_graph, room):
     own = f"systems.{room}"
     foreign = {
         other
-        for module, imported in graph.items()
+        for module, imported in import_graph.items()
         for other in imported
         if module.startswith(own) and not other.startswith(own) and other != "systems"
     }
@@ -102,7 +102,7 @@ def test_records_and_formulas_stand_alone(graph, room):
 def test_pages_are_rendered_without_torch():
     """Torch is missing on login nodes, and slow to import."""
     code = "import sys, tools.render.everything; sys.exit('torch' in sys.modules)"
-    assert python("-c", code).returncode == 0
+    assert run_python("-c", code).returncode == 0
 
 
 def test_the_top_floor_of_systems_is_small():
@@ -137,7 +137,7 @@ def test_a_room_stays_within_its_budget(room):
 GUIDES = {name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "README.md")}
 
 
-def drawn() -> set[str]:
+def map_paths() -> set[str]:
     """Return the paths in the map, in which lines are indented below their folder."""
     lines = GUIDES["CONTRIBUTING.md"].split("```text\n")[1].split("```")[0].splitlines()
     paths, above = set(), []
@@ -165,7 +165,7 @@ def test_the_map_has_every_folder_and_each_file_of_the_top_floors():
                 expected.add(f"{name}/")
             elif path.parent == ROOT / top:
                 expected.add(name)
-    assert drawn() == expected | {"tools/render/stems/"}
+    assert map_paths() == expected | {"tools/render/stems/"}
 
 
 LINK = re.compile(r"""\]\(([^)\s]+)\)|\b(?:href|src|srcset)="([^"\s]+)""")

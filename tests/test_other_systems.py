@@ -11,7 +11,7 @@ from systems import REMEDIES, ROOT
 from systems.experiments import STEMS
 from systems.records.outcome import measure_row
 from tests import fake_stem
-from tests.factories import RESULTS, contents
+from tests.factories import RESULTS, file_contents
 
 # Code that hides modules, and names of `os`.
 BLOCK = """
@@ -30,7 +30,7 @@ NO_TRITON = f"error: {REMEDIES['triton']}\n"
 
 
 @pytest.fixture
-def on(tmp_path):
+def run_blocked(tmp_path):
     def run(blocked: tuple[str, ...], *line: str) -> subprocess.CompletedProcess[str]:
         code = BLOCK.format(blocked=blocked)
         (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
@@ -55,18 +55,18 @@ WITHOUT_TRITON = [
 
 
 @pytest.mark.parametrize("line", WITHOUT_TRITON)
-def test_what_is_written_in_triton_says_what_it_needs(line, on):
-    done = on(MACOS, *line.split())
+def test_what_is_written_in_triton_says_what_it_needs(line, run_blocked):
+    done = run_blocked(MACOS, *line.split())
     assert (done.returncode, done.stdout, done.stderr) == (2, "", NO_TRITON)
 
 
 @pytest.mark.slow
-def test_what_needs_neither_runs(on):
-    listed = on(WINDOWS, "tools/regen_tables.py", "--list")
+def test_what_needs_neither_runs(run_blocked):
+    listed = run_blocked(WINDOWS, "tools/regen_tables.py", "--list")
     assert listed.returncode == 0 and "nvidia-h200" in listed.stdout, listed.stderr
-    found = on(WINDOWS, "-m", "systems.check_setup")
+    found = run_blocked(WINDOWS, "-m", "systems.check_setup")
     assert found.returncode == 0 and "Triton is not installed" in found.stdout
-    counted = on(WINDOWS, "-m", "systems.experiments.model_sizes")
+    counted = run_blocked(WINDOWS, "-m", "systems.experiments.model_sizes")
     assert counted.returncode == 0, counted.stderr
 
 
@@ -85,8 +85,8 @@ for backend in ("auto", "triton", "hopper"):
 
 
 @pytest.mark.slow
-def test_flash_attention_says_that_it_needs_triton_and_what_runs_without(on):
-    done = on(MACOS, "-c", CALLS)
+def test_flash_attention_says_that_it_needs_triton_and_what_runs_without(run_blocked):
+    done = run_blocked(MACOS, "-c", CALLS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == 3 * [f"triton {REMEDIES['triton']}"]
 
@@ -95,37 +95,37 @@ MEASURE = "tools/regen_tables.py", "--quick", "--only"
 
 
 @pytest.mark.slow
-def test_measuring_skips_what_is_written_in_triton(on, tmp_path):
-    done = on(MACOS, *MEASURE, "weighted_sum", "--results", str(tmp_path))
+def test_measuring_skips_what_is_written_in_triton(run_blocked, tmp_path):
+    done = run_blocked(MACOS, *MEASURE, "weighted_sum", "--results", str(tmp_path))
     why = f"weighted_sum can't be measured: {REMEDIES['triton']}"
     assert done.returncode == 2
     assert done.stderr == f"error: nothing was measured: {why}\n"
 
 
 @pytest.mark.parametrize("action", [MEASURE, ("tools/regen_tables.py", "--verify")])
-def test_measuring_says_that_it_locks_files(action, on, tmp_path):
-    done = on(WINDOWS, *action, "model_sizes", "--results", str(tmp_path))
+def test_measuring_says_that_it_locks_files(action, run_blocked, tmp_path):
+    done = run_blocked(WINDOWS, *action, "model_sizes", "--results", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {REMEDIES['fcntl']}\n"
 
 
 @pytest.mark.slow
-def test_pages_are_rendered_and_built_without_them(on, tmp_path):
+def test_pages_are_rendered_and_built_without_them(run_blocked, tmp_path):
     site, command = tmp_path / "site", "tools/regen_tables.py"
     generated, few = tmp_path / "generated", tmp_path / "results"
     shutil.copytree(RESULTS / "meta", few / "meta")
     folders = "--results", str(few), "--generated", str(generated)
-    done = on(WINDOWS, command, "--render", *folders)
+    done = run_blocked(WINDOWS, command, "--render", *folders)
     assert done.returncode == 0, done.stderr
-    assert len(contents(generated)) > 100
-    check = on(WINDOWS, command, "--check", *folders)
+    assert len(file_contents(generated)) > 100
+    check = run_blocked(WINDOWS, command, "--check", *folders)
     assert check.returncode == 0, check.stdout
-    built = on(WINDOWS, "-m", "mkdocs", "build", "--strict", "-d", str(site))
+    built = run_blocked(WINDOWS, "-m", "mkdocs", "build", "--strict", "-d", str(site))
     assert built.returncode == 0 and (site / "setup.html").exists(), built.stderr
 
 
 @pytest.mark.slow
-def test_the_experiments_that_import_triton_are_those_that_say_so(on):
+def test_the_experiments_that_import_triton_are_those_that_say_so(run_blocked):
     code = """
 import importlib
 from systems.experiments import STEMS
@@ -137,7 +137,7 @@ for name, stem in STEMS.items():
         assert error.name == "triton", error
         print(name)
 """
-    done = on(MACOS, "-c", code)
+    done = run_blocked(MACOS, "-c", code)
     assert done.returncode == 0, done.stderr
     needing = [name for name, stem in STEMS.items() if "triton" in stem.needs]
     assert done.stdout.split() == needing
@@ -161,9 +161,9 @@ def test_a_row_that_comes_to_our_kernels_is_not_installed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ci", [None, "1"])
-def test_tests_of_kernels_are_skipped_and_in_ci_fail(ci, on, monkeypatch):
+def test_tests_of_kernels_are_skipped_and_in_ci_fail(ci, run_blocked, monkeypatch):
     monkeypatch.setenv("CI", ci or "")
     options = "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"
-    done = on(MACOS, *options, "tests/attention/test_relaunch.py")
+    done = run_blocked(MACOS, *options, "tests/attention/test_relaunch.py")
     assert done.returncode == (2 if ci else 5), done.stdout
     assert ("needs Triton, which is there for Linux alone" in done.stdout) == (not ci)

@@ -12,7 +12,7 @@ import torch
 
 from systems import ROOT
 from systems.model import sizes, transformer
-from tests.factories import committed
+from tests.factories import read_record
 from tools.render.spanning import scripts
 
 SCRIPTS = sorted((ROOT / "docs/scripts").glob("*.py"))
@@ -62,10 +62,10 @@ def test_plain_attention_is_timed(monkeypatch, capsys):
 
 
 def test_out_of_memory_is_a_line(monkeypatch, capsys):
-    def exhaust(*_, **__):
+    def raise_out_of_memory(*_, **__):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("systems.model.transformer.build_model", exhaust)
+    monkeypatch.setattr("systems.model.transformer.build_model", raise_out_of_memory)
     lines = run(monkeypatch, capsys, SCRIPTS[1], "--size", "small", "xl")
     assert lines == ["small  out of memory", "xl     out of memory"]
 
@@ -93,12 +93,12 @@ def test_a_snapshot_is_kept(only, monkeypatch, capsys):
 
 
 def test_attention_is_timed(monkeypatch, capsys):
-    def call(function, return_mode):
+    def time_call(function, return_mode):
         function()
         return 1.5
 
     triton = pytest.importorskip("triton")
-    monkeypatch.setattr(triton.testing, "do_bench", call)
+    monkeypatch.setattr(triton.testing, "do_bench", time_call)
     run_on_cpu(monkeypatch, SCRIPTS[6], "--n", "16", "--d", "16")
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[1] for line in lines]
@@ -109,7 +109,7 @@ def test_attention_is_timed(monkeypatch, capsys):
 def test_pages_show_what_the_scripts_print():
     """Output on pages equals the format of the scripts' print calls."""
     stems = ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
-    outputs = scripts.script_outputs({stem: [committed(stem)] for stem in stems})
+    outputs = scripts.script_outputs({stem: [read_record(stem)] for stem in stems})
     assert [command.split()[0] for command in outputs] == [
         path.name for path in SCRIPTS if path.stem != "3_nvtx"
     ]

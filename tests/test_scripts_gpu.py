@@ -21,7 +21,7 @@ OPTIONS = {"context": CONTEXT, "batch": 4, "warmup": 2, "steps": 2}
 PHASES = ("forward", "backward", "optimizer")
 
 
-def load(name):
+def load_script(name):
     measure = run_path(str(ROOT / f"docs/scripts/{name}.py"))["measure"]
     return measure.__globals__
 
@@ -55,7 +55,7 @@ CASES = [*((name, "fp32") for name in SCRIPTS), ("4_autocast", "bf16")]
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_gpu_time_of_a_step(name, precision, monkeypatch):
     eager = transformer.scaled_dot_product_attention
-    script, steps = load(name), []
+    script, steps = load_script(name), []
     used = script.get("annotated_attention", eager)
     monkeypatch.setattr(transformer, "scaled_dot_product_attention", used)
     time_step = script["time_step"]
@@ -74,7 +74,7 @@ def test_peak_memory(mode, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     options = Namespace(**OPTIONS, precision="bf16", forward_only=mode == "forward")
     timing.give_back("cuda")  # Models that earlier tests left in reference cycles.
-    load("5_memory")["measure"](SIZE, options)
+    load_script("5_memory")["measure"](SIZE, options)
     found = float(capsys.readouterr().out.split()[2])
     assert Path(f"{SIZE}.pickle").exists()
     timing.give_back("cuda")
@@ -85,7 +85,7 @@ def test_peak_memory(mode, monkeypatch, tmp_path, capsys):
 
 
 def test_gpu_time_of_plain_attention():
-    script, plain = load("6_attention"), transformer.scaled_dot_product_attention
+    script, plain = load_script("6_attention"), transformer.scaled_dot_product_attention
     options = Namespace(batch=8, warmup=0, passes=1)
     found = script_ms(
         script, lambda: script["measure"](plain, 64, 4096, options), *PHASES[:2]
@@ -99,7 +99,7 @@ def test_gpu_time_of_plain_attention():
 def test_do_bench_of_flash_attention(dtype, capsys):
     """At this length launches take less than 1 % of the time."""
     n, d = 32768, 64
-    load("7_flash")["measure"](n, Namespace(d=d, dtype=dtype))
+    load_script("7_flash")["measure"](n, Namespace(d=d, dtype=dtype))
     inputs = random_inputs((1, 1, n, d), getattr(torch, dtype), "cuda")
     lines = capsys.readouterr().out.splitlines()
     for name, line in zip(("plain", "sdpa", "ours"), lines, strict=True):

@@ -21,24 +21,24 @@ interpreted = pytest.mark.skipif(
 )
 
 
-def page(name: str) -> str:
+def read_section(name: str) -> str:
     text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     return text.split("## Try it")[1]
 
 
-def code_on(name: str) -> set[str]:
+def inline_code(name: str) -> set[str]:
     """Return text between single backticks."""
-    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", page(name)))
+    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", read_section(name)))
 
 
 @pytest.fixture
-def changed(tmp_path, monkeypatch):
+def change_module(tmp_path, monkeypatch):
     """Return the module with one line changed, as a page suggests."""
 
     def change(path: str, old: str, new: str, on_page: str):
         source = (ROOT / path).read_text(encoding="utf-8")
         assert source.count(old) == 1
-        assert {old, new} <= code_on(on_page)
+        assert {old, new} <= inline_code(on_page)
         file = tmp_path / "changed.py"
         file.write_text(source.replace(old, new), encoding="utf-8")
         spec = importlib.util.spec_from_file_location("changed", file)
@@ -50,7 +50,7 @@ def changed(tmp_path, monkeypatch):
     return change
 
 
-def outputs(module, **options):
+def run_first(module, **options):
     inputs = make_inputs(128, 128, 16, **options)
     return run_class(module.FlashAttentionFirst, *inputs, True), inputs
 
@@ -64,10 +64,10 @@ def test_without_the_maximum_only_large_scores_fail(changed):
         "tl.zeros_like(m)",
         on_page="flash_forward",
     )
-    actual, inputs = outputs(module)
+    actual, inputs = run_first(module)
     check_against_reference(actual, *inputs, True)
     with np.errstate(over="ignore", invalid="ignore"):
-        actual, _ = outputs(module, sigma=60.0)
+        actual, _ = run_first(module, sigma=60.0)
     assert not actual["o"].isfinite().all()
 
 
@@ -80,8 +80,8 @@ def test_without_delta_only_the_gradient_of_v_is_right(changed):
         "p * dp",
         on_page="flash_backward",
     )
-    actual, inputs = outputs(module)
-    right, _ = outputs(importlib.import_module("systems.attention.first"))
+    actual, inputs = run_first(module)
+    right, _ = run_first(importlib.import_module("systems.attention.first"))
     wrong = {name for name in right if not torch.equal(right[name], actual[name])}
     assert wrong == {"dq", "dk"}
     with pytest.raises(AssertionError, match=r"\bdq\b"):
@@ -90,11 +90,11 @@ def test_without_delta_only_the_gradient_of_v_is_right(changed):
 
 @interpreted
 def test_a_tile_as_wide_as_the_row_hides_a_missing_rescaling(tmp_path):
-    from tests.test_exercises import FORGOTTEN, checks_module, filled_in, key_of
+    from tests.test_exercises import FORGOTTEN, fill_in, load_checks, read_key
 
-    checks, name = checks_module(), "3_online_softmax"
-    text = filled_in(checks, name, key_of(checks, name) | {"l": FORGOTTEN})
-    assert {"COLUMNS=16", "COLUMNS=4"} <= code_on("exercises")
+    checks, name = load_checks(), "3_online_softmax"
+    text = fill_in(checks, name, read_key(checks, name) | {"l": FORGOTTEN})
+    assert {"COLUMNS=16", "COLUMNS=4"} <= inline_code("exercises")
     assert text.count("COLUMNS=4") == 1
     file = tmp_path / f"{name}.py"
     file.write_text(text, encoding="utf-8")
@@ -110,7 +110,7 @@ def test_a_tile_as_wide_as_the_row_hides_a_missing_rescaling(tmp_path):
 @interpreted
 def test_the_weighted_sum_of_the_page_prints_what_the_page_says(capsys):
     ((program, printed),) = re.findall(
-        r'python -c "\n(.*?)"\n(.*?)```', page("weighted_sum"), re.S
+        r'python -c "\n(.*?)"\n(.*?)```', read_section("weighted_sum"), re.S
     )
     exec(program, {})
     assert capsys.readouterr().out == printed
@@ -120,7 +120,7 @@ def test_a_wide_accumulator_saves_the_sum():
     facts = yaml.safe_load((ROOT / "docs/generated/facts.yml").read_text())["facts"]
     for accumulator, fact in (("bf16", "bf16_in_bf16"), ("fp32", "bf16_in_fp32")):
         command = f"accumulation --value bf16 --accumulator {accumulator}"
-        assert command in page("accumulation")
+        assert command in read_section("accumulation")
         found = accumulation.run(accumulation.Config("bf16", accumulator))
         said = float(facts["accumulation"][fact])
         assert found["cpu_result"] == pytest.approx(said, abs=1e-6)
@@ -129,23 +129,23 @@ def test_a_wide_accumulator_saves_the_sum():
 def test_the_error_of_a_running_sum_grows_with_the_width():
     errors = {}
     for width in (256, 1024):
-        assert f"--compute running --width {width}" in page("norm_precision")
+        assert f"--compute running --width {width}" in read_section("norm_precision")
         config = norm_precision.Config("layer", "bf16", width, "running")
         errors[width] = norm_precision.run(config)["output_error"]
     assert min(errors[1024]) > 4 * max(errors[256])
 
 
-def parameters(config: model_sizes.Config) -> int:
+def count_parameters(config: model_sizes.Config) -> int:
     found = model_sizes.run(config)
     return sum(n for name, n in found.items() if name.endswith("_parameters"))
 
 
 def test_the_usual_width_of_swiglu_gives_the_size_its_name(monkeypatch):
     config = model_sizes.Config("2.7B")
-    as_it_is = parameters(config)
-    assert {"2.7B", "6912"} <= code_on("model_sizes")
+    as_it_is = count_parameters(config)
+    assert {"2.7B", "6912"} <= inline_code("model_sizes")
     size = sizes.SIZES["2.7B"]
     assert 256 * -(-4 * size.d_model * 2 // 3 // 256) == 6912
     monkeypatch.setitem(sizes.SIZES, "2.7B", replace(size, d_ff=6912))
-    usual = parameters(config)
+    usual = count_parameters(config)
     assert abs(usual / 2.7e9 - 1) < 0.05 < abs(as_it_is / 2.7e9 - 1)

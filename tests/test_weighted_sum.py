@@ -13,7 +13,7 @@ from systems.weighted_sum import MAX_COLUMNS_TILE, ROWS_TILE, weighted_sum
 from tests.attention.checks import BATCHED, check_batched_gradients
 
 
-def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def plain_weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x * w).sum(-1)
 
 
@@ -26,7 +26,7 @@ def test_values_and_gradients(shape, device):
         torch.randn(s, generator=generator).to(device).requires_grad_()
         for s in (shape, shape[-1:], shape[:-1])
     )
-    exact = plain(x.double(), w.double())
+    exact = plain_weighted_sum(x.double(), w.double())
     expected = torch.autograd.grad(exact, (x, w), dy.double())
     y = weighted_sum(x, w)
     torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-5)
@@ -49,7 +49,7 @@ def test_strides_and_an_expanded_gradient(device):
     x, w = memory[:37, :90:2], torch.randn(90, device=device)[::2]
     x.copy_(torch.randn(37, 45))
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
-    y, expected = weighted_sum(x, w), plain(x, w)
+    y, expected = weighted_sum(x, w), plain_weighted_sum(x, w)
     ours, theirs = (
         torch.autograd.grad(result.sum(), (x, w)) for result in (y, expected)
     )

@@ -38,13 +38,13 @@ def parametrize_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
 def cover_pairs(every: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Choose combinations greedily until each pair of values of two axes occurs."""
 
-    def pairs(case: tuple[Any, ...]) -> set[Any]:
+    def value_pairs(case: tuple[Any, ...]) -> set[Any]:
         return set(combinations(enumerate(map(repr, case)), 2))
 
-    missing, chosen = set().union(*map(pairs, every)), []
+    missing, chosen = set().union(*map(value_pairs, every)), []
     while missing:
-        chosen.append(max(every, key=lambda case: len(pairs(case) & missing)))
-        missing -= pairs(chosen[-1])
+        chosen.append(max(every, key=lambda case: len(value_pairs(case) & missing)))
+        missing -= value_pairs(chosen[-1])
     return chosen
 
 
@@ -76,7 +76,7 @@ def make_inputs(
     return q, k, v, do
 
 
-def named(results: Iterable[Tensor]) -> dict[str, Tensor]:
+def to_dict(results: Iterable[Tensor]) -> dict[str, Tensor]:
     return dict(zip(NAMES, results, strict=True))
 
 
@@ -98,7 +98,7 @@ def run_class(
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o = cls.apply(q, k, v, causal, *options)
     lse = saved_lse(o, q.shape[:-1])
-    return named((o.detach(), lse, *gradients(o, (q, k, v), do)))
+    return to_dict((o.detach(), lse, *gradients(o, (q, k, v), do)))
 
 
 def run_reference(
@@ -113,7 +113,7 @@ def run_reference(
     """Return the results of `run_class` by plain attention in this dtype."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
     o, lse = attention_reference(q, k, v, causal, scale)
-    return named((o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))))
+    return to_dict((o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))))
 
 
 class SplitProduct(torch.autograd.Function):
@@ -122,15 +122,15 @@ class SplitProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(a, b)
-        return split_product(a, b)
+        return matmul_limbs(a, b)
 
     @staticmethod
     def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         a, b = ctx.saved_tensors
-        return split_product(g, b.mT), split_product(a.mT, g)
+        return matmul_limbs(g, b.mT), matmul_limbs(a.mT, g)
 
 
-def split_product(a: Tensor, b: Tensor) -> Tensor:
+def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b by three products of bfloat16 limbs, summed in float32."""
     (a_high, a_low), (b_high, b_low) = two_limbs(a), two_limbs(b)
     return a_low @ b_high + a_high @ b_low + a_high @ b_high
@@ -147,7 +147,7 @@ def hide_later_keys(s: Tensor) -> Tensor:
     return s.masked_fill(later, float("-inf"))
 
 
-def run_split(
+def run_in_limbs(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None
 ) -> dict[str, Tensor]:
     """Return the results of `run_class` by plain attention with `split_product`."""
@@ -155,10 +155,10 @@ def run_split(
     s = SplitProduct.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     s = hide_later_keys(s) if causal else s
     o, lse = SplitProduct.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
-    return named((o.detach(), lse.detach(), *gradients(o, (q, k, v), do)))
+    return to_dict((o.detach(), lse.detach(), *gradients(o, (q, k, v), do)))
 
 
-def of_delta(
+def delta_errors(
     o_error: Tensor,
     q: Tensor,
     k: Tensor,
@@ -179,7 +179,7 @@ def of_delta(
     }
 
 
-def worst(actual: Tensor, exact: Tensor) -> float:
+def max_error(actual: Tensor, exact: Tensor) -> float:
     return (actual.double() - exact.double()).abs().max().item()
 
 
@@ -201,11 +201,11 @@ def check_against_reference(
     rounding of the saved lse, which is float32 for all inputs. With `split`, plain
     attention with split products is the measure, and the band has what delta adds.
     """
-    actual = actual if isinstance(actual, Mapping) else named(actual)
+    actual = actual if isinstance(actual, Mapping) else to_dict(actual)
     exact = run_reference(q, k, v, do, causal, scale)
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
     if split:
-        plain = run_split(q, k, v, do, causal, scale)
+        plain = run_in_limbs(q, k, v, do, causal, scale)
     else:
         plain = run_reference(q, k, v, do, causal, scale, dtype=q.dtype)
         plain["lse"] = run_reference(q, k, v, do, causal, scale, dtype=wide)["lse"]
@@ -228,9 +228,9 @@ def check_against_reference(
         band = torch.finfo(dtype).eps * largest + terms + walk + recomputed
         if split and name in ("dq", "dk"):
             o_error = plain["o"] - exact["o"]
-            band += of_delta(o_error, q, k, do, causal, scale, exact["lse"])[name]
-        error = worst(actual[name], exact[name])
-        bound = 2 * worst(plain[name], exact[name]) + band
+            band += delta_errors(o_error, q, k, do, causal, scale, exact["lse"])[name]
+        error = max_error(actual[name], exact[name])
+        bound = 2 * max_error(plain[name], exact[name]) + band
         bound = min(bound, CAP[q.dtype] * max(1.0, largest))
         assert error <= bound, (
             f"{name}: error {error:.3g} exceeds {bound:.3g} (largest {largest:.3g})"
@@ -262,11 +262,11 @@ def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> 
 
 
 @contextmanager
-def poisoned(launches) -> Iterator[list[Tensor]]:
+def poison_buffers(launches) -> Iterator[list[Tensor]]:
     """Fill new buffers and the memory around them with NaN; yield all of it."""
     memories, new_empty = [], Tensor.new_empty
 
-    def fresh(x, shape, dtype=None, **options):
+    def new_poisoned(x, shape, dtype=None, **options):
         # The interpreter passes a device for its own copies.
         if options:
             return new_empty(x, shape, dtype=dtype, **options)
@@ -276,13 +276,13 @@ def poisoned(launches) -> Iterator[list[Tensor]]:
         memories.append(memory)
         return memory[4096:-4096].view(shape)
 
-    def statistics(x):
-        return fresh(x, x.shape[:-1], torch.float32)
+    def new_statistics(x):
+        return new_poisoned(x, x.shape[:-1], torch.float32)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tensor, "new_empty", fresh)
-        patch.setattr(torch, "empty_like", lambda x: fresh(x, x.shape))
-        patch.setattr(launches, "empty_row_statistics", statistics)
+        patch.setattr(Tensor, "new_empty", new_poisoned)
+        patch.setattr(torch, "empty_like", lambda x: new_poisoned(x, x.shape))
+        patch.setattr(launches, "empty_row_statistics", new_statistics)
         yield memories
     for memory in memories:
         assert (memory[:4096] == 123).all() and (memory[-4096:] == 123).all()
@@ -298,5 +298,5 @@ class Like:
         return getattr(self.x, name)
 
 
-def like(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0") -> Any:
+def fake_tensor(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0") -> Any:
     return Like(torch.empty(shape, dtype=dtype, device="meta"), device)

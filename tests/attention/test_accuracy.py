@@ -24,10 +24,10 @@ from tests.attention.checks import (
     NAMES,
     check_against_reference,
     make_inputs,
+    max_error,
     parametrize_pairs,
     run_class,
     run_reference,
-    worst,
 )
 from tests.needed import compiles_cpp
 
@@ -44,12 +44,12 @@ def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
     tl.store(y_ptr + tl.arange(0, n), round_to(x, y_ptr.dtype.element_ty))
 
 
-def check(cls, inputs, causal: bool, scale: float | None = None) -> None:
+def check_result(cls, inputs, causal: bool, scale: float | None = None) -> None:
     results = run_class(cls, *inputs, causal, scale)
     check_against_reference(results, *inputs, causal, scale)
 
 
-def launch(
+def launch_both(
     inputs, causal, forward=None, dkdv=None, dq=None, splits=(None,) * 3, **more
 ):
     """Launch both passes with these configurations and a scale of 0.25."""
@@ -61,24 +61,24 @@ def launch(
 
 @parametrize_pairs(cls=CLASSES, dtype=DTYPES, d=HEAD_DIMS, causal=CAUSAL)
 def test_dtypes_and_head_dimensions(cls, dtype, d, causal, device):
-    check(cls, make_inputs(97, 97, d, dtype, device), causal)
+    check_result(cls, make_inputs(97, 97, d, dtype, device), causal)
 
 
 @parametrize_pairs(cls=CLASSES, lengths=LENGTHS, causal=CAUSAL)
 def test_lengths(cls, lengths, causal, device):
-    check(cls, make_inputs(*lengths, 16, device=device), causal)
+    check_result(cls, make_inputs(*lengths, 16, device=device), causal)
 
 
 @pytest.mark.parametrize("gap", [0, 8, 1], ids=lambda gap: f"rows {gap} apart")
 def test_rows_that_8_divides_and_rows_that_it_does_not(gap, device):
     whole = make_inputs(33, 40, 24 + gap, torch.float16, device, lead=(1, 2))
     q, k, v, do = (x[..., :24] for x in whole)
-    check(FlashAttentionTriton, (q, k, v, do), True)
+    check_result(FlashAttentionTriton, (q, k, v, do), True)
 
 
 @parametrize_pairs(cls=CLASSES, dtype=DTYPES, sigma=[8.0, 60.0], causal=CAUSAL)
 def test_large_scores(cls, dtype, sigma, causal, device):
-    check(cls, make_inputs(70, 97, 32, dtype, device, sigma=sigma), causal)
+    check_result(cls, make_inputs(70, 97, 32, dtype, device, sigma=sigma), causal)
 
 
 @parametrize_pairs(
@@ -88,7 +88,7 @@ def test_tiles_of_any_shape(tile, causal, device):
     """The causal loops split where the diagonal enters a tile."""
     inputs = make_inputs(97, 70, 16, device=device)
     t = Config(*tile, warps=4, stages=2)
-    check_against_reference(launch(inputs, causal, t, t, t), *inputs, causal, 0.25)
+    check_against_reference(launch_both(inputs, causal, t, t, t), *inputs, causal, 0.25)
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_loops_that_are_split(dtype, splits, causal, device):
     q, k, v, do = inputs = make_inputs(65, 97, 40, dtype, device, **shared)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     t = Config(32, 32, warps=4, stages=1)
-    found = launch((q, k, v, do), causal, t, t, t, splits)
+    found = launch_both((q, k, v, do), causal, t, t, t, splits)
     check_against_reference(found, *inputs, causal, 0.25)
 
 
@@ -143,30 +143,30 @@ def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
     """Four query heads of a KV head are split like one with four times the rows."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
-    def splits(heads: int, n_q: int) -> int:
+    def count_splits(heads: int, n_q: int) -> int:
         q, k = (
             torch.empty(1, h, n, 16, device="meta") for h, n in ((heads, n_q), (1, 64))
         )
         return backward_plan(q, k).dkdv.constants["SPLITS"]
 
-    assert splits(4, 512) == splits(1, 2048) > splits(1, 512) > 1
+    assert count_splits(4, 512) == count_splits(1, 2048) > count_splits(1, 512) > 1
 
 
 @pytest.mark.parametrize("head_swizzle", [1, 2, 3, 5, 9])
 def test_each_head_has_all_its_tiles_in_any_order(head_swizzle, device):
     inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
-    found = launch(inputs, True, head_swizzle=head_swizzle)
+    found = launch_both(inputs, True, head_swizzle=head_swizzle)
     check_against_reference(found, *inputs, True, 0.25)
 
 
-def test_float32_is_as_exact_as_torch_is_told(precision, device):
+def test_float32_is_as_exact_as_torch_is_told(set_precision, device):
     inputs = make_inputs(97, 97, 64, torch.float32, device)
     exact = run_reference(*inputs, True)
     errors = {}
     for setting in ("highest", "high", "medium"):
-        precision(setting)
+        set_precision(setting)
         actual = run_class(FlashAttentionTriton, *inputs, True)
-        errors[setting] = max(worst(actual[name], exact[name]) for name in NAMES)
+        errors[setting] = max(max_error(actual[name], exact[name]) for name in NAMES)
     assert errors["highest"] < 1e-5 and errors["high"] == errors["medium"] < 2e-4
     # The interpreter multiplies in float32 for every setting.
     assert device == "cpu" or errors["highest"] < errors["high"]
@@ -174,11 +174,11 @@ def test_float32_is_as_exact_as_torch_is_told(precision, device):
 
 @MASKS
 @pytest.mark.parametrize("d", [16, 64, 80])
-def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
+def test_high_precision_keeps_sixteen_bits(set_precision, d, causal, device):
     inputs = make_inputs(97, 130, d, torch.float32, device)
-    precision("high")
+    set_precision("high")
     actual = run_class(FlashAttentionTriton, *inputs, causal)
-    precision("highest")
+    set_precision("highest")
     check_against_reference(actual, *inputs, causal, split=True)
 
 
@@ -189,20 +189,20 @@ def test_high_precision_keeps_sixteen_bits(precision, d, causal, device):
     causal=CAUSAL,
 )
 def test_float32_split_ahead(
-    precision, setting, ahead, splits, causal, device, monkeypatch
+    set_precision, setting, ahead, splits, causal, device, monkeypatch
 ):
     # The reference of "high" does not support grouped heads.
     shared = (1, 1) if setting == "highest" else None
     q, k, v, do = make_inputs(65, 97, 40, device=device, lead=(1, 2), lead_k=shared)
     k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
     forward, dkdv, dq = (Config(32, 32, 4, 1, ahead=each) for each in ahead)
-    precision(setting)
+    set_precision(setting)
     done, as_limbs = [], launches.split_into_limbs
     monkeypatch.setattr(
         launches, "split_into_limbs", lambda *x: done.append(len(x) - 1) or as_limbs(*x)
     )
-    found = launch((q, k, v, do), causal, forward, dkdv, dq, (splits,) * 3)
-    precision("highest")
+    found = launch_both((q, k, v, do), causal, forward, dkdv, dq, (splits,) * 3)
+    set_precision("highest")
     # The forward kernel needs q, k and v in limbs; the backward kernels do, too.
     assert done == [3] * ahead[0] + [4]
     split = setting == "high"
@@ -237,7 +237,7 @@ def test_what_a_step_works_out_anew_is_what_it_would_keep(
 
 @MASKS
 def test_float64_tiles_are_exact(causal):
-    check(FlashAttentionPyTorch, make_inputs(130, 97, 24, torch.float64), causal)
+    check_result(FlashAttentionPyTorch, make_inputs(130, 97, 24, torch.float64), causal)
 
 
 @compiles_cpp
@@ -266,7 +266,7 @@ def test_the_oracle_is_plain_attention():
         assert torch.allclose(result["lse"][0, i], lse, atol=1e-12)
 
 
-def spread(device) -> Tensor:
+def mixed_magnitudes(device) -> Tensor:
     """Return numbers of both signs and many magnitudes."""
     return torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
 
@@ -274,7 +274,7 @@ def spread(device) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_to_the_nearest(dtype, device):
     """Ties round to even, as on a GPU. The interpreter itself would truncate."""
-    x = spread(device)
+    x = mixed_magnitudes(device)
     x[:8] = torch.tensor(
         [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0]
     )

@@ -14,17 +14,17 @@ from systems.attention.triton import available
 from systems.attention.triton.available import check_device, describe_kernels
 from systems.attention.triton.primitives import INTERPRETED
 from systems.check_setup import attention_status
-from tests.attention.checks import Like, like
+from tests.attention.checks import Like, fake_tensor
 
 LARGE = (1, 16, 16384, 64)
 GPU = torch.device("cuda:0")
 
 
 @pytest.fixture
-def gpu_with(monkeypatch):
+def fake_gpu(monkeypatch):
     """Pretend this GPU and Triton version, with empty caches."""
 
-    def see(
+    def pretend(
         capability: tuple[int, int],
         version: str,
         interpreted: bool = False,
@@ -47,29 +47,29 @@ def gpu_with(monkeypatch):
         monkeypatch.setattr(available, "LOGGED", set())
         return look
 
-    return see
+    return pretend
 
 
-def auto(*shape: int, **options) -> str:
-    x = like(*shape, **options)
+def auto_backend(*shape: int, **options) -> str:
+    x = fake_tensor(*shape, **options)
     return choose_backend("auto", x, x, x)
 
 
-def test_slower_kernels_than_the_gpu_allows_are_told_once(gpu_with, caplog):
-    gpu_with((9, 0), "3.10.0")
-    auto(*LARGE, dtype=torch.float32)
-    auto(1, 16, 16384, 32)
-    auto(1, 1, 64, 64)
+def test_slower_kernels_than_the_gpu_allows_are_told_once(fake_gpu, caplog):
+    fake_gpu((9, 0), "3.10.0")
+    auto_backend(*LARGE, dtype=torch.float32)
+    auto_backend(1, 16, 16384, 32)
+    auto_backend(1, 1, 64, 64)
     assert not caplog.messages, "other kernels would not run there anyway"
-    assert auto(*LARGE) == auto(1, 16, 16384, 128) == "triton"
+    assert auto_backend(*LARGE) == auto_backend(1, 16, 16384, 128) == "triton"
     (said,) = caplog.messages
     assert "slower than this GPU allows: hopper needs Triton 3.6, " in said
     assert said.endswith("found 3.10.0")
 
 
-def test_large_inputs_that_tma_cannot_read_are_told_once(gpu_with, caplog):
+def test_large_inputs_that_tma_cannot_read_are_told_once(fake_gpu, caplog):
     """Small inputs would run on the Triton kernels anyway."""
-    gpu_with((9, 0), "3.6.0")
+    fake_gpu((9, 0), "3.6.0")
     for gap in (1, 3):
         wide = torch.empty(1, 16, 16384, 64 + gap, dtype=torch.bfloat16, device="meta")
         gappy = Like(wide[..., :64])
@@ -86,15 +86,15 @@ def test_large_inputs_that_tma_cannot_read_are_told_once(gpu_with, caplog):
     [((9, 0), "3.6.0", "hopper"), ((8, 0), "3.8.0", "triton")],
 )
 def test_a_gpu_on_its_best_path_is_not_told(
-    capability, version, best, gpu_with, caplog
+    capability, version, best, fake_gpu, caplog
 ):
-    look = gpu_with(capability, version, timed=3)
+    look = fake_gpu(capability, version, timed=3)
     look(GPU)
-    assert auto(*LARGE) == best and not caplog.messages
+    assert auto_backend(*LARGE) == best and not caplog.messages
 
 
-def test_a_table_that_nobody_timed_is_told_once(gpu_with, caplog):
-    look = gpu_with((8, 0), "3.8.0")
+def test_a_table_that_nobody_timed_is_told_once(fake_gpu, caplog):
+    look = fake_gpu((8, 0), "3.8.0")
     for _ in range(2):
         look(GPU)
         look(torch.device("cuda:1"))
@@ -103,8 +103,8 @@ def test_a_table_that_nobody_timed_is_told_once(gpu_with, caplog):
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0)])
-def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, gpu_with):
-    look, found = gpu_with(capability, "3.8.0"), ".".join(map(str, capability))
+def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, fake_gpu):
+    look, found = fake_gpu(capability, "3.8.0"), ".".join(map(str, capability))
     said = f"needs a GPU of compute capability 8.0 or later, found {found}"
     assert attention_status("cuda:0")["triton"] == said
     for _ in range(2):
@@ -135,14 +135,14 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("machine", KERNELS, ids=str)
-def test_the_setup_says_which_kernels_run_and_why(machine, gpu_with):
+def test_the_setup_says_which_kernels_run_and_why(machine, fake_gpu):
     """The setup check and an error by backend "hopper" give the same reason."""
-    gpu_with(*machine)
+    fake_gpu(*machine)
     said, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
     assert list(said) == ["hopper", "triton"]
     assert hopper_says in said["hopper"] and triton_says in said["triton"]
-    x = like(*LARGE)
-    assert said["hopper"].startswith("runs") == (auto(*LARGE) == "hopper")
+    x = fake_tensor(*LARGE)
+    assert said["hopper"].startswith("runs") == (auto_backend(*LARGE) == "hopper")
     if said["hopper"].startswith("needs"):
         with pytest.raises(ValueError, match=re.escape(f"hopper: {said['hopper']}")):
             choose_backend("hopper", x, x, x)

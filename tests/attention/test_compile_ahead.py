@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from tests.needed import python
+from tests.needed import run_python
 from tools.compile_ahead import (
     TARGETS,
     KernelNeeds,
@@ -93,7 +93,7 @@ def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[KernelNe
     # Use an empty cache, so that kernels are compiled.
     environment |= {"TRITON_CACHE_DIR": str(cache)}
     code = f"{SHOW}\ngpu = TARGETS[{gpu!r}]\n{code}"
-    done = python("-W", "error::UserWarning", "-c", code, env=environment)
+    done = run_python("-W", "error::UserWarning", "-c", code, env=environment)
     assert done.returncode == 0, done.stderr
     compiled: dict[str, list[KernelNeeds]] = {}
     for name, found in map(json.loads, done.stdout.splitlines()):

@@ -25,7 +25,7 @@ from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 
 
 @pytest.fixture(autouse=True)
-def nobody_tuned(monkeypatch):
+def ignore_tuned(monkeypatch):
     """Ignore configurations tuned on this machine."""
     monkeypatch.setattr(chooser, "owner_configs", lambda device: {})
 
@@ -86,15 +86,15 @@ def test_a_gpu_gets_the_configuration_of_its_arithmetic_and_mask(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for kind, by_kernel in CONFIGS["sm_90"].items():
 
-        def chosen(kind=kind):
+        def choose(kind=kind):
             rest = 2**20, CUDA
             return [choose_config("dq", 80, kind, c, *rest) for c in (True, False)]
 
         one, other = Config(64, 64, 4, 2), Config(128, 64, 4, 2)
         monkeypatch.setitem(by_kernel["dq"], 128, one)
-        assert chosen() == [one, one]
+        assert choose() == [one, one]
         monkeypatch.setitem(by_kernel["dq"], 128, ByMask(causal=one, full=other))
-        assert chosen() == [one, other]
+        assert choose() == [one, other]
 
 
 def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypatch):
@@ -104,16 +104,16 @@ def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypat
         assert most == sorted(set(most))
         for kernel, d in product(("forward", "dkdv", "dq"), HEAD_DIMS):
 
-            def chosen(rows, of=(kernel, d, kind, False)):
+            def choose(rows, of=(kernel, d, kind, False)):
                 return choose_config(*of, rows, CUDA)
 
             table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal=False)
             few = [f for f in tiers if d in f.configs[kernel]]
             entries = [(f.most_rows, f.configs[kernel][d]) for f in few]
             for (rows, config), (_, larger) in pairwise([*entries, (0, table)]):
-                assert chosen(rows) == config
-                assert chosen(rows + 1) == larger != config
-            assert entries or chosen(1) == table
+                assert choose(rows) == config
+                assert choose(rows + 1) == larger != config
+            assert entries or choose(1) == table
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     many = select_by_mask(CONFIGS["sm_80"]["highest"]["dq"][128], causal=True)
     assert choose_config("dq", 128, "highest", True, 1, CUDA) == many
@@ -125,10 +125,10 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
     """Splits give 132 SMs the warps of a rule, at most one split per step."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
-    def rules(*of: configs.SplitRule) -> None:
+    def set_rules(*of: configs.SplitRule) -> None:
         monkeypatch.setitem(configs.SPLIT_RULES, "half", of)
 
-    rules(configs.SplitRule(warps=4, least_rows=100))
+    set_rules(configs.SplitRule(warps=4, least_rows=100))
 
     def splits(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
         return count_splits(programs, warps, n, rows, "half", CUDA)
@@ -137,10 +137,10 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
     assert found == [16, 16, 8, 4, 2, 2, 1, 1]
     assert splits(33, 4096, warps=8) == 2 and splits(1, 4096, rows=1024) == 4
     assert splits(1, 400) == 4 > splits(1, 399) == 2
-    rules(configs.SplitRule(4, 100, least_splits=4))
+    set_rules(configs.SplitRule(4, 100, least_splits=4))
     assert [splits(programs, 4096) for programs in (9, 33, 34, 66)] == [8, 4, 1, 1]
     assert splits(1, 400) == 4 > splits(1, 399) == 1
-    rules(configs.SplitRule(4, 100), configs.SplitRule(16, 1000))
+    set_rules(configs.SplitRule(4, 100), configs.SplitRule(16, 1000))
     found = [splits(programs, 4000) for programs in (1, 33, 34, 132, 133, 264, 265)]
     assert found == [16, 4, 4, 4, 2, 2, 1]
     assert splits(132, 1999) == 1 < splits(132, 2000) == 2

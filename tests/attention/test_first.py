@@ -23,7 +23,7 @@ DTYPES = [
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
-def check(causal: bool, *shape, **options) -> None:
+def check_result(causal: bool, *shape, **options) -> None:
     inputs = make_inputs(*shape, **options)
     outputs = run_class(FlashAttentionFirst, *inputs, causal)
     check_against_reference(outputs, *inputs, causal)
@@ -33,7 +33,7 @@ def check(causal: bool, *shape, **options) -> None:
 @pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes_and_head_dimensions(dtype, d, causal, device):
-    check(causal, 128, 128, d, dtype, device)
+    check_result(causal, 128, 128, d, dtype, device)
 
 
 @MASKS
@@ -48,7 +48,7 @@ def test_lengths_heads_and_scales(n, causal, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_scores_do_not_overflow(dtype, causal, device):
     """The exponential of the largest score overflows in every dtype."""
-    check(causal, 128, 128, 32, dtype, device, sigma=60.0)
+    check_result(causal, 128, 128, 32, dtype, device, sigma=60.0)
 
 
 def test_the_gradient_of_a_sum_is_one_number_expanded(device):

@@ -37,7 +37,7 @@ from tests.attention.checks import (
     make_inputs,
     run_class,
 )
-from tests.needed import python
+from tests.needed import run_python
 
 pytestmark = pytest.mark.gpu
 
@@ -48,7 +48,7 @@ COMPILED = pytest.mark.filterwarnings("ignore")
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
-def distinct(tables: dict[str, Any]) -> dict[str, Any]:
+def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
     """Return entries without duplicates from tables of other GPUs."""
     found: dict[str, Any] = {}
     for arch, table in tables.items():
@@ -61,7 +61,7 @@ def distinct(tables: dict[str, Any]) -> dict[str, Any]:
 # entry are checked together. Where few rows have no entry, it is that of many.
 ENTRIES = {
     (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
-    for arch, kinds in distinct(CONFIGS).items()
+    for arch, kinds in drop_duplicates(CONFIGS).items()
     for kind, passes in kinds.items()
     for d in passes["forward"]
 } | {
@@ -69,14 +69,14 @@ ENTRIES = {
         name: by_d[d] if d in by_d else CONFIGS[arch][kind][name][d]
         for name, by_d in few.configs.items()
     }
-    for arch, kinds in distinct(FEW_ROWS).items()
+    for arch, kinds in drop_duplicates(FEW_ROWS).items()
     for kind, tiers in kinds.items()
     for few in tiers
     for d in sorted({d for by_d in few.configs.values() for d in by_d})
 }
 
 
-def check(cls, inputs, causal: bool) -> None:
+def check_result(cls, inputs, causal: bool) -> None:
     check_against_reference(run_class(cls, *inputs, causal), *inputs, causal)
 
 
@@ -86,12 +86,12 @@ def check(cls, inputs, causal: bool) -> None:
 def test_all_lengths(dtype, d, causal):
     for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
         inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
-        check(FlashAttentionTriton, inputs, causal)
+        check_result(FlashAttentionTriton, inputs, causal)
 
 
 @MASKS
 @pytest.mark.parametrize(("gpu", "kind", "d"), ENTRIES, ids=str)
-def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
+def test_every_configuration_of_the_tables(set_precision, gpu, kind, d, causal):
     configs = {
         name: select_by_mask(config, causal)
         for name, config in ENTRIES[gpu, kind, d].items()
@@ -99,7 +99,7 @@ def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
     # Both 16-bit dtypes use the same entries, so test one with each mask.
     half = torch.bfloat16 if causal else torch.float16
     dtype = half if kind == "half" else torch.float32
-    precision("high" if kind == "high" else "highest")
+    set_precision("high" if kind == "high" else "highest")
     lengths = [(512, 512, d), (333, 461, d), (333, 461, d - 3)][: 3 if causal else 2]
     for n_q, n_k, head in lengths:
         q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
@@ -116,7 +116,7 @@ def test_every_configuration_of_the_tables(precision, gpu, kind, d, causal):
 def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
     for n_q, n_k in ((128, 128), (257, 97)):
         inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
-        check(FlashAttentionPyTorch, inputs, causal)
+        check_result(FlashAttentionPyTorch, inputs, causal)
 
 
 @MASKS
@@ -196,20 +196,20 @@ def test_rows_far_apart(causal):
 def test_more_heads_than_a_launch_grid_has_rows():
     """CUDA limits the second and third axis of a grid to 65,535."""
     inputs = make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
-    check(FlashAttentionTriton, inputs, True)
+    check_result(FlashAttentionTriton, inputs, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_memory_is_linear_in_the_length(dtype):
-    def peak(n: int) -> int:
+    def peak_bytes(n: int) -> int:
         held = torch.cuda.memory_allocated()
         inputs = make_inputs(n, n, 64, dtype, "cuda", lead=(1, 4))
         torch.cuda.reset_peak_memory_stats()
-        both(*inputs)
+        run_both(*inputs)
         return torch.cuda.max_memory_allocated() - held
 
-    peak(1024)
-    assert peak(16384) / peak(8192) <= 2.1
+    peak_bytes(1024)
+    assert peak_bytes(16384) / peak_bytes(8192) <= 2.1
 
 
 @COMPILED
@@ -233,21 +233,21 @@ def test_the_leaderboard_program():
 def test_lengths_are_dynamic_under_the_default_compiler():
     torch.compiler.reset()
 
-    def function(q, k, v):
+    def attend(q, k, v):
         return flash_attention(q * 2, k, v, causal=True).cos()
 
-    compiled = torch.compile(function, fullgraph=True, dynamic=True)
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True)
     for n in (200, 333):
         q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(2, 4))
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
-        expected = torch.autograd.grad(function(*leaves), leaves, do)
+        expected = torch.autograd.grad(attend(*leaves), leaves, do)
         for ours, theirs in zip(
             torch.autograd.grad(compiled(*leaves), leaves, do), expected, strict=True
         ):
             torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
-def both(q, k, v, do):
+def run_both(q, k, v, do):
     """Return o and the gradients of the public function."""
     leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
     o = flash_attention(*leaves, causal=True)
@@ -255,7 +255,7 @@ def both(q, k, v, do):
 
 
 # --8<-- [start:graph]
-def captured(step):
+def capture_graph(step):
     """Return a CUDA graph of `step` and the tensors that its replay writes."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -287,13 +287,13 @@ def captured(step):
 )
 def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, n):
     tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
-    graph, results = captured(lambda: both(*tensors))
+    graph, results = capture_graph(lambda: run_both(*tensors))
     for seed in (1, 2):
         others = make_inputs(n, n, 64, dtype, "cuda", lead=lead, seed=seed)
         for x, other in zip(tensors, others, strict=True):
             x.copy_(other)
         graph.replay()
-        assert all(map(torch.equal, results, both(*tensors))), seed
+        assert all(map(torch.equal, results, run_both(*tensors))), seed
 
 
 @COMPILED
@@ -302,16 +302,16 @@ def test_the_compiler_captures_it_too():
     torch.compiler.reset()
     counters.clear()
 
-    def function(q, k, v):
+    def attend(q, k, v):
         return flash_attention(q, k, v, causal=True)
 
-    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    compiled = torch.compile(attend, fullgraph=True, mode="reduce-overhead")
     for seed in range(4):
         q, k, v, do = make_inputs(
             256, 256, 64, torch.bfloat16, "cuda", lead=(2, 4), seed=seed
         )
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
-        o, expected = compiled(*leaves), function(*leaves)
+        o, expected = compiled(*leaves), attend(*leaves)
         ours = o, *gradients(o, leaves, do)
         assert all(map(torch.equal, ours, (expected, *gradients(expected, leaves, do))))
     assert counters["inductor"]["cudagraph_skips"] == 0
@@ -337,20 +337,20 @@ def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
         for b, h, n, d in SHAPES
     ]
 
-    def work(stream):
+    def run_on_stream(stream):
         with torch.cuda.stream(stream):
-            found = [both(*x) for _ in range(5) for x in inputs]
+            found = [run_both(*x) for _ in range(5) for x in inputs]
         stream.synchronize()
         return found
 
     for cached in PLANS:
         cached.cache_clear()
-    expected = [both(*x) for x in inputs] if known else []
+    expected = [run_both(*x) for x in inputs] if known else []
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(8)]
     with ThreadPoolExecutor(len(streams)) as pool:
-        found = [results for of in pool.map(work, streams) for results in of]
-    expected = expected or [both(*x) for x in inputs]
+        found = [results for of in pool.map(run_on_stream, streams) for results in of]
+    expected = expected or [run_both(*x) for x in inputs]
     for i, results in enumerate(found):
         assert all(map(torch.equal, results, expected[i % len(inputs)])), i
 
@@ -381,7 +381,7 @@ def test_the_cpu_is_refused_beside_a_gpu():
 def test_the_gpu_of_the_tensors_is_used():
     inputs = make_inputs(97, 97, 64, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0
-    check(FlashAttentionTriton, inputs, True)
+    check_result(FlashAttentionTriton, inputs, True)
 
 
 FIRST_CALL = """
@@ -415,7 +415,7 @@ MOST_SECONDS = 15
 def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     options = {"env": environment, "timeout": 120}
-    done = python("-c", FIRST_CALL, n, d, dtype, **options)
+    done = run_python("-c", FIRST_CALL, n, d, dtype, **options)
     assert done.returncode == 0, done.stderr
     # The first call also imports Triton.
     forward, backward = map(float, done.stdout.split())

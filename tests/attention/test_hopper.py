@@ -50,11 +50,11 @@ from tests.attention.checks import (
     Like,
     check_against_reference,
     check_batched_gradients,
-    like,
+    fake_tensor,
     make_inputs,
-    named,
-    poisoned,
+    poison_buffers,
     run_class,
+    to_dict,
 )
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -69,54 +69,55 @@ LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
 PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
 
 
-def on_hopper() -> bool:
+def has_hopper() -> bool:
     """Run with any Triton: these tests decide which versions `VERSIONS` lists."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
-def hopper(test):
-    needed = pytest.mark.skipif(not on_hopper(), reason="needs a Hopper GPU")
+def needs_hopper(test):
+    needed = pytest.mark.skipif(not has_hopper(), reason="needs a Hopper GPU")
     return pytest.mark.gpu(needed(test))
 
 
-def run(q, k, v, do, causal: bool, scale: float | None = None):
+def attend(q, k, v, do, causal: bool, scale: float | None = None):
     """Return o, lse, dq, dk and dv of these kernels, also for small inputs."""
     options = causal, scale or q.shape[-1] ** -0.5
     o, lse = launch_forward(q, k, v, *options)
-    return named((o, lse, *launch_backward(do, q, k, v, o, lse, *options)))
+    return to_dict((o, lse, *launch_backward(do, q, k, v, o, lse, *options)))
 
 
 @pytest.fixture
-def a_hopper(monkeypatch):
+def fake_hopper(monkeypatch):
     """Pretend a Hopper GPU and a supported Triton."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
 
 
-def taken(*shape: int, **options) -> bool:
+def is_chosen(*shape: int, **options) -> bool:
     """Return whether "auto" selects these kernels for this shape."""
-    x = like(*shape, **options)
+    x = fake_tensor(*shape, **options)
     return choose_backend("auto", x, x, x) == "hopper"
 
 
-@pytest.mark.usefixtures("a_hopper")
+@pytest.mark.usefixtures("fake_hopper")
 def test_where_auto_means_these_kernels():
     long = 1, 16, 16384
-    assert [d for d in (32, 40, 64, 80, 84, 256) if taken(*long, d)] == [40, 64, 80]
-    assert taken(128, 1024, 128) and taken(8, 17, 1023, 64, dtype=torch.float16)
-    assert not taken(*long, 64, dtype=torch.float32)
-    assert not taken(*long, 64, device="cpu")
-    assert MIN_SCORES == 8 * 4096**2 and taken(8, 4096, 64) and not taken(8, 4095, 64)
+    assert [d for d in (32, 40, 64, 80, 84, 256) if is_chosen(*long, d)] == [40, 64, 80]
+    assert is_chosen(128, 1024, 128) and is_chosen(8, 17, 1023, 64, dtype=torch.float16)
+    assert not is_chosen(*long, 64, dtype=torch.float32)
+    assert not is_chosen(*long, 64, device="cpu")
+    assert is_chosen(8, 4096, 64) and not is_chosen(8, 4095, 64)
+    assert MIN_SCORES == 8 * 4096**2
     # A single head needs more tiles than there are SMs.
-    assert taken(1, 32768, 64) and not taken(1, 16384, 64)
+    assert is_chosen(1, 32768, 64) and not is_chosen(1, 16384, 64)
 
 
-@pytest.mark.usefixtures("a_hopper")
+@pytest.mark.usefixtures("fake_hopper")
 def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
     """The record has Triton kernels at few heads, Hopper's in one and two passes."""
     seen = set()
     for c in flash_accuracy.configs():
         few = c.heads == flash_accuracy.HEADS
-        assert taken(1, c.heads, c.n, c.d) is not few
+        assert is_chosen(1, c.heads, c.n, c.d) is not few
         if not few:
             layouts = (make_layout((1, c.heads, c.n, c.d), (1, 1, 1, 1)),) * 2
             seen.add(choose_walk(*layouts, c.causal, 132) is not None)
@@ -182,13 +183,13 @@ def test_a_descriptor_is_what_triton_makes_of_the_tensor():
 
 
 NEEDS = {
-    "another device": (like(1, 1, 8, 64, device="cpu"), "needs a CUDA GPU, found cpu"),
+    "no GPU": (fake_tensor(1, 1, 8, 64, device="cpu"), "needs a CUDA GPU, found cpu"),
     "another dtype": (
-        like(1, 1, 8, 64, dtype=torch.float32),
+        fake_tensor(1, 1, 8, 64, dtype=torch.float32),
         "needs float16 or bfloat16, found torch.float32",
     ),
     "another head dimension": (
-        like(1, 1, 8, 32),
+        fake_tensor(1, 1, 8, 32),
         "needs a head dimension from 40 to 128 that 8 divides, found 32",
     ),
     "rows apart": (
@@ -198,11 +199,11 @@ NEEDS = {
 }
 
 
-@pytest.mark.usefixtures("a_hopper")
+@pytest.mark.usefixtures("fake_hopper")
 @pytest.mark.parametrize("case", NEEDS)
 def test_by_name_they_run_or_say_what_they_need(case):
     """Backend "hopper" runs small inputs too; "auto" selects other kernels silently."""
-    small, (bad, message) = like(1, 1, 8, 64), NEEDS[case]
+    small, (bad, message) = fake_tensor(1, 1, 8, 64), NEEDS[case]
     assert choose_backend("hopper", small, small, small) == "hopper"
     with pytest.raises(ValueError, match=f"hopper: {message}"):
         choose_backend("hopper", bad, bad, bad)
@@ -229,30 +230,30 @@ def test_what_the_copy_engine_can_read():
         assert not is_tma_readable(unreadable)
 
 
-def off_by_one(x: torch.Tensor) -> torch.Tensor:
+def misalign(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
 # Tensors that TMA can't read, as views or hooks on saved tensors give them.
 UNREADABLE = {
-    "off by one number": off_by_one,
+    "off by one number": misalign,
     "gaps": lambda x: torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0],
     "head dimension outermost": lambda x: x.mT.contiguous().mT,
-    "heads beside tokens, off by one": lambda x: off_by_one(
-        x.transpose(1, 2)
-    ).transpose(1, 2),
+    "heads beside tokens, off by one": lambda x: misalign(x.transpose(1, 2)).transpose(
+        1, 2
+    ),
 }
 
 
 @pytest.fixture
-def plain_kernels_instead(monkeypatch):
+def portable_launches(monkeypatch):
     """Replace the Hopper kernels by the Triton kernels; list the backward launches."""
     ran = []
 
-    def refusal(*inputs):
+    def find_refusal(*inputs):
         return "" if all(map(is_tma_readable, inputs)) else "needs rows without gaps"
 
-    def backward(name):
+    def make_launch(name):
         def launch(do, q, k, v, o, lse, causal, scale, *walk):
             ran.append(name)
             assert all(map(is_tma_readable, (do, q, k, v, o)))
@@ -261,15 +262,15 @@ def plain_kernels_instead(monkeypatch):
 
         return launch
 
-    monkeypatch.setattr(limits, "find_refusal", refusal)
+    monkeypatch.setattr(limits, "find_refusal", find_refusal)
     monkeypatch.setattr(launches, "count_sms", lambda device: 132)
     monkeypatch.setattr(launches, "launch_forward", plain.launch_forward)
-    monkeypatch.setattr(launches, "launch_one_pass", backward("one pass"))
-    monkeypatch.setattr(launches, "launch_two_passes", backward("two passes"))
+    monkeypatch.setattr(launches, "launch_one_pass", make_launch("one pass"))
+    monkeypatch.setattr(launches, "launch_two_passes", make_launch("two passes"))
     return ran
 
 
-def gradients_of_unreadable(inputs, change, backend: str):
+def gradients_of_layout(inputs, change, backend: str):
     """Return gradients if `change` changes the layout of do and of saved tensors."""
     *leaves, do = inputs
     leaves = [x.detach().requires_grad_() for x in leaves]
@@ -281,17 +282,17 @@ def gradients_of_unreadable(inputs, change, backend: str):
 @pytest.mark.parametrize("walk", [None, Shift(1)], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("layout", UNREADABLE)
 def test_the_backward_pass_copies_what_tma_cannot_read(
-    layout, walk, plain_kernels_instead, monkeypatch, device
+    layout, walk, portable_launches, monkeypatch, device
 ):
     monkeypatch.setattr(launches, "choose_walk", lambda *_: walk)
     inputs = make_inputs(40, 40, 64, torch.float16, device, lead=(1, 2))
-    expected = gradients_of_unreadable(inputs, lambda x: x, "hopper")
-    found = gradients_of_unreadable(inputs, UNREADABLE[layout], "hopper")
+    expected = gradients_of_layout(inputs, lambda x: x, "hopper")
+    found = gradients_of_layout(inputs, UNREADABLE[layout], "hopper")
     assert all(map(torch.equal, found, expected))
-    assert plain_kernels_instead == 2 * ["one pass" if walk else "two passes"]
+    assert portable_launches == 2 * ["one pass" if walk else "two passes"]
 
 
-@pytest.mark.usefixtures("plain_kernels_instead")
+@pytest.mark.usefixtures("portable_launches")
 @pytest.mark.parametrize("layout", UNREADABLE)
 def test_gradients_of_copies_lie_as_a_compiler_was_promised(layout, device):
     q, k, v, do = make_inputs(40, 40, 64, torch.float16, device, lead=(1, 2))
@@ -302,7 +303,7 @@ def test_gradients_of_copies_lie_as_a_compiler_was_promised(layout, device):
         assert gradient.stride() == torch.empty_like(x).stride()
 
 
-def walk_of(number: int, tiles: int, heads: int, groups: int, causal: bool):
+def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
     """Return (head, tile of queries, partial dq before) of each step of a program."""
     pytest.importorskip("triton.experimental.gluon")
     from systems.attention.hopper.shift import Program, get_item, get_tile
@@ -325,7 +326,7 @@ def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
     tiles, heads, groups, causal
 ):
     """All programs take steps at the same time; a partial that is early would wait."""
-    walks = [[*walk_of(i, tiles, heads, groups, causal)] for i in range(tiles * groups)]
+    walks = [[*walk(i, tiles, heads, groups, causal)] for i in range(tiles * groups)]
     held: Counter[tuple[int, int]] = Counter()
     for steps in itertools.zip_longest(*walks):
         # A partial is added in the same step as others, not before.
@@ -356,7 +357,7 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
         yield item, [(member, *step) for member in members for step in steps]
 
 
-def some_orders(cases: int):
+def random_orders(cases: int):
     """Return random (heads, kv_heads, n_q, n_k, causal, order) as the launcher's."""
     draw = random.Random(0)
     for _ in range(cases):
@@ -374,7 +375,7 @@ def some_orders(cases: int):
 
 def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
     """Each partial dq is added after those of programs with smaller numbers."""
-    for case in some_orders(300):
+    for case in random_orders(300):
         heads, _, n_q, n_k, causal, _ = case
         held: dict[tuple[int, int], int] = {}
         items = set()
@@ -393,7 +394,7 @@ def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
         }, case
 
 
-def walk(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
+def choose(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
     q, k = Layout((*lead, n_q or n, d), ()), Layout((*(lead_k or lead), n, d), ())
     return choose_walk(q, k, causal, 132)
 
@@ -401,29 +402,30 @@ def walk(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
 def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     # Lengths that are no multiple of a tile, grouped heads, more tiles than SMs, and
     # narrow heads.
-    assert walk(4000) == Ordered(4, 56) and walk(4000, causal=False) == Ordered(8, 64)
-    assert walk(8192, (2, 32), (2, 8), d=64) == Ordered(1, 12)
-    assert walk(4096, (4, 32), (4, 8)) == Ordered(2, 24)
-    assert walk(8192, (2, 24), (2, 8)) == Ordered(1, 12)
-    assert walk(4096, (1, 32), (1, 8)) == Ordered(2, 4)
-    assert walk(32768, (1, 8)) == Ordered(1, 6)
-    assert walk(8192, (2, 16), d=96) == Ordered(2, 28)
+    assert choose(4000) == Ordered(4, 56)
+    assert choose(4000, causal=False) == Ordered(8, 64)
+    assert choose(8192, (2, 32), (2, 8), d=64) == Ordered(1, 12)
+    assert choose(4096, (4, 32), (4, 8)) == Ordered(2, 24)
+    assert choose(8192, (2, 24), (2, 8)) == Ordered(1, 12)
+    assert choose(4096, (1, 32), (1, 8)) == Ordered(2, 4)
+    assert choose(32768, (1, 8)) == Ordered(1, 6)
+    assert choose(8192, (2, 16), d=96) == Ordered(2, 28)
     # So few programs, or such long loops, that each query head has its own programs.
-    assert walk(4096, (1, 8), (1, 1), d=64) == Ordered(4, 4, 8)
-    assert walk(8192, (2, 64), (2, 8)) == Ordered(4, 124, 8)
-    assert walk(16384, (1, 32), (1, 8)) == Ordered(2, 30, 4)
-    assert walk(8192, (2, 64), (2, 8), causal=False) == Ordered(4, 16)
+    assert choose(4096, (1, 8), (1, 1), d=64) == Ordered(4, 4, 8)
+    assert choose(8192, (2, 64), (2, 8)) == Ordered(4, 124, 8)
+    assert choose(16384, (1, 32), (1, 8)) == Ordered(2, 30, 4)
+    assert choose(8192, (2, 64), (2, 8), causal=False) == Ordered(4, 16)
     # Different lengths: the shorter one decides.
-    assert walk(8192, n_q=4096) == Ordered(2, 60)
+    assert choose(8192, n_q=4096) == Ordered(2, 60)
     # Too few keys or programs, or a single head.
-    assert not walk(3968) and not walk(2000, (8, 16)) and not walk(8192, n_q=1000)
-    assert walk(2000, (8, 16), causal=False) and not walk(1900, causal=False)
-    assert not walk(4000, (1, 4)) and not walk(32768, (1, 1), d=64)
+    assert not choose(3968) and not choose(2000, (8, 16)) and not choose(8192, n_q=1000)
+    assert choose(2000, (8, 16), causal=False) and not choose(1900, causal=False)
+    assert not choose(4000, (1, 4)) and not choose(32768, (1, 1), d=64)
     # A single head, long enough that idle SMs at its end don't matter.
-    assert walk(65536, (1, 1), d=64) == Ordered(1, 0)
-    assert not walk(65536, (1, 1), d=64, causal=False)
+    assert choose(65536, (1, 1), d=64) == Ordered(1, 0)
+    assert not choose(65536, (1, 1), d=64, causal=False)
     for n, *leads in ((4000, (4, 16), (4, 2)), (5000, (1, 8), (1, 4)), (4097, (9, 7))):
-        found = walk(n, *leads)
+        found = choose(n, *leads)
         assert isinstance(found, Ordered) and found.side > 0 <= found.turn, n
 
 
@@ -434,7 +436,7 @@ def test_the_drawing_shows_the_walk(program):
     static, *_, last = svg.split('class="frame"')
     shown = re.findall(r'<text x="(\d+)" y="([\d.]+)">(\d)<', static + last)
     numbers = {(float(x), float(y)): int(text) for x, y, text in shown}
-    walked = list(walk_of(program, 5, 2, 1, True))
+    walked = list(walk(program, 5, 2, 1, True))
     for head, tile, order in walked[::BESIDE]:
         x = (129, 461)[head] + 50 * (tile // BESIDE)
         assert numbers[x, 58.5 + 24 * program] == order
@@ -442,7 +444,7 @@ def test_the_drawing_shows_the_walk(program):
 
 def test_the_shift_walk_is_taken_where_it_is_faster():
     def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
-        found = walk(n, lead, lead_k, causal, d, n_q)
+        found = choose(n, lead, lead_k, causal, d, n_q)
         return found.groups if isinstance(found, Shift) else 0
 
     assert groups(16384) == groups(16384, causal=False) == groups(16384, d=128) == 1
@@ -458,7 +460,7 @@ def test_the_shift_walk_is_taken_where_it_is_faster():
     assert not groups(1024, (16, 32)) and not groups(2048, (16, 16), d=128)
 
 
-@hopper
+@needs_hopper
 @MASKS
 @DTYPES
 @HEAD_DIMS
@@ -498,7 +500,7 @@ ORDERED = {
 }
 
 
-def orders_of(heads: int, shared: int, causal: bool) -> list[Ordered]:
+def list_orders(heads: int, shared: int, causal: bool) -> list[Ordered]:
     """Return orders: all heads forwards, backwards, or both; also divided groups."""
     if not causal:
         found = [Ordered(1, heads), Ordered(heads, heads)]
@@ -510,7 +512,7 @@ def orders_of(heads: int, shared: int, causal: bool) -> list[Ordered]:
     return found
 
 
-@hopper
+@needs_hopper
 @MASKS
 @pytest.mark.parametrize("case", ORDERED)
 def test_in_one_ordered_pass(case, causal):
@@ -519,7 +521,7 @@ def test_in_one_ordered_pass(case, causal):
     q, k, v, do = inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", **heads)
     scale, heads = d**-0.5, k[..., 0, 0].numel()
     o, lse = launch_forward(q, k, v, causal, scale)
-    orders = orders_of(heads, q[..., 0, 0].numel() // heads, causal)
+    orders = list_orders(heads, q[..., 0, 0].numel() // heads, causal)
     # Test one order for long sequences, because float64 attention is slow.
     for order in orders[-1:] if n_q > 4096 else orders:
         arguments = do, q, k, v, o, lse, causal, scale, order
@@ -529,7 +531,7 @@ def test_in_one_ordered_pass(case, causal):
             assert all(map(torch.equal, first, launch_one_pass(*arguments)))
 
 
-@hopper
+@needs_hopper
 @pytest.mark.filterwarnings("ignore")
 def test_shared_heads_of_transposed_views_under_the_compiler():
     torch.compiler.reset()
@@ -553,7 +555,7 @@ def test_shared_heads_of_transposed_views_under_the_compiler():
         assert relative_error(a, b.double()) < 0.01
 
 
-@hopper
+@needs_hopper
 def test_keys_past_the_end_are_hidden_from_low_scores():
     """For padding keys, exp(0 - lse) would overflow."""
     q, k, v, do = inputs = make_inputs(1000, 1000, 128, torch.half, "cuda", lead=(2,))
@@ -564,20 +566,20 @@ def test_keys_past_the_end_are_hidden_from_low_scores():
     check_against_reference((o, lse, *found), *inputs, False)
 
 
-@hopper
+@needs_hopper
 @MASKS
 @DTYPES
 @HEAD_DIMS
 def test_all_lengths(d, dtype, causal):
     for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
         inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
-        first = run(*inputs, causal)
+        first = attend(*inputs, causal)
         check_against_reference(first, *inputs, causal)
-        again = run(*inputs, causal)
+        again = attend(*inputs, causal)
         assert all(torch.equal(first[name], again[name]) for name in NAMES)
 
 
-@hopper
+@needs_hopper
 @MASKS
 @DTYPES
 def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
@@ -589,7 +591,7 @@ def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
             check_against_reference((o, lse, *found), *inputs, causal)
 
 
-@hopper
+@needs_hopper
 @MASKS
 @HEAD_DIMS
 def test_batches_heads_shared_heads_scales_and_large_scores(d, causal):
@@ -597,22 +599,22 @@ def test_batches_heads_shared_heads_scales_and_large_scores(d, causal):
     for batch, heads, shared in [(3, 5, 5), (2, 6, 2), (1, 6, 1), (1, 1, 1)]:
         heads = {"lead": (batch, heads), "lead_k": (batch, shared)}
         inputs = make_inputs(300, 200, d, torch.bfloat16, "cuda", **heads)
-        check_against_reference(run(*inputs, causal), *inputs, causal)
+        check_against_reference(attend(*inputs, causal), *inputs, causal)
     for scale, sigma, heads in [(0.02, 1.0, 2), (1.0, 1.0, 2), (0.125, 8.0, 400)]:
         more = {"lead": (2, heads // 2), "lead_k": (2, max(1, heads // 4))}
         inputs = make_inputs(333, 461, d, torch.bfloat16, "cuda", sigma=sigma, **more)
-        check_against_reference(run(*inputs, causal, scale), *inputs, causal, scale)
+        check_against_reference(attend(*inputs, causal, scale), *inputs, causal, scale)
 
 
-@hopper
+@needs_hopper
 @pytest.mark.parametrize("d", sorted(set(TILE_DIMS) - {64, 80, 128}))
 def test_other_head_dimensions(d):
     for n, lead in [(333, (2,)), (2048, (8, 8))]:
         inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
-        check_against_reference(run(*inputs, True), *inputs, True)
+        check_against_reference(attend(*inputs, True), *inputs, True)
 
 
-@hopper
+@needs_hopper
 @MASKS
 @HEAD_DIMS
 def test_views_between_poisoned_rows(d, causal):
@@ -625,11 +627,11 @@ def test_views_between_poisoned_rows(d, causal):
     for view, part in zip(views, parts, strict=True):
         view.copy_(part)
     assert all(is_tma_readable(view) for view in views)
-    expected, actual = run(*parts, causal), run(*views, causal)
+    expected, actual = attend(*parts, causal), attend(*views, causal)
     assert all(torch.equal(actual[name], expected[name]) for name in NAMES)
 
 
-@hopper
+@needs_hopper
 @MASKS
 @pytest.mark.parametrize(
     ("n_q", "n_k", "lead", "d", "tensors"),
@@ -646,13 +648,13 @@ def test_views_between_poisoned_rows(d, causal):
 )
 def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causal):
     inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", lead=lead)
-    with poisoned(launches) as memories:
-        actual = run(*inputs, causal)
+    with poison_buffers(launches) as memories:
+        actual = attend(*inputs, causal)
     check_against_reference(actual, *inputs, causal)
     assert len(memories) == tensors
 
 
-@hopper
+@needs_hopper
 @pytest.mark.parametrize(("backend", "n"), [("hopper", 100), ("auto", 8192)])
 def test_the_public_class_runs_them(backend, n, monkeypatch):
     """Small inputs by backend name, large ones by "auto"; do has stride zero."""
@@ -665,7 +667,7 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
     check_against_reference(actual, q, k, v, one, True)
 
 
-@hopper
+@needs_hopper
 @pytest.mark.parametrize("backend", ["hopper", "auto"])
 @pytest.mark.parametrize("layout", UNREADABLE)
 @pytest.mark.parametrize(
@@ -685,15 +687,15 @@ def test_gradients_of_what_tma_cannot_read(
     layouts = (Layout((*lead, n, d), ()) for _ in range(2))
     assert isinstance(choose_walk(*layouts, True, count_sms(inputs[0].device)), walk)
     assert limits.is_faster(*inputs[:2])
-    expected = gradients_of_unreadable(inputs, lambda x: x, backend)
-    found = gradients_of_unreadable(inputs, UNREADABLE[layout], backend)
+    expected = gradients_of_layout(inputs, lambda x: x, backend)
+    found = gradients_of_layout(inputs, UNREADABLE[layout], backend)
     for a, b in zip(found, expected, strict=True):
         # "auto" selects the Triton kernels if TMA can't read q, k or v.
         tolerance = 0 if backend == "hopper" else 0.02
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@hopper
+@needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_only_do_cannot_be_read(n, monkeypatch):
     """Slices of joined gradients are such; the backend depends on q, k and v only."""
@@ -701,11 +703,11 @@ def test_only_do_cannot_be_read(n, monkeypatch):
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     expected = run_class(FlashAttentionTriton, q, k, v, do, True)
-    found = run_class(FlashAttentionTriton, q, k, v, off_by_one(do), True)
+    found = run_class(FlashAttentionTriton, q, k, v, misalign(do), True)
     assert all(torch.equal(found[name], expected[name]) for name in NAMES)
 
 
-@hopper
+@needs_hopper
 @pytest.mark.parametrize("backend", ["hopper", "auto"])
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("way", BATCHED)
@@ -718,7 +720,7 @@ def test_a_batch_of_gradients(way, n, backend, monkeypatch):
     check_batched_gradients(way, o, leaves)
 
 
-@hopper
+@needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_a_thread_without_a_cuda_context_launches(n):
     """Nothing else creates a context once kernels are compiled and memory is cached."""
@@ -740,7 +742,7 @@ def test_a_thread_without_a_cuda_context_launches(n):
         assert all(map(torch.equal, found, expected)), name
 
 
-@hopper
+@needs_hopper
 def test_long_tensors():
     """The last head, beyond 2³¹ elements, gives the same results alone."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value
 
 
 @pytest.fixture
-def fused(monkeypatch, device):
+def round_fma_once(monkeypatch, device):
     """Make the interpreter round a multiply-add once, as a GPU does."""
     if device == "cpu":
         from triton.runtime import interpreter
@@ -46,13 +46,13 @@ def check_equal_scores(q: Tensor, k: Tensor, causal: bool, backend: str) -> None
 @pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
 @pytest.mark.parametrize("value", [49920.0, 133120.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_equal_huge_scores(dtype, value, sign, causal, fused, device):
+def test_equal_huge_scores(dtype, value, sign, causal, round_fma_once, device):
     x = torch.full((1, 1, 40, 64), value, dtype=dtype, device=device)
     check_equal_scores(x, sign * x, causal, "triton")
 
 
 @pytest.mark.parametrize("value", [133120.0])
-def test_equal_huge_scores_in_splits(value, fused, device):
+def test_equal_huge_scores_in_splits(value, round_fma_once, device):
     """With one query, the loop over keys is split and partial results are combined."""
     from systems.attention.triton.launches import launch_forward
 
@@ -63,7 +63,7 @@ def test_equal_huge_scores_in_splits(value, fused, device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @MASKS
-def test_the_largest_of_huge_scores_takes_all(causal, dtype, fused, device):
+def test_the_largest_of_huge_scores_takes_all(causal, dtype, round_fma_once, device):
     """Scores grow to huge values and fall again; the largest visible one has p = 1."""
     n, d = 80, 16
     steps = torch.arange(n, device=device) % 40
@@ -102,11 +102,11 @@ def check_rows_beside_huge_ones(n: int, d: int, dtype, backend: str, device) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_beside_huge_ones(dtype, fused, device):
+def test_rows_beside_huge_ones(dtype, round_fma_once, device):
     check_rows_beside_huge_ones(70, 32, dtype, "triton", device)
 
 
-def need_hopper() -> None:
+def require_hopper() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a Hopper GPU")
 
@@ -117,7 +117,7 @@ def need_hopper() -> None:
 @pytest.mark.parametrize("d", [64, 96, 128])
 @pytest.mark.parametrize("value", VALUES)
 def test_equal_huge_scores_by_the_kernels_for_hopper(value, d, n, causal):
-    need_hopper()
+    require_hopper()
     # Enough heads for the one-pass backward at the longer length.
     heads = 16 if n == 4096 else 1
     x = torch.full((1, heads, n, d), value, dtype=torch.bfloat16, device="cuda")
@@ -129,7 +129,7 @@ def test_equal_huge_scores_by_the_kernels_for_hopper(value, d, n, causal):
 @pytest.mark.parametrize("n", [1000, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
 def test_rows_beside_huge_ones_by_the_kernels_for_hopper(d, n):
-    need_hopper()
+    require_hopper()
     check_rows_beside_huge_ones(n, d, torch.bfloat16, "hopper", "cuda")
 
 
@@ -138,7 +138,7 @@ def test_rows_beside_huge_ones_by_the_kernels_for_hopper(d, n):
 def test_different_huge_scores_on_a_gpu(backend):
     """q and k are normal, scaled by a million, so softmax selects one key."""
     if backend == "hopper":
-        need_hopper()
+        require_hopper()
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (
         torch.randn(1, 2, 2048, 64, device="cuda", generator=generator).bfloat16()

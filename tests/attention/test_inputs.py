@@ -30,17 +30,17 @@ from tests.attention.checks import (
     gradients,
     make_inputs,
     parametrize_pairs,
-    poisoned,
+    poison_buffers,
     run_class,
     run_reference,
 )
-from tests.needed import python
+from tests.needed import run_python
 
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
 BACKENDS = ["torch", "triton", "auto"]
 
 
-def amid_nan(x: torch.Tensor) -> torch.Tensor:
+def embed_in_nan(x: torch.Tensor) -> torch.Tensor:
     """Return the values as a view into memory that is NaN elsewhere."""
     *lead, n, d = x.shape
     memory = torch.full(
@@ -57,7 +57,7 @@ LAYOUTS = {
         x.transpose(1, 2).contiguous().transpose(1, 2)
     ),
     "every other column": lambda x: torch.stack((x, x), -1).flatten(-2)[..., ::2],
-    "amid NaN": amid_nan,
+    "amid NaN": embed_in_nan,
 }
 
 
@@ -91,7 +91,7 @@ def test_a_gradient_and_keys_that_are_expanded(cls, device):
 def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device):
     q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
     expected = run_class(FlashAttentionTriton, *inputs, causal)
-    with poisoned(launches) as memories:
+    with poison_buffers(launches) as memories:
         o, lse = launches.launch_forward(q, k, v, causal, d**-0.5)
         rest = do, q, k, v, o, lse, causal, d**-0.5
         outputs = o, lse, *launches.launch_backward(*rest)
@@ -137,59 +137,59 @@ def test_a_permuted_q_gives_an_o_laid_out_alike(device):
     assert flash_attention(q, q, q).transpose(1, 2).is_contiguous()
 
 
-def x(*shape: int, **options) -> Any:
+def zeros(*shape: int, **options) -> Any:
     return torch.zeros(*shape, **options)
 
 
-def nested(*parts: torch.Tensor) -> torch.Tensor:
+def nested_tensor(*parts: torch.Tensor) -> torch.Tensor:
     """Return a nested tensor that is not jagged, without PyTorch's warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.nested.nested_tensor(list(parts))
 
 
-def shaped(*options, K=None, V=None) -> list[Any]:
+def qkv(*options, K=None, V=None) -> list[Any]:
     """q, k, v that are right but for those that are given, and options."""
-    q = x(2, 8, 4)
+    q = zeros(2, 8, 4)
     return [q, q if K is None else K, q if V is None else V, *options]
 
 
-HALF = x(2, 8, 4).half()
-META = x(2, 8, 4, device="meta")
+HALF = zeros(2, 8, 4).half()
+META = zeros(2, 8, 4, device="meta")
 # Wrong arguments by error message, in the order of the parameters.
 WRONG_TYPES = {
-    "q must be a torch.Tensor, got list": [[1.0], x(2, 8, 4), x(2, 8, 4)],
-    "k must be a strided .* torch.sparse": [x(8, 4), x(8, 4).to_sparse(), x(4)],
-    "q must be one of .*float32.*, got int64": [x(8, dtype=torch.int64)] * 3,
-    "v must have the dtype of q, torch.float32, got torch.float16": shaped(V=HALF),
-    "causal must be True or False, got 1; .* SDPA takes attn_mask": shaped(1),
-    r"causal must be True or False, got numpy\.bool": shaped(np.bool_(True)),
+    "q must be a torch.Tensor, got list": [[1.0], zeros(2, 8, 4), zeros(2, 8, 4)],
+    "k must be a strided .* sparse": [zeros(8, 4), zeros(8, 4).to_sparse(), zeros(4)],
+    "q must be one of .*float32.*, got int64": [zeros(8, dtype=torch.int64)] * 3,
+    "v must have the dtype of q, torch.float32, got torch.float16": qkv(V=HALF),
+    "causal must be True or False, got 1; .* SDPA takes attn_mask": qkv(1),
+    r"causal must be True or False, got numpy\.bool": qkv(np.bool_(True)),
     # PyTorch's mask, or flash-attn's dropout rate, as fourth argument.
-    r"must be True or False, got torch\.Tensor; .* SDPA takes": shaped(x(8, 8)),
-    "got 0.0; it is the fourth argument, .* flash-attn dropout_p": shaped(0.0),
-    "scale must be an int, a float or None, got builtins.str": shaped(False, "1"),
-    "float or None, got numpy.float32": shaped(False, np.float32(0.5)),
-    "must not be nested tensors": [nested(x(3, 4), x(2, 4))] * 3,
+    r"must be True or False, got torch\.Tensor; .* SDPA takes": qkv(zeros(8, 8)),
+    "got 0.0; it is the fourth argument, .* flash-attn dropout_p": qkv(0.0),
+    "scale must be an int, a float or None, got builtins.str": qkv(False, "1"),
+    "float or None, got numpy.float32": qkv(False, np.float32(0.5)),
+    "must not be nested tensors": [nested_tensor(zeros(3, 4), zeros(2, 4))] * 3,
 }
 WRONG_VALUES = {
-    "k must be on the device of q, cpu, got meta": shaped(K=META),
+    "k must be on the device of q, cpu, got meta": qkv(K=META),
     "q must be on a .*device.*, got meta": [META] * 3,
-    r"q must have two or more .* got shape \(4,\)": [x(4)] * 3,
-    r"k must have as many dimensions as q, 3, got shape \(8, 4\)": shaped(K=x(8, 4)),
-    r"k must not be empty, got .*2, 0, 4": shaped(K=x(2, 0, 4), V=x(2, 0, 4)),
-    r"v must have the head dimension of q, 4, got .*2, 8, 5": shaped(V=x(2, 8, 5)),
-    r"v must have the shape of k, \(2, 8, 4\), got .*2, 9, 4": shaped(V=x(2, 9, 4)),
+    r"q must have two or more .* got shape \(4,\)": [zeros(4)] * 3,
+    r"k must have as many dimensions as q, 3, got shape \(8, 4\)": qkv(K=zeros(8, 4)),
+    r"k must not be empty, got .*2, 0, 4": qkv(K=zeros(2, 0, 4), V=zeros(2, 0, 4)),
+    r"v must have the head dimension of q, 4, got .*2, 8, 5": qkv(V=zeros(2, 8, 5)),
+    r"v must have the shape of k, \(2, 8, 4\), got .*2, 9, 4": qkv(V=zeros(2, 9, 4)),
     r"k must have the leading dimensions of q, \(2,\), got \(3,\)": [
-        *(x(2, 1, 8, 4), *[x(3, 1, 8, 4)] * 2)
+        *(zeros(2, 1, 8, 4), *[zeros(3, 1, 8, 4)] * 2)
     ],
     "k must have as many heads as q, 4, or a divisor of them, got 3": [
-        *(x(1, 4, 8, 4), *[x(1, 3, 8, 4)] * 2)
+        *(zeros(1, 4, 8, 4), *[zeros(1, 3, 8, 4)] * 2)
     ],
-    "scale must be positive and .*-1.0": shaped(False, -1.0),
-    "scale must be .* got nan": shaped(False, math.nan),
-    "scale must be .* normal number of float32 .* got 1e-46": shaped(False, 1e-46),
-    "scale must be .* got 1000": shaped(False, 10**400),
-    r"scale must be .* times log2\(e\), too .* got 3e\+38": shaped(False, 3e38),
+    "scale must be positive and .*-1.0": qkv(False, -1.0),
+    "scale must be .* got nan": qkv(False, math.nan),
+    "scale must be .* normal number of float32 .* got 1e-46": qkv(False, 1e-46),
+    "scale must be .* got 1000": qkv(False, 10**400),
+    r"scale must be .* times log2\(e\), too .* got 3e\+38": qkv(False, 3e38),
 }
 
 
@@ -199,11 +199,11 @@ def test_bad_input_is_refused_before_anything_runs(backend, message, monkeypatch
     given = (WRONG_TYPES | WRONG_VALUES)[message]
     error = TypeError if message in WRONG_TYPES else ValueError
 
-    def ran(*_):
+    def fail_if_run(*_):
         pytest.fail("it ran")
 
-    monkeypatch.setattr(torch_tiles, "forward_tiles", ran)
-    monkeypatch.setattr(prepared.PreparedCall, "forward", ran)
+    monkeypatch.setattr(torch_tiles, "forward_tiles", fail_if_run)
+    monkeypatch.setattr(prepared.PreparedCall, "forward", fail_if_run)
     monkeypatch.setattr(dispatch, "LAUNCHERS", {})
     with pytest.raises(error, match=message):
         flash_attention(*given, backend=backend)  # pyright: ignore
@@ -225,16 +225,16 @@ def test_the_smallest_and_the_largest_scale(backend, device):
 def test_what_only_the_kernels_refuse(device):
     named = "one of auto, hopper, triton, torch, first, got 'cuda'"
     for error, message, tensor, options in (
-        (TypeError, "one of float32, .* got float64", x(8, 4).double(), {}),
-        (ValueError, "q must have a head dimension from 1 to 256", x(8, 257), {}),
+        (TypeError, "one of float32, .* got float64", zeros(8, 4).double(), {}),
+        (ValueError, "q must have a head dimension from 1 to 256", zeros(8, 257), {}),
         (ValueError, "q must be on a CUDA device", META, {}),
-        (ValueError, named, x(8, 4), {"backend": "cuda"}),
+        (ValueError, named, zeros(8, 4), {"backend": "cuda"}),
     ):
         with pytest.raises(error, match=message):
             flash_attention(*[tensor] * 3, **options)
     with pytest.raises(ValueError, match=r"be \(batch, N, d\).* got shape \(8, 4\)"):
-        FlashAttentionTriton.apply(*[x(8, 4, device=device)] * 3)
-    one = [x(1, 8, 4, device=device)] * 3
+        FlashAttentionTriton.apply(*[zeros(8, 4, device=device)] * 3)
+    one = [zeros(1, 8, 4, device=device)] * 3
     with pytest.raises(ValueError, match="one of auto, hopper, triton, got 'cuda'"):
         FlashAttentionTriton.apply(*one, False, None, "cuda")
 
@@ -243,7 +243,7 @@ def test_what_only_the_kernels_refuse(device):
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_more_rows_than_32_bits_count_are_refused(which, differentiated, device):
     """Expanded tensors: the error comes before memory is allocated."""
-    tensors = [x(1, 1, 1, device=device) for _ in range(2)]
+    tensors = [zeros(1, 1, 1, device=device) for _ in range(2)]
     tensors[which] = tensors[which].expand(1, 2**30 + 1, 1)
     q, k = tensors
     q.requires_grad_(differentiated)
@@ -263,7 +263,7 @@ except ValueError as error:
     print(error)
 """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = python("-c", code, env=environment)
+    done = run_python("-c", code, env=environment)
     assert done.stdout.startswith(
         "q must be on a CUDA device, got cpu; the CPU is taken where TRITON_INTERPRET=1"
     ), done
@@ -314,11 +314,11 @@ def test_autocast_is_that_of_sdpa(dtypes, backend, device):
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
 
 
-def test_float32_products_follow_the_setting_of_torch(precision):
+def test_float32_products_follow_the_setting_of_torch(set_precision):
     """The kernels never use Triton's default, TF32."""
     expected = {"highest": "highest", "high": "high", "medium": "high"}
     for setting, arithmetic in expected.items():
-        precision(setting)
+        set_precision(setting)
         assert launches.choose_arithmetic(torch.float32) == arithmetic
         assert launches.choose_arithmetic(torch.bfloat16) == "half"
     for setting, arithmetic in {"ieee": "highest", "tf32": "high"}.items():
@@ -343,7 +343,7 @@ def test_transforms_of_functions_are_refused_in_words(backend, transform, device
         TRANSFORMS[transform](lambda x: flash_attention(x, x, x, backend=backend), x)
 
 
-def code_of_page(beginning: str) -> str:
+def page_example(beginning: str) -> str:
     """Return the code of a page's example that ends with this line."""
     page = (ROOT / "docs" / "flash_any_shape.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0].strip() for part in page.split("```python\n")]
@@ -357,7 +357,7 @@ def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
     q, k, v, do = make_inputs(n_q, n_k, 16, device=device, lead=(2, 3))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     names: dict[str, Any] = {"q": q, "k": k, "v": v, "F": F}
-    exec(code_of_page("o = flash_attention(F.pad("), names | globals(), names)
+    exec(page_example("o = flash_attention(F.pad("), names | globals(), names)
     visible = torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)
     expected = F.scaled_dot_product_attention(*leaves, attn_mask=visible)
     ours = names["o"], *gradients(names["o"], leaves, do)
@@ -368,7 +368,7 @@ def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
 def test_the_page_on_the_layout_of_flash_attn(device):
     q, k, v = (torch.randn(2, 20, 3, 16, device=device) for _ in range(3))
     names: dict[str, Any] = {"q": q, "k": k, "v": v}
-    exec(code_of_page("o = flash_attention(*(x.transpose"), names | globals(), names)
+    exec(page_example("o = flash_attention(*(x.transpose"), names | globals(), names)
     expected = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
     torch.testing.assert_close(names["o"], expected.transpose(1, 2), rtol=0, atol=2e-5)
 
@@ -412,7 +412,7 @@ assert not found, found
 
 def test_the_kernels_need_nothing_of_the_records(device):
     """Importing the kernels loads no module of records or packages that these need."""
-    done = python("-c", WITHOUT, device)
+    done = run_python("-c", WITHOUT, device)
     assert done.returncode == 0, done.stderr
 
 
@@ -428,7 +428,7 @@ assert "systems.attention.reference" not in sys.modules
 for name in systems.attention.EXPORTS:
     assert getattr(systems.attention, name).__name__ == name
 """
-    done = python("-c", code)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'flash9'"):
         _ = attention_package.flash9

@@ -10,7 +10,7 @@ from systems.attention.prepared import prepare_call, prepare_call_cached
 from tests.attention.checks import make_inputs
 
 
-def leaves_of(*tensors):
+def make_leaves(*tensors):
     return tuple(x.detach().requires_grad_() for x in tensors)
 
 
@@ -18,39 +18,39 @@ def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch
     q, k, v, do = make_inputs(20, 33, 16, device=device, lead=(1, 2))
     one = torch.ones((), device=device).expand_as(q)
 
-    def run():
-        leaves = leaves_of(q.clone(), k.clone(), v.clone())
+    def run_passes():
+        leaves = make_leaves(q.clone(), k.clone(), v.clone())
         o = flash_attention(*leaves, causal=True)
         by = [torch.autograd.grad(o, leaves, x, retain_graph=True) for x in (do, one)]
         return flash_attention(q, k, v, causal=True), o, *by[0], *by[1]
 
-    first = run()
+    first = run_passes()
     for module, names in (
         (dispatch, "check_call choose_backend"),
         (prepared, "check_properties forward_launches backward_launches"),
     ):
         for name in names.split():
             monkeypatch.setattr(module, name, lambda *_, name=name: pytest.fail(name))
-    assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run_passes(), first, strict=True))
 
 
 def test_the_backward_pass_asks_anew_how_float32_is_multiplied(
-    device, monkeypatch, precision
+    device, monkeypatch, set_precision
 ):
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(1, 2))
     prepare_call_cached.cache_clear()
     asked, launches_for = [], prepared.backward_launches
 
-    def noted(arithmetic, *rest):
+    def record_arithmetic(arithmetic, *rest):
         asked.append(arithmetic)
         return launches_for(arithmetic, *rest)
 
-    monkeypatch.setattr(prepared, "backward_launches", noted)
-    leaves = leaves_of(q, k, v)
-    precision("highest")
+    monkeypatch.setattr(prepared, "backward_launches", record_arithmetic)
+    leaves = make_leaves(q, k, v)
+    set_precision("highest")
     o = flash_attention(*leaves)
     for setting in ("highest", "high", "highest"):
-        precision(setting)
+        set_precision(setting)
         torch.autograd.grad(o, leaves, do, retain_graph=True)
     # Each arithmetic was prepared once.
     assert asked == ["highest", "high"]
@@ -70,7 +70,7 @@ def test_what_equals_a_known_option_and_is_none_is_refused(said, recorded, devic
     """1 equals True as a cache key, so a call with True could make 1 acceptable."""
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
     if recorded:
-        q, k, v = leaves_of(q, k, v)
+        q, k, v = make_leaves(q, k, v)
     flash_attention(q, k, v, causal=True, scale=1.0)
     with pytest.raises((TypeError, ValueError), match=said):
         flash_attention(q, k, v, **WRONG[said])
@@ -86,11 +86,11 @@ def test_what_has_no_strides_is_refused_by_name(which, device):
         FlashAttentionTriton.apply(q, k, v, True)
 
 
-def laid_out_anew(x):
+def make_contiguous(x):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def with_gaps(x):
+def interleave_nan(x):
     return torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0]
 
 
@@ -106,16 +106,16 @@ LIES = {
 @pytest.mark.parametrize(
     ("backend", "lies", "pack"),
     [
-        *(("auto", lies, laid_out_anew) for lies in list(LIES)[1:]),
+        *(("auto", lies, make_contiguous) for lies in list(LIES)[1:]),
         *(
-            (backend, "without a batch", with_gaps)
+            (backend, "without a batch", interleave_nan)
             for backend in ("auto", "first", "torch")
         ),
     ],
 )
 def test_saved_tensors_may_come_back_laid_out_anew(backend, lies, pack, device):
     q, k, v, do = make_inputs(64, 64, 16, device=device, lead=(1, 2))
-    leaves = leaves_of(*LIES[lies](q, k, v))
+    leaves = make_leaves(*LIES[lies](q, k, v))
     options = {"causal": True, "backend": backend}
     do = do.view(leaves[0].shape)
     expected = torch.autograd.grad(flash_attention(*leaves, **options), leaves, do)

@@ -53,7 +53,7 @@ STREAM = 70
 
 
 @pytest.fixture
-def a_gpu(monkeypatch):
+def fake_gpu(monkeypatch):
     """Pretend that the current device is GPU 3."""
     active = SimpleNamespace(
         get_current_device=lambda: 3, get_current_stream=lambda device: STREAM + device
@@ -76,15 +76,15 @@ def test_every_launch_asks_for_products_and_sums_in_one():
     assert {"self.kernel", "forward_kernel", "add_kernel"} <= launched
 
 
-def aligned(offset: int = 0) -> torch.Tensor:
+def aligned_view(offset: int = 0) -> torch.Tensor:
     memory = torch.zeros(64)
     start = -memory.data_ptr() // 4 % 4
     return memory[start + offset :][:8]
 
 
-@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.usefixtures("fake_gpu")
 def test_only_the_first_launch_asks():
-    kernel, x, y = Kernel(), aligned(), aligned()
+    kernel, x, y = Kernel(), aligned_view(), aligned_view()
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2}, num_warps=4)
     launch(x, y)
     launch(y, x)
@@ -99,19 +99,19 @@ def test_only_the_first_launch_asks():
     ]
 
 
-@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.usefixtures("fake_gpu")
 def test_more_programs_than_a_grid_holds_are_refused_in_words():
-    kernel, x = Kernel(), aligned()
+    kernel, x = Kernel(), aligned_view()
     Launch(kernel, (2**31 - 1,), (3, 5), {"A": 1, "B": 2})(x, x)
     with pytest.raises(ValueError, match="at most 2147483647 programs .* 2147483648"):
         Launch(kernel, (2**31,), (3, 5), {"A": 1, "B": 2})(x, x)
     assert len(kernel.calls) == 1
 
 
-@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.usefixtures("fake_gpu")
 def test_an_option_may_be_an_argument_of_the_kernel():
     """A Gluon kernel may have num_warps as an argument; descriptors have no address."""
-    kernel, x, described = Kernel(), aligned(), object()
+    kernel, x, described = Kernel(), aligned_view(), object()
     kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")
     launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)
     launch(x, described)
@@ -119,9 +119,9 @@ def test_an_option_may_be_an_argument_of_the_kernel():
     assert kernel.calls[1][-5:] == (x.data_ptr(), described, 3, 1, 4)
 
 
-@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.usefixtures("fake_gpu")
 def test_tensors_that_begin_elsewhere_are_always_asked_about():
-    kernel, x, y = Kernel(), aligned(), aligned(offset=1)
+    kernel, x, y = Kernel(), aligned_view(), aligned_view(offset=1)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     for tensors in ((x, y), (x, x), (y, x), (x, x)):
         launch(*tensors)
@@ -131,14 +131,14 @@ def test_tensors_that_begin_elsewhere_are_always_asked_about():
 HOOKS = ["launch_enter_hook", "launch_exit_hook"]
 
 
-@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.usefixtures("fake_gpu")
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize(
     ("put", "second"), [("added", "with hooks"), (print, "with hooks"), (None, "again")]
 )
 def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
     """Hooks are a chain or a single function, by Triton version."""
-    kernel, x, chain = Kernel(), aligned(), getattr(knobs.runtime, hook)
+    kernel, x, chain = Kernel(), aligned_view(), getattr(knobs.runtime, hook)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     launch(x, x)
     with monkeypatch.context() as patch:

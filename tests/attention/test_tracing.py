@@ -18,8 +18,8 @@ from systems.model.transformer import BasicsTransformerLM
 from tests.attention.checks import (
     check_against_reference,
     make_inputs,
+    max_error,
     run_class,
-    worst,
 )
 
 # A compiler backend without C++; GPU tests use the default.
@@ -93,11 +93,11 @@ def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
     torch.compiler.reset()
     graphs = []
 
-    def count(graph, _):
+    def record_graph(graph, _):
         graphs.append(graph)
         return graph.forward
 
-    compiled = torch.compile(torch_tiles.key_tile, backend=count, dynamic=True)
+    compiled = torch.compile(torch_tiles.key_tile, backend=record_graph, dynamic=True)
     monkeypatch.setattr(torch_tiles, "key_tile", compiled)
     shapes = [(128, 128, 64), (257, 97, 64), (63, 130, 32), (200, 200, 48)]
     for causal, shape in product((False, True), [*shapes, (20, 333, 128)]):
@@ -125,16 +125,16 @@ def test_a_compiled_vmap_computes_batches(call, device):
     expected = run_class(FlashAttentionTriton, q, k, v, do, True)
     leaves = [x.movedim(0, 1).contiguous().requires_grad_() for x in (q, k, v)]
 
-    def batched(*inputs):
+    def vmap_call(*inputs):
         return torch.func.vmap(CALLS[call], in_dims=1)(*inputs)
 
-    o = torch.compile(batched, fullgraph=True, backend=COMPILER)(*leaves)
+    o = torch.compile(vmap_call, fullgraph=True, backend=COMPILER)(*leaves)
     found = (o, *(x.movedim(1, 0) for x in torch.autograd.grad(o, leaves, do)))
     for name, value in zip(("o", "dq", "dk", "dv"), found, strict=True):
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5, msg=name)
 
 
-def tangent_of(call, x):
+def output_tangent(call, x):
     with forward_ad.dual_level():
         o = call(forward_ad.make_dual(x, torch.ones_like(x)), x, x)
         return forward_ad.unpack_dual(o).tangent
@@ -146,7 +146,7 @@ REFUSED = {
     "vmap of grad": lambda call, x: torch.func.vmap(
         torch.func.grad(lambda x: call(x, x, x).sum())
     )(x),
-    "forward mode": tangent_of,
+    "forward mode": output_tangent,
 }
 
 
@@ -221,7 +221,7 @@ def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
 def test_the_model_learns_the_same_with_each_attention(attention, device):
     """Gradient errors are at most twice those of eager attention."""
 
-    def build(name: str) -> BasicsTransformerLM:
+    def seeded_model(name: str) -> BasicsTransformerLM:
         torch.manual_seed(0)
         return BasicsTransformerLM(
             50, 80, d_model=48, num_layers=2, num_heads=3, d_ff=64, attention=name
@@ -229,10 +229,10 @@ def test_the_model_learns_the_same_with_each_attention(attention, device):
 
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(50, (2, 71), generator=generator).to(device)
-    exact = loss_and_gradients(build("eager").double(), ids)
-    eager = loss_and_gradients(build("eager"), ids)
-    actual = loss_and_gradients(build(attention), ids)
+    exact = loss_and_gradients(seeded_model("eager").double(), ids)
+    eager = loss_and_gradients(seeded_model("eager"), ids)
+    actual = loss_and_gradients(seeded_model(attention), ids)
     for name, value in exact.items():
         band = 32 * torch.finfo(torch.float32).eps * value.abs().max().item()
-        bound = 2 * worst(eager[name], value) + band
-        assert worst(actual[name], value) <= bound, name
+        bound = 2 * max_error(eager[name], value) + band
+        assert max_error(actual[name], value) <= bound, name

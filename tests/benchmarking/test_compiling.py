@@ -10,7 +10,7 @@ from systems.benchmarking import compiling
 
 
 @pytest.fixture(autouse=True)
-def no_code_written(monkeypatch):
+def run_uncompiled(monkeypatch):
     """Capture and differentiate graphs, but run them uncompiled."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     compiling.load.cache_clear()
@@ -18,7 +18,7 @@ def no_code_written(monkeypatch):
     torch.compiler.reset()
 
 
-def step_over(function, sizes):
+def make_step(function, sizes):
     """Return a step with two phases that takes the next size at each call."""
     left = list(sizes)
 
@@ -39,7 +39,7 @@ def measure(step, warmup: int, repeats: int) -> dict:
 
 def test_warm_up_steps_are_samples_apart():
     with compiling.fresh("cpu"):
-        step = step_over(compiling.compiled(torch.sin), [4] * 5)
+        step = make_step(compiling.compiled(torch.sin), [4] * 5)
         metrics = measure(step, 2, 3)
     lengths = {name: len(metrics[name]) for name in metrics if name.endswith("_ms")}
     expected = {"warmup_forward_ms": 2, "warmup_backward_ms": 2}
@@ -51,19 +51,19 @@ def test_warm_up_steps_are_samples_apart():
 
 def test_a_recompile_while_warming_up_is_counted_and_one_while_measuring_is_an_error():
     with compiling.fresh("cpu"):
-        metrics = measure(step_over(compiling.compiled(torch.sin), [4, 5, 5]), 2, 1)
+        metrics = measure(make_step(compiling.compiled(torch.sin), [4, 5, 5]), 2, 1)
         assert (metrics["graphs"], metrics["recompiles"]) == (2, 0)
         with pytest.raises(RuntimeError, match="recompile"):
-            measure(step_over(compiling.compiled(torch.cos), [4, 5]), 1, 1)
+            measure(make_step(compiling.compiled(torch.cos), [4, 5]), 1, 1)
 
 
 def test_a_break_in_the_graph_is_an_error():
-    def broken(x):
+    def break_graph(x):
         torch._dynamo.graph_break()
         return x
 
     with pytest.raises(Exception, match="graph"):
-        compiling.compiled(broken)(torch.ones(2))
+        compiling.compiled(break_graph)(torch.ones(2))
 
 
 def test_each_configuration_finds_an_empty_compiler_and_leaves_one():

@@ -15,15 +15,15 @@ from systems.profiling.trace import Kernel, TraceError
 from systems.running.profilers import detach_cupti
 
 
-def kernel(start: int, end: int) -> Kernel:
+def make_kernel(start: int, end: int) -> Kernel:
     return Kernel("k", start, end)
 
 
 def test_a_phase_takes_what_its_kernels_take(monkeypatch):
     """Gaps don't count, overlaps count once, phases without kernels have no time."""
     assert gpu_time.measure(print, "cpu") == {}
-    first = [kernel(0, 1_000_000), kernel(5_000_000, 7_000_000)]
-    second = [kernel(0, 2_000_000), kernel(1_000_000, 4_000_000)]
+    first = [make_kernel(0, 1_000_000), make_kernel(5_000_000, 7_000_000)]
+    second = [make_kernel(0, 2_000_000), make_kernel(1_000_000, 4_000_000)]
     found = {"forward": [first, second], "loss": [[], []]}
     monkeypatch.setattr(probes, "phase_kernels", lambda *_, **__: found)
     assert gpu_time.measure(print, "cuda") == {"forward_gpu_ms": [3.0, 4.0]}
@@ -47,11 +47,11 @@ def test_a_row_without_a_profile_says_why(error, monkeypatch):
 def test_rounds_add_up_and_warm_up_first(monkeypatch):
     calls, samples = [], iter([[3.0, 1.0, 2.0], [5.0, 4.0, 9.0]])
 
-    def measure(step, device, **asked):
+    def fake_measure(step, device, **asked):
         calls.append(asked)
         return {"both_gpu_ms": next(samples)}
 
-    monkeypatch.setattr(gpu_time, "measure", measure)
+    monkeypatch.setattr(gpu_time, "measure", fake_measure)
     metrics: dict[str, Any] = {"ran": "ours"}
     for _ in range(2):
         gpu_time.add_round(metrics, lambda _: calls.append("step"), "cuda", passes=3)
@@ -65,26 +65,26 @@ def test_rounds_add_up_and_warm_up_first(monkeypatch):
 
 
 @pytest.fixture
-def do_bench(monkeypatch):
+def fake_do_bench(monkeypatch):
     """Replace Triton's benchmark: record the options, return `times`."""
     import triton.testing
 
     calls, times = [], [1.0]
 
-    def answer(work, **options):
+    def return_times(work, **options):
         calls.append(options)
         return times
 
-    monkeypatch.setattr(triton.testing, "do_bench", answer)
+    monkeypatch.setattr(triton.testing, "do_bench", return_times)
     return calls, times
 
 
 @pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])
-def test_few_samples_are_kept_and_they_span_the_run(do_bench, count):
-    do_bench[1][:] = [i + 1e-9 for i in range(count)]
+def test_few_samples_are_kept_and_they_span_the_run(fake_do_bench, count):
+    fake_do_bench[1][:] = [i + 1e-9 for i in range(count)]
     kept = do_bench_ms(lambda: None, "cuda", warmup_ms=7, rep_ms=9)
     most = gpu_time.SAMPLES_KEPT
-    assert do_bench[0] == [{"warmup": 7, "rep": 9, "return_mode": "all"}]
+    assert fake_do_bench[0] == [{"warmup": 7, "rep": 9, "return_mode": "all"}]
     assert min(count, most // 2) <= len(kept) <= most
     # Samples are evenly spaced.
     steps = {b - a for a, b in zip(kept, kept[1:], strict=False)}
@@ -109,29 +109,29 @@ class Product(torch.autograd.Function):
 
 
 @pytest.fixture
-def ones(monkeypatch):
+def ones_inputs(monkeypatch):
     monkeypatch.setattr(Product, "done", [])
     return *(torch.ones(2, requires_grad=True) for _ in range(3)), torch.ones(2)
 
 
-def test_passes_are_told_apart(ones):
+def test_passes_are_told_apart(ones_inputs):
     """Backward calls share one graph, and gradients don't accumulate."""
-    times, calls = pass_times_ms(Product.apply, *ones), gpu_time.CPU_CALLS
+    times, calls = pass_times_ms(Product.apply, *ones_inputs), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
     alone, both = ["forward"] * calls, ["forward", "backward"] * calls
     assert Product.done == [*alone, *both, "forward", *["backward"] * calls]
-    assert ones[0].grad is None
+    assert ones_inputs[0].grad is None
 
 
-def test_a_step_of_attention_is_forward_backward_and_both(ones):
+def test_a_step_of_attention_is_forward_backward_and_both(ones_inputs):
     clock = timing.Clock("cpu")
-    gpu_time.attention_passes(Product.apply, *ones)(clock.phase)
+    gpu_time.attention_passes(Product.apply, *ones_inputs)(clock.phase)
     assert list(clock.samples_ms) == ["forward_ms", "backward_ms", "both_ms"]
-    assert Product.done == ["forward", "backward"] * 2 and ones[0].grad is None
+    assert Product.done == ["forward", "backward"] * 2 and ones_inputs[0].grad is None
 
 
-def test_a_product_leaves_the_precision_as_it_was(precision, monkeypatch):
-    precision("medium")
+def test_a_product_leaves_the_precision_as_it_was(set_precision, monkeypatch):
+    set_precision("medium")
     inside = []
 
     class Matrix:
@@ -146,14 +146,14 @@ def test_a_product_leaves_the_precision_as_it_was(precision, monkeypatch):
 
 
 @pytest.fixture
-def detached():
+def detach_after():
     yield
     detach_cupti()
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_both_instruments_agree_on_the_gpu_time_of_a_step(detached):
+def test_both_instruments_agree_on_the_gpu_time_of_a_step(detach_after):
     """The sum of kernel times is below wall-clock time, and near a graph's time."""
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad

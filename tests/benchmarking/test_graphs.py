@@ -13,7 +13,7 @@ from systems.records.outcome import Unsupported
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def fake_graphs(monkeypatch):
     """Pretend CUDA graphs that record launches; `events` lists what happened."""
     events: list[str] = []
 
@@ -32,7 +32,7 @@ def gpu(monkeypatch):
         graph.extend(events[before:])
         events.append("captured")
 
-    def workspaces():
+    def free_workspaces():
         events.append("workspaces")
 
     side = SimpleNamespace(wait_stream=lambda other: None)
@@ -47,11 +47,11 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(graphs, "capture_stream", lambda: side)
     name = "_cuda_clearCublasWorkspaces"
-    monkeypatch.setattr(torch._C, name, workspaces, raising=False)
+    monkeypatch.setattr(torch._C, name, free_workspaces, raising=False)
     return events
 
 
-def two_phases(events):
+def make_step(events):
     def step(phase):
         for name in ("forward", "backward"):
             with phase(name):
@@ -60,31 +60,31 @@ def two_phases(events):
     return step
 
 
-def test_each_phase_is_a_graph_and_replayed_in_order(gpu):
-    step = two_phases(gpu)
-    with graphs.captured(step, lambda: gpu.append("clear"), "cuda") as replay:
+def test_each_phase_is_a_graph_and_replayed_in_order(fake_graphs):
+    step = make_step(fake_graphs)
+    with graphs.captured(step, lambda: fake_graphs.append("clear"), "cuda") as replay:
         launches = "launch forward", "launch backward"
         captures = "launch forward", "captured", "launch backward", "captured"
-        assert gpu == ["clear", *launches, "clear", *captures]
-        gpu.clear()
+        assert fake_graphs == ["clear", *launches, "clear", *captures]
+        fake_graphs.clear()
         found = measure(replay, warmup=1, repeats=2, device="cpu")
-        assert gpu == 3 * ["replay launch forward", "replay launch backward"]
+        assert fake_graphs == 3 * ["replay launch forward", "replay launch backward"]
         lengths = {n: len(v) for n, v in found.items() if isinstance(v, list)}
         assert lengths == {"forward_ms": 2, "backward_ms": 2}
-        gpu.clear()
-    assert gpu == ["reset", "reset", "clear", "workspaces"]
+        fake_graphs.clear()
+    assert fake_graphs == ["reset", "reset", "clear", "workspaces"]
 
 
-def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(gpu):
+def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(fake_graphs):
     def step(phase):
         if phase is not phases.mark:
             raise RuntimeError("operation not permitted when stream is capturing\nat x")
 
-    captured = graphs.captured(step, lambda: gpu.append("clear"), "cuda")
+    captured = graphs.captured(step, lambda: fake_graphs.append("clear"), "cuda")
     said = "be a CUDA graph: .* is capturing$"
     with pytest.raises(Unsupported, match=said), captured:
         pass
-    assert gpu[-2:] == ["clear", "workspaces"]
+    assert fake_graphs[-2:] == ["clear", "workspaces"]
     nothing = graphs.captured(step, lambda: None, "cpu")
     with pytest.raises(Unsupported, match="no CUDA graphs"), nothing:
         pass

@@ -63,8 +63,8 @@ INSIDE = {"ours_high": "high", "ours": "highest", "sdpa_efficient": "highest"}
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_products_are_as_precise_as_the_name_says(name, precision):
-    precision("medium")
+def test_products_are_as_precise_as_the_name_says(name, set_precision):
+    set_precision("medium")
     with pytest.raises(KeyError), only(name):
         assert torch.get_float32_matmul_precision() == INSIDE[name]
         raise KeyError
@@ -117,7 +117,7 @@ def flash_attn_func(q, k, v, causal, deterministic):
 
 
 @pytest.fixture
-def flash_4(monkeypatch):
+def fake_flash_4(monkeypatch):
     """Install the stand-in; return the list of its options."""
     cute: Any = ModuleType("flash_attn.cute")
     exec(FLASH_4, vars(cute))
@@ -126,7 +126,7 @@ def flash_4(monkeypatch):
     return cute.asked
 
 
-def test_flash_attention_4_is_asked_for_an_order(flash_4):
+def test_flash_attention_4_is_asked_for_an_order(fake_flash_4):
     q, k, v, _ = random_inputs((2, 4, 8, 16), torch.float32, "cpu")
     k, v = k[:, :2], v[:, :2]
     shared = (x.repeat_interleave(2, 1) for x in (k, v))
@@ -135,10 +135,10 @@ def test_flash_attention_4_is_asked_for_an_order(flash_4):
         with only(name):
             o = attention(name, True, 8, "cpu", grouped=True)(q, k, v)
         torch.testing.assert_close(o, expected)
-    assert flash_4 == [(True, False), (True, True)]
+    assert fake_flash_4 == [(True, False), (True, True)]
 
 
-def test_what_flash_attention_4_refuses_is_unsupported_in_either_pass(flash_4):
+def test_what_flash_attention_4_refuses_is_unsupported_in_either_pass(fake_flash_4):
     q, k, v, do = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
     with pytest.raises(Unsupported, match="AssertionError: head dim"), only("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
@@ -152,7 +152,7 @@ def test_what_flash_attention_4_refuses_is_unsupported_in_either_pass(flash_4):
 
 
 @pytest.mark.parametrize(("d", "said"), [(17, "out of memory"), (18, "CUDA error")])
-def test_a_full_or_broken_gpu_is_no_refusal(flash_4, d, said):
+def test_a_full_or_broken_gpu_is_no_refusal(fake_flash_4, d, said):
     q, k, v, _ = random_inputs((1, 1, 8, d), torch.float32, "cpu")
     with pytest.raises(RuntimeError, match=said) as found, only("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
@@ -160,7 +160,7 @@ def test_a_full_or_broken_gpu_is_no_refusal(flash_4, d, said):
 
 
 @pytest.mark.parametrize("error", [TypeError, AssertionError, ValueError])
-def test_a_mistake_of_our_own_is_no_refusal(flash_4, error):
+def test_a_mistake_of_our_own_is_no_refusal(fake_flash_4, error):
     """An error outside the library's code is raised unchanged."""
     with pytest.raises(error, match="^ours$"), only("fa4"):
         raise error("ours")

@@ -53,9 +53,9 @@ def test_a_sample_is_the_time_inside_of_a_repeat_s_phase(monkeypatch, device):
 @pytest.mark.parametrize(
     "name, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
 )
-def test_a_precision_sets_tf32_and_autocast(precision, name, rounding):
+def test_a_precision_sets_tf32_and_autocast(set_precision, name, rounding):
     for before in ("highest", "high"):
-        precision(before)
+        set_precision(before)
         context = precision_context(name, "cpu")
         assert torch.get_float32_matmul_precision() == rounding
     for _ in range(2):

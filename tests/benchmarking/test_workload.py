@@ -18,20 +18,20 @@ PHASES = {
 
 
 @pytest.fixture(autouse=True)
-def tiny(monkeypatch, precision):
+def tiny_size(monkeypatch, set_precision):
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
 
 
-def make(mode: str, **others) -> Workload:
+def make_workload(mode: str, **others) -> Workload:
     return Workload("cpu", "small", 6, mode, batch=2, vocab=50, **others)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_enters_its_phases_and_leaves_what_it_says(mode):
-    work, entered, graphs = make(mode), [], []
+    work, entered, graphs = make_workload(mode), [], []
 
     @contextmanager
-    def phase(name):
+    def record_phase(name):
         entered.append(name)
         yield
 
@@ -42,7 +42,7 @@ def test_a_mode_enters_its_phases_and_leaves_what_it_says(mode):
 
     work.forward = forward
     before = [p.detach().clone() for p in work.model.parameters()]
-    work.step(phase)
+    work.step(record_phase)
     assert entered == PHASES[mode]
     assert graphs == [mode != "forward"] * (2 if "two" in mode else 1)
     after = list(work.model.parameters())
@@ -53,7 +53,7 @@ def test_a_mode_enters_its_phases_and_leaves_what_it_says(mode):
 
 
 def test_everybody_measures_the_same_pass():
-    a, b = make("step"), make("forward")
+    a, b = make_workload("step"), make_workload("forward")
     assert torch.equal(a.token_ids, b.token_ids) and a.token_ids.shape == (2, 6)
     assert not torch.equal(a.token_ids, a.targets)
     assert Workload("cpu", "small", 6).token_ids.shape == (4, 6)
@@ -63,9 +63,9 @@ def test_everybody_measures_the_same_pass():
 
 def test_unknown_names_are_told():
     with pytest.raises(ValueError, match="no precision is named 'fp8'"):
-        make("step", precision="fp8")
+        make_workload("step", precision="fp8")
     with pytest.raises(ValueError, match="no attention implementation is named"):
-        make("step", attention="fastest")
+        make_workload("step", attention="fastest")
 
 
 def test_inputs_are_the_same_each_time_and_have_gradients_but_for_their_own():

@@ -11,7 +11,7 @@ from systems.experiments import accumulation
 from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.outcome import measure_row
 from systems.records.record import Record
-from tests.factories import committed, make_gpu, make_record
+from tests.factories import make_gpu, make_record, read_record
 from tools.render.stems import accumulation as builder
 
 # Fraction bits, and the exponent of the smallest number, of which all numbers are
@@ -19,7 +19,7 @@ from tools.render.stems import accumulation as builder
 BITS = {"fp32": (23, -149), "fp16": (10, -24), "bf16": (7, -133)}
 
 
-def add(a: int, b: int, fraction_bits: int) -> int:
+def add_rounded(a: int, b: int, fraction_bits: int) -> int:
     """Add positive multiples of the smallest number, rounded with ties to even."""
     exact = a + b
     excess = exact.bit_length() - (fraction_bits + 1)
@@ -31,7 +31,7 @@ def add(a: int, b: int, fraction_bits: int) -> int:
     return (kept + up) << excess
 
 
-def units(value: float, dtype: str) -> int:
+def count_units(value: float, dtype: str) -> int:
     scaled = Fraction(value) / Fraction(2) ** BITS[dtype][1]
     assert scaled.denominator == 1
     return int(scaled)
@@ -45,10 +45,10 @@ def exact_sums(config: accumulation.Config) -> list[Fraction]:
     quotient, rest = divmod(digits.numerator, digits.denominator << excess)
     quotient += 2 * rest > (digits.denominator << excess)
     rounded = float(Fraction(quotient << excess) * Fraction(2) ** lowest)
-    term = units(rounded, config.accumulator)
+    term = count_units(rounded, config.accumulator)
     total, sums = 0, []
     for _ in range(config.steps):
-        total = add(total, term, BITS[config.accumulator][0])
+        total = add_rounded(total, term, BITS[config.accumulator][0])
         sums.append(total * Fraction(2) ** BITS[config.accumulator][1])
     return sums
 
@@ -67,7 +67,7 @@ def test_every_sum_is_exact_and_stalls_where_predicted(config):
 
 
 def test_the_record_of_the_h200_agrees_in_every_bit():
-    measured = committed("accumulation")
+    measured = read_record("accumulation")
     for config in accumulation.configs():
         row = measured.row(asdict(config))
         assert row is not None and row.metrics["device"] == "cuda"
@@ -88,13 +88,13 @@ def test_a_difference_between_devices_is_counted(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def measured() -> Record:
+def new_record() -> Record:
     rows = [measure_row(c, accumulation.run) for c in accumulation.configs()]
     return make_record("accumulation", *rows, device=make_gpu())
 
 
-def test_the_two_parts_of_an_error_add_up(measured):
-    found = builder.sums(measured)
+def test_the_two_parts_of_an_error_add_up(new_record):
+    found = builder.sums(new_record)
     for x in found:
         total = Fraction(x["device_result"])
         assert x["of_term"] + x["of_adding"] == x["error"]

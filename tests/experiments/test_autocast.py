@@ -8,20 +8,20 @@ from systems.benchmarking import timing
 from systems.experiments import autocast
 from systems.experiments.autocast import Config
 from tests.cuda_autocast import cuda_autocast
-from tests.factories import committed
+from tests.factories import read_record
 
 LOW = "the dtype of autocast"
 
 
-def cells(low: str, fp32: str) -> dict[str, str]:
+def expected_dtypes(low: str, fp32: str) -> dict[str, str]:
     return dict.fromkeys(low.split(), LOW) | dict.fromkeys(fp32.split(), "fp32")
 
 
-TOY = cells(
+TOY = expected_dtypes(
     low="fc1 relu logits logits_gradient fc1_output_gradient",
     fp32="parameters ln loss gradients optimizer_state optimizer_update",
 )
-TRANSFORMER = cells(
+TRANSFORMER = expected_dtypes(
     low=(
         "q_projection scores softmax_max softmax_subtract weighted_values attention "
         "swiglu_gate swiglu_sigmoid swiglu_product swiglu logits logits_gradient"
@@ -42,9 +42,9 @@ EVERYWHERE = pytest.mark.parametrize(
 )
 
 
-def cells_of(config: Config, device: str, monkeypatch) -> dict:
+def measured_dtypes(config: Config, device: str, monkeypatch) -> dict:
     if device == "record":
-        row = committed("autocast").row(asdict(config))
+        row = read_record("autocast").row(asdict(config))
         assert row is not None and row.status == "ok"
         return row.metrics
     monkeypatch.setattr(timing, "default_device", lambda: device)
@@ -55,7 +55,7 @@ def cells_of(config: Config, device: str, monkeypatch) -> dict:
 @pytest.mark.parametrize("part", ["toy", "transformer"])
 @EVERYWHERE
 def test_each_cell(part, dtype, device, monkeypatch):
-    found = cells_of(Config(part, dtype), device, monkeypatch)
+    found = measured_dtypes(Config(part, dtype), device, monkeypatch)
     expected = {"toy": TOY, "transformer": TRANSFORMER}[part]
     for name, text in expected.items():
         low = text == LOW or (device == "cpu" and name in CPU_LEAVES)
@@ -73,7 +73,7 @@ LISTS = {
 
 
 def test_each_operation_is_on_the_list_that_the_page_says(monkeypatch):
-    found = cells_of(Config("operations", "bf16"), "record", monkeypatch)
+    found = measured_dtypes(Config("operations", "bf16"), "record", monkeypatch)
     wanted = {"lower": ["bf16"] * 3, "wide": ["fp32"] * 3}
     wanted["promote"] = ["bf16", "fp32", "fp32"]
     for kind, names in LISTS.items():
@@ -81,7 +81,7 @@ def test_each_operation_is_on_the_list_that_the_page_says(monkeypatch):
             assert found[name][:3] == wanted[kind], name
 
 
-def test_autocast_adds_casts_and_nothing_else(on_cpu):
+def test_autocast_adds_casts_and_nothing_else(use_cpu):
     plain, cast = (autocast.run(Config("transformer", t)) for t in ("fp32", "bf16"))
     assert plain["forward_casts"] == 0
     others = cast["forward_operations"] - cast["forward_casts"]
@@ -90,10 +90,10 @@ def test_autocast_adds_casts_and_nothing_else(on_cpu):
     assert cast["forward_casts"] >= 12 * 7 + 1
 
 
-def test_the_autocast_of_the_memory_tests_is_that_of_a_gpu(on_cpu, monkeypatch):
+def test_the_autocast_of_the_memory_tests_is_that_of_a_gpu(use_cpu, monkeypatch):
     """Dtypes and numbers of operations and casts equal those of an H200."""
     config = Config("transformer", "bf16")
-    row = committed("autocast").row(asdict(config))
+    row = read_record("autocast").row(asdict(config))
     assert row is not None
     with cuda_autocast(monkeypatch):
         assert autocast.run(config) == row.metrics

@@ -45,7 +45,7 @@ from tests.needed import compiles_cpp
 from tools.render.load import is_fresh, primary_gpu
 
 
-def run_line(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
+def run_command(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
     """Run an experiment's command; return exit code, output and errors."""
     monkeypatch.setattr(sys, "argv", ["experiment", *options])
     said = "What it does.\n\nAn example."
@@ -56,12 +56,12 @@ def run_line(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
     return ended.value.code, *capsys.readouterr()
 
 
-def stem_that(run) -> SimpleNamespace:
+def make_stem(run) -> SimpleNamespace:
     """Return the stem `end_to_end` with this `run`."""
     return SimpleNamespace(Config=end_to_end.Config, run=run)
 
 
-def refused_by_the_compiler(error: Callable[[], Exception]):
+def compiler_error_row(error: Callable[[], Exception]):
     """Return the row of a configuration whose compiler raises this error."""
 
     def backend(graph, inputs):
@@ -147,7 +147,7 @@ def test_every_configuration_comes_back_from_its_options(stem, capsys, monkeypat
 
         monkeypatch.setattr(module, "run", run)
         options = *options_of(config), "--json"
-        code, out, err = run_line(capsys, monkeypatch, module, *options)
+        code, out, err = run_command(capsys, monkeypatch, module, *options)
         assert (code, err) == (0, "")
         assert seen == [config] and type(seen[0]) is type(config)
         assert Row(**json.loads(out)).config == asdict(config)
@@ -167,8 +167,8 @@ BAD = {
 
 @pytest.mark.parametrize("options", BAD, ids=" ".join)
 def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
-    of = stem_that(lambda config: pytest.fail("it must not run"))
-    code, out, err = run_line(capsys, monkeypatch, of, *options)
+    of = make_stem(lambda config: pytest.fail("it must not run"))
+    code, out, err = run_command(capsys, monkeypatch, of, *options)
     assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
 
 
@@ -185,7 +185,7 @@ REFUSED = {
 def test_a_number_that_can_not_be_is_one_clear_line(line, capsys, monkeypatch):
     stem, *options = line.split()
     module = import_module(STEMS[stem].module)
-    code, out, err = run_line(capsys, monkeypatch, module, *options)
+    code, out, err = run_command(capsys, monkeypatch, module, *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ") and REFUSED[line] in err
 
@@ -196,7 +196,7 @@ def test_a_number_that_can_not_be_is_one_clear_line(line, capsys, monkeypatch):
 def test_more_than_any_memory_is_a_result_without_any(line, capsys, monkeypatch):
     stem, *options = line.split()
     module = import_module(STEMS[stem].module)
-    code, out, _ = run_line(capsys, monkeypatch, module, *options, "--json")
+    code, out, _ = run_command(capsys, monkeypatch, module, *options, "--json")
     row = Row(**json.loads(out))
     assert (code, row.status) == (0, "out_of_memory") and row.reason
     assert "\n" not in row.reason and "alloc_cpu.cpp" not in row.reason
@@ -204,7 +204,7 @@ def test_more_than_any_memory_is_a_result_without_any(line, capsys, monkeypatch)
 
 def test_who_waits_at_a_terminal_is_told_what_for(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    *_, err = run_line(capsys, monkeypatch, stem_that(lambda config: {"count": 1}))
+    *_, err = run_command(capsys, monkeypatch, make_stem(lambda config: {"count": 1}))
     assert err.startswith("measuring")
 
 
@@ -216,10 +216,10 @@ def fill_the_gpu(config=None):
 
 
 def test_out_of_memory_is_a_row(capsys, monkeypatch):
-    of = stem_that(fill_the_gpu)
-    code, out, _ = run_line(capsys, monkeypatch, of)
+    of = make_stem(fill_the_gpu)
+    code, out, _ = run_command(capsys, monkeypatch, of)
     assert code == 0 and out.splitlines()[-1] == f"out of memory: {FULL}"
-    code, out, _ = run_line(capsys, monkeypatch, of, "--json")
+    code, out, _ = run_command(capsys, monkeypatch, of, "--json")
     row = Row(**json.loads(out))
     assert (code, row.status) == (0, "out_of_memory")
     assert (row.reason, row.metrics) == (FULL, {})
@@ -229,8 +229,8 @@ def test_a_table_has_each_phase_and_their_total(capsys, monkeypatch):
     """Mean, standard deviation, median, minimum and maximum."""
     times = {"forward_ms": [1.0, 3.0], "loss_ms": [0.5, 0.5], "backward_ms": [2.0, 6.0]}
     monkeypatch.setenv("COLUMNS", "120")
-    of = stem_that(lambda config: times | {"peak_bytes": 3 * 2**29})
-    code, out, _ = run_line(capsys, monkeypatch, of)
+    of = make_stem(lambda config: times | {"peak_bytes": 3 * 2**29})
+    code, out, _ = run_command(capsys, monkeypatch, of)
     assert code == 0 and out.startswith("size small, context 128, mode ")
     cells = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
     assert [" ".join(map(str.strip, line)) for line in cells] == [
@@ -244,13 +244,13 @@ def test_a_table_has_each_phase_and_their_total(capsys, monkeypatch):
 
 def test_out_of_memory_inside_the_compiler_is_a_row_too():
     """The compiler wraps errors of its backend."""
-    row = refused_by_the_compiler(fill_the_gpu)
+    row = compiler_error_row(fill_the_gpu)
     assert (row.status, row.reason) == ("out_of_memory", FULL)
     with pytest.raises(RuntimeError, match="no such kernel"):
-        refused_by_the_compiler(lambda: ValueError("no such kernel"))
+        compiler_error_row(lambda: ValueError("no such kernel"))
 
 
-def test_the_ablation_refuses_a_cpu_without_the_interpreter(on_cpu, monkeypatch):
+def test_the_ablation_refuses_a_cpu_without_the_interpreter(use_cpu, monkeypatch):
     compiled = SimpleNamespace(value=False)
     monkeypatch.setattr(flash_ablation, "INTERPRETED", compiled)
     with pytest.raises(ValueError, match="need a CUDA GPU.*TRITON_INTERPRET=1"):
@@ -268,10 +268,10 @@ def test_a_row_that_the_cpus_compiler_refuses_is_unsupported(error, said, monkey
     from torch._inductor import exc
 
     given = (["g++", "a.cpp"], "no such") if error == "CppCompileError" else ()
-    row = refused_by_the_compiler(lambda: getattr(exc, error)(*given))
+    row = compiler_error_row(lambda: getattr(exc, error)(*given))
     assert row.status == "unsupported" and (row.reason or "").startswith(said)
     monkeypatch.setattr(sys, "prefix", "/home/my clone")
-    row = refused_by_the_compiler(lambda: getattr(exc, error)(*given))
+    row = compiler_error_row(lambda: getattr(exc, error)(*given))
     assert ("path with a space" in (row.reason or "")) == bool(given)
 
 
@@ -282,24 +282,24 @@ def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
     assert out_of_memory_reason(MemoryError()) == "no memory left for Python"
 
 
-def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, on_cpu):
-    code, _, err = run_line(capsys, monkeypatch, method)
+def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, use_cpu):
+    code, _, err = run_command(capsys, monkeypatch, method)
     said = "error: CUDA events exist on a GPU only, and torch sees none here\n"
     assert (code, err) == (2, said)
 
 
 @pytest.fixture
-def tiny(monkeypatch, on_cpu):
+def model_calls(monkeypatch, use_cpu):
     """Make `small` tiny, on the CPU; return the list of calls of its attention."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     calls, attend = [], model_module.scaled_dot_product_attention
 
-    def spy(Q, K, V, mask=None):
+    def record_call(Q, K, V, mask=None):
         dtype = (Q @ K.transpose(-1, -2)).dtype
         calls.append((torch.is_grad_enabled(), dtype, Q.shape))
         return attend(Q, K, V, mask)
 
-    monkeypatch.setattr(model_module, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(model_module, "scaled_dot_product_attention", record_call)
     yield calls
     torch.set_float32_matmul_precision("highest")
 
@@ -315,29 +315,29 @@ PHASES = {
 @pytest.mark.parametrize(
     "precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
 )
-def test_a_mode_measures_the_phases_that_it_names(tiny, mode, precision, rounding):
+def test_a_mode_measures_phases_that_it_names(model_calls, mode, precision, rounding):
     counts = {"batch": 3, "vocab": 50, "warmup": 2, "steps": 4}
     metrics = end_to_end.run(end_to_end.Config("small", 6, mode, precision, **counts))
     assert list(metrics) == PHASES[mode]
     assert all(len(samples) == 4 and min(samples) > 0 for samples in metrics.values())
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    assert tiny == [(mode != "forward", dtype, torch.Size([3, 2, 6, 4]))] * 6
+    assert model_calls == [(mode != "forward", dtype, torch.Size([3, 2, 6, 4]))] * 6
     assert torch.get_float32_matmul_precision() == rounding
 
 
-def test_warmup_lists_the_first_steps_and_the_setup(tiny):
+def test_warmup_lists_the_first_steps_and_the_setup(model_calls):
     metrics = warmup.run(warmup.Config(warmup=1, steps=3, context=6, batch=2))
     lengths = {name: len(samples) for name, samples in metrics.items()}
     expected = {"setup_ms": 1, "forward_ms": 3, "loss_ms": 3, "backward_ms": 3}
-    assert lengths == expected and len(tiny) == 4
+    assert lengths == expected and len(model_calls) == 4
 
 
-def lengths_of(metrics: dict[str, Any]) -> dict[str, int]:
+def count_samples(metrics: dict[str, Any]) -> dict[str, int]:
     return {name: len(x) for name, x in metrics.items() if name.endswith("_ms")}
 
 
 @pytest.fixture
-def quick_compiler(monkeypatch, on_cpu, unchecked_shapes):
+def quick_compiler(monkeypatch, use_cpu, skip_shape_checks):
     """Capture graphs on the CPU, but run them uncompiled."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
@@ -356,7 +356,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
     metrics = measure_row(config, attention.run).metrics
     passes = "forward_ms", "backward_ms"
     expected = {f"warmup_{name}": 2 for name in passes} | dict.fromkeys(passes, 3)
-    assert lengths_of(metrics) == expected
+    assert count_samples(metrics) == expected
     graphs = int(execution == "compiled")
     assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
     # Saved are two score matrices of 2 x 24 x 24 numbers and, if eager, a mask.
@@ -391,7 +391,7 @@ def test_compile_times_every_phase_and_counts_graphs(
         "small", "fp32", execution, optimizer, **SHORT, warmup=4, steps=5, rounds=2
     )
     metrics = measure_row(config, compile_experiment.run).metrics
-    assert lengths_of(metrics) == {
+    assert count_samples(metrics) == {
         **{f"warmup_{name}": 4 for name in PHASES["step"]},
         **dict.fromkeys(PHASES["step"], 5),
         "forward_gpu_ms": 1,
@@ -411,11 +411,11 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
     )
     seen, fresh = [], compiling.fresh
 
-    def spy(device, folder=None):
+    def record_call(device, folder=None):
         seen.append(folder)
         return fresh(device, folder)
 
-    monkeypatch.setattr(compiling, "fresh", spy)
+    monkeypatch.setattr(compiling, "fresh", record_call)
     with precompile.folder_for_compiled(tmp_path / "compile.json"):
         monkeypatch.setenv(precompile.AT_ONCE, "5")
         folder = precompile.ahead(compile_experiment.name_of(config))
@@ -494,12 +494,12 @@ def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatc
     """Its memory would count in the next row's peak."""
     models, build = [], workload.build_model
 
-    def spy(*arguments):
+    def record_call(*arguments):
         model = build(*arguments)
         models.append(weakref.ref(model.lm_head.weight))
         return model
 
-    monkeypatch.setattr(workload, "build_model", spy)
+    monkeypatch.setattr(workload, "build_model", record_call)
     config = compile_experiment.Config(
         "small", "fp32", "compiled", **SHORT, warmup=1, steps=2, rounds=2
     )
@@ -542,20 +542,20 @@ def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
 PASS_TIMES = ["forward_ms", "backward_ms", "both_ms"]
 
 
-def test_flash_benchmarking_times_three_passes(on_cpu):
-    def metrics(*given) -> dict[str, Any]:
+def test_flash_benchmarking_times_three_passes(use_cpu):
+    def run_config(*given) -> dict[str, Any]:
         config = flash_benchmarking.Config(*given)
         return measure_row(config, flash_benchmarking.run).metrics
 
-    found = metrics("sdpa", "fp32", 16, 64)
+    found = run_config("sdpa", "fp32", 16, 64)
     assert list(found) == ["ran", *PASS_TIMES] and found["ran"] == "flash_attention"
     assert all(min(found[name]) > 0 for name in PASS_TIMES)
-    assert list(metrics("ceiling", "tf32", 8, 8)) == ["burst_ms"]
+    assert list(run_config("ceiling", "tf32", 8, 8)) == ["burst_ms"]
     with pytest.raises(ValueError, match="fp32 and bf16, not in tf32"):
-        metrics("plain", "tf32")
+        run_config("plain", "tf32")
 
 
-def test_do_bench_is_done_before_a_profiler_slows_launches(on_cpu, monkeypatch):
+def test_do_bench_is_done_before_a_profiler_slows_launches(use_cpu, monkeypatch):
     """Rounds of GPU time alternate."""
     done = []
     monkeypatch.setattr(
@@ -570,28 +570,28 @@ def test_do_bench_is_done_before_a_profiler_slows_launches(on_cpu, monkeypatch):
 
 
 @pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
-def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
+def test_flash_peers_measures_all_of_a_shape_in_turns(use_cpu, monkeypatch, n):
     """Peers that can't run give rows with the reason."""
     flash_peers.problem.cache_clear()
     turns, calls, alone = [], [], []
     real, timed = flash_peers.only, flash_peers.call_ms
 
-    def add_round(metrics, step, device):
+    def record_round(metrics, step, device):
         assert len(calls) in (0, 2 * flash_peers.ROUNDS_OF_CALLS)
         metrics.setdefault("both_rounds_ms", []).append(1.0)
         turns.append(alone[-1])
 
-    def only(name):
+    def record_name(name):
         alone.append(name)
         return real(name)
 
-    def call_ms(*given):
+    def record_timing(*given):
         calls.append(alone[-1])
         return timed(*given)
 
-    monkeypatch.setattr(gpu_time, "add_round", add_round)
-    monkeypatch.setattr(flash_peers, "only", only)
-    monkeypatch.setattr(flash_peers, "call_ms", call_ms)
+    monkeypatch.setattr(gpu_time, "add_round", record_round)
+    monkeypatch.setattr(flash_peers, "only", record_name)
+    monkeypatch.setattr(flash_peers, "call_ms", record_timing)
     configs = [
         flash_peers.Config(name, 1, 3, n, 16, True, "fp32")
         for name in ("plain", "sdpa_efficient", "sdpa_flash")
@@ -616,7 +616,7 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(on_cpu, monkeypatch, n):
     assert 0 < flash.metrics["again_relative_error"] < 1e-6
 
 
-def test_flash_peers_checks_grouped_heads_stored_inside_tokens(on_cpu, monkeypatch):
+def test_flash_peers_checks_grouped_heads_stored_inside_tokens(use_cpu, monkeypatch):
     shape = (2, 4, flash_peers.SHORT + 3, 16, True, "fp32", 2, "bnhd")
     config = flash_peers.Config("sdpa_flash", *shape)
     q, k, *_ = flash_peers.problem(config, "cpu")
@@ -645,7 +645,7 @@ def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_cpu, monkeypatch):
+def test_the_leaderboard_gathers_gradients_of_an_expanded_one(use_cpu, monkeypatch):
     seen = []
 
     def attend(q, k, v):
@@ -663,15 +663,15 @@ def test_the_leaderboard_step_gathers_gradients_of_an_expanded_one(on_cpu, monke
 
 
 @pytest.mark.parametrize("name, ran", [("eager", "eager"), ("sdpa", "flash_attention")])
-def test_a_step_names_the_attention_that_ran(tiny, name, ran):
+def test_a_step_names_the_attention_that_ran(model_calls, name, ran):
     config = model_attention.Config("small", 6, name, 1, warmup=0, steps=4)
     metrics = measure_row(config, model_attention.run).metrics
     assert {len(metrics[phase]) for phase in PHASES["step"]} == {4}
     assert list(metrics) == [*PHASES["step"], "ran"]
     assert metrics["ran"] == ran
     # Only eager attention calls the function that the fixture records.
-    assert bool(tiny) == (name == "eager")
-    assert all(dtype == torch.bfloat16 for _, dtype, _ in tiny)
+    assert bool(model_calls) == (name == "eager")
+    assert all(dtype == torch.bfloat16 for _, dtype, _ in model_calls)
 
 
 @pytest.mark.parametrize("step", flash_ablation.STEPS)

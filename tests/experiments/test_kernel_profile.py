@@ -22,7 +22,7 @@ CONFIG = Config("small", 6, "step", "fp32", "torch", **COUNTS)
 
 
 @pytest.fixture
-def cpu(monkeypatch, tmp_path):
+def cpu_root(monkeypatch, tmp_path):
     """Run two tiny layers on the CPU, with operations instead of kernels."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 2, 2))
     monkeypatch.setattr(kernel_profile, "require_gpu", lambda: "cpu")
@@ -33,10 +33,10 @@ def cpu(monkeypatch, tmp_path):
     kept = {f"aten::{name}" for name in "mm bmm exp amax max sub sum div".split()}
     read = torch_trace.read_trace
 
-    def leaves(path, marks):
+    def keep_leaves(path, marks):
         return [kernel for kernel in read(path, marks) if kernel.name in kept]
 
-    monkeypatch.setattr(torch_trace, "read_trace", leaves)
+    monkeypatch.setattr(torch_trace, "read_trace", keep_leaves)
     return tmp_path
 
 
@@ -63,7 +63,7 @@ def test_a_copy_of_a_marked_model_computes_with_its_own_weights():
 
 
 @pytest.mark.parametrize("mode", kernel_profile.MODES)
-def test_a_step_is_looked_at(cpu, mode):
+def test_a_step_is_looked_at(cpu_root, mode):
     metrics = kernel_profile.run(replace(CONFIG, mode=mode))
     names = ["forward"] if mode == "forward" else list(phases.PHASES)
     for name in names:
@@ -88,7 +88,7 @@ def test_a_step_is_looked_at(cpu, mode):
         assert kinds <= {"optimizer"}
 
 
-def test_what_the_rows_say_adds_up(cpu):
+def test_what_the_rows_say_adds_up(cpu_root):
     metrics = kernel_profile.run(CONFIG)
     rows = metrics["kernels"]
     busy = [name for name in metrics if name.endswith("_gpu_busy_ms")]
@@ -104,64 +104,64 @@ def test_what_the_rows_say_adds_up(cpu):
     json.dumps(metrics, allow_nan=False)
 
 
-def test_traces_are_kept_where_asked(cpu):
+def test_traces_are_kept_where_asked(cpu_root):
     kernel_profile.run(CONFIG)
-    assert not (cpu / "traces").exists()
+    assert not (cpu_root / "traces").exists()
     kernel_profile.run(replace(CONFIG, keep_traces=True, mode="forward"))
-    path = cpu / "traces" / "kernel_profile-small-6-forward-fp32.json.gz"
+    path = cpu_root / "traces" / "kernel_profile-small-6-forward-fp32.json.gz"
     with gzip.open(path, "rt") as file:
         assert json.load(file)["traceEvents"]
 
 
-def nsys_says(monkeypatch, tmp_path, row, kernels=()):
+def fake_nsys(monkeypatch, tmp_path, row, kernels=()):
     asked = []
 
-    def profile(work, report, cwd):
+    def fake_profile(work, report, cwd):
         asked.append((work, report, cwd))
         printed = (
             f"Capture range started.\n{json.dumps(row) if row else ''}\nGenerated:"
         )
         return printed, report.with_suffix(".sqlite")
 
-    monkeypatch.setattr(nsys, "profile", profile)
+    monkeypatch.setattr(nsys, "profile", fake_profile)
     monkeypatch.setattr(nsys, "read_export", lambda path, marks: list(kernels))
     return asked
 
 
-def test_nsys_watches_a_process_of_the_same_configuration(cpu, monkeypatch):
+def test_nsys_watches_a_process_of_the_same_configuration(cpu_root, monkeypatch):
     forward = span("forward", 60, 90)
     starts = (0, FIRST), (100, SECOND)
     kernels = [kernel("gemm", at, at + 10, step, forward) for at, step in starts]
     found = {"forward_ms": [1.0, 2.0], "passes": 2}
     row = {"config": {}, "status": "ok", "metrics": found, "reason": None}
-    asked, freed = nsys_says(monkeypatch, cpu, row, kernels), []
+    asked, freed = fake_nsys(monkeypatch, cpu_root, row, kernels), []
     monkeypatch.setattr(timing, "give_back", freed.append)
     metrics = kernel_profile.run(replace(CONFIG, mode="forward", profiler="nsys"))
     ((work, report, cwd),) = asked
-    assert work[1:3] == ["-m", "systems.experiments.kernel_profile"] and cwd == cpu
+    assert work[1:3] == ["-m", "systems.experiments.kernel_profile"] and cwd == cpu_root
     assert work[-1] == "--json" and work[work.index("--passes") + 1] == "2"
     assert work[work.index("--profiler") + 1] == "capture"
     assert metrics["profiler"] == "nsys"
     assert metrics["profiled_forward_ms"] == [1.0, 2.0]
     kept = "traces/kernel_profile-small-6-forward-fp32.nsys-rep"
-    assert metrics["report"] == str(report.relative_to(cpu)) == kept
+    assert metrics["report"] == str(report.relative_to(cpu_root)) == kept
     assert metrics["kernels"][0]["calls"] == 1 and freed == ["cpu"]
     assert "matmul_ops_ms" not in metrics
 
 
-def test_what_goes_wrong_in_that_process_is_told(cpu, monkeypatch):
+def test_what_goes_wrong_in_that_process_is_told(cpu_root, monkeypatch):
     config = replace(CONFIG, mode="forward", profiler="nsys")
     reason = "CUDA out of memory"
     row = {"config": {}, "status": "out_of_memory", "metrics": {}, "reason": reason}
-    nsys_says(monkeypatch, cpu, row)
+    fake_nsys(monkeypatch, cpu_root, row)
     row = measure_row(config, kernel_profile.run)
     assert (row.status, row.reason) == ("out_of_memory", reason)
-    nsys_says(monkeypatch, cpu, None)
+    fake_nsys(monkeypatch, cpu_root, None)
     with pytest.raises(nsys.NsysError, match="printed no row: run it by itself with"):
         kernel_profile.run(config)
 
 
-def test_capture_marks_the_range_and_looks_at_nothing(cpu, monkeypatch):
+def test_capture_marks_the_range_and_looks_at_nothing(cpu_root, monkeypatch):
     said = []
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))

@@ -15,7 +15,7 @@ from systems.model.sizes import SIZES, ModelSize
 from systems.records.outcome import measure_row
 
 
-def pairs(text: torch.Tensor) -> Counter[tuple[int, int]]:
+def count_pairs(text: torch.Tensor) -> Counter[tuple[int, int]]:
     """Count how often each token follows each other."""
     return Counter((a, b) for line in text.tolist() for a, b in pairwise(line))
 
@@ -23,11 +23,11 @@ def pairs(text: torch.Tensor) -> Counter[tuple[int, int]]:
 def test_no_model_can_beat_the_entropy_of_the_language():
     """Counts from half of the text predict the rest with a loss of ENTROPY nats."""
     text = synthetic_language.sample(vocab=32, sequences=600, length=120, seed=5)
-    counts, of_first = pairs(text[:300]), Counter()
+    counts, of_first = count_pairs(text[:300]), Counter()
     for (first, _), count in counts.items():
         of_first[first] += count
     assert len(counts) == 32 * synthetic_language.SUCCESSORS
-    later = pairs(text[300:])
+    later = count_pairs(text[300:])
     nats = -sum(n * math.log(counts[p] / of_first[p[0]]) for p, n in later.items())
     entropy = synthetic_language.ENTROPY
     assert nats / later.total() == pytest.approx(entropy, rel=0.01)
@@ -52,24 +52,24 @@ def test_a_seed_changes_the_text_and_not_the_language():
     one, same, other = (synthetic_language.sample(64, 200, 40, s) for s in seeds)
     assert torch.equal(one, same) and not torch.equal(one, other)
     most = 64 * synthetic_language.SUCCESSORS
-    assert len(pairs(one) | pairs(other)) <= most < 64 * 64
+    assert len(count_pairs(one) | count_pairs(other)) <= most < 64 * 64
 
 
 @pytest.fixture
-def tiny(monkeypatch, on_cpu):
+def optimizers(monkeypatch, use_cpu):
     """Make `small` tiny, on the CPU; return the list of its optimizers."""
     monkeypatch.setitem(SIZES, "small", ModelSize(16, 32, 1, 2))
     made, optimizer = [], mixed_precision.AdamW
 
-    def make(parameters):
+    def make_optimizer(parameters):
         made.append(optimizer(parameters))
         return made[-1]
 
-    monkeypatch.setattr(mixed_precision, "AdamW", make)
+    monkeypatch.setattr(mixed_precision, "AdamW", make_optimizer)
     return made
 
 
-def config(precision: str, **changes) -> Config:
+def make_config(precision: str, **changes) -> Config:
     return Config(
         precision, **({"context": 16, "batch": 8, "vocab": 32, "steps": 40} | changes)
     )
@@ -84,17 +84,17 @@ DTYPES = {
 
 
 @pytest.mark.parametrize("precision", mixed_precision.PRECISIONS)
-def test_a_precision_is_what_it_is_called(tiny, precision, monkeypatch):
+def test_a_precision_is_what_it_is_called(optimizers, precision, monkeypatch):
     products, einsum = set(), torch.einsum
 
-    def spy(equation, *operands):
+    def record_einsum(equation, *operands):
         result = einsum(equation, *operands)
         products.add(result.dtype)
         return result
 
-    monkeypatch.setattr(torch, "einsum", spy)
-    metrics = mixed_precision.run(config(precision))
-    (optimizer,) = tiny
+    monkeypatch.setattr(torch, "einsum", record_einsum)
+    metrics = mixed_precision.run(make_config(precision))
+    (optimizer,) = optimizers
     held, product = DTYPES[precision]
     assert products == {product}
     for parameter in optimizer.param_groups[0]["params"]:
@@ -105,25 +105,25 @@ def test_a_precision_is_what_it_is_called(tiny, precision, monkeypatch):
     assert optimizer.param_groups[0]["lr"] == mixed_precision.LEARNING_RATE
 
 
-def test_training_that_diverges_is_a_result(tiny):
-    row = measure_row(config("fp32", learning_rate=1e30), mixed_precision.run)
+def test_training_that_diverges_is_a_result(optimizers):
+    row = measure_row(make_config("fp32", learning_rate=1e30), mixed_precision.run)
     assert row.status == "unsupported" and row.metrics == {}
     assert re.fullmatch(r"diverges: no finite loss in step \d+", row.reason or "")
 
 
-def test_fp32_learns_and_twins_begin_alike(tiny):
-    def losses(precision="fp32", **changes):
-        return mixed_precision.run(config(precision, steps=60, **changes))["loss"]
+def test_fp32_learns_and_twins_begin_alike(optimizers):
+    def train(precision="fp32", **changes):
+        return mixed_precision.run(make_config(precision, steps=60, **changes))["loss"]
 
-    runs = {precision: losses(precision) for precision in mixed_precision.PRECISIONS}
+    runs = {precision: train(precision) for precision in mixed_precision.PRECISIONS}
     first, fp32 = [loss[0] for loss in runs.values()], runs["fp32"]
     assert max(first) - min(first) < 0.05
     assert sum(fp32[-5:]) < sum(fp32[:5]) - 0.5
-    assert losses() == fp32 != losses(seed=2)
+    assert train() == fp32 != train(seed=2)
 
 
-def test_in_pure_bf16_small_updates_of_large_weights_are_lost(tiny):
-    runs = {p: mixed_precision.run(config(p)) for p in mixed_precision.PRECISIONS}
+def test_in_pure_bf16_small_updates_of_large_weights_are_lost(optimizers):
+    runs = {p: mixed_precision.run(make_config(p)) for p in mixed_precision.PRECISIONS}
     names = [f"unchanged_{name}" for name in mixed_precision.WATCHED]
     assert [len(runs["fp32"][name]) for name in names] == [4, 4, 4]
     # A gain is 1 at first, where an update is far below half the spacing.

@@ -13,7 +13,7 @@ X = torch.randn(
     2, 3, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64
 )
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("use_cpu")
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -51,13 +51,13 @@ def test_each_stage_is_in_the_dtype_that_the_configuration_says(config):
     assert inner == expected.get(config.compute, {x.dtype})
 
 
-def measured(norm: str, dtype: str, width: int, compute: str) -> Line:
+def measure_norm(norm: str, dtype: str, width: int, compute: str) -> Line:
     config = Config(norm, dtype, width, compute)
     return Line.of(measure_row(config, norm_precision.run))
 
 
 def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
-    fp16 = measured("rms", "fp16", 64, "library")
+    fp16 = measure_norm("rms", "fp16", 64, "library")
     at = MAGNITUDES.index(1e3)
     stages = ("square", "variance", "rsqrt", "output")
     found = [builder.error_marks(fp16, stage)[at] for stage in stages]
@@ -67,12 +67,12 @@ def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
     assert root > torch.finfo(torch.float16).smallest_normal
     # Norms computed in fp32 inside give an accurate output.
     for compute in ("upcast", "fused"):
-        found = builder.error_marks(measured("rms", "fp16", 64, compute), "output")
+        found = builder.error_marks(measure_norm("rms", "fp16", 64, compute), "output")
         assert found[at] == "-4"
 
 
 def test_at_the_lower_end_eps_hides_what_vanished():
-    fp16 = measured("rms", "fp16", 64, "library")
+    fp16 = measure_norm("rms", "fp16", 64, "library")
     assert builder.error_marks(fp16, "square")[0] == "=0"
     assert fp16["output_error"][0] < 1e-3
 
@@ -80,7 +80,7 @@ def test_at_the_lower_end_eps_hides_what_vanished():
 def test_bf16_overflows_nowhere_and_a_sum_in_it_is_wrong():
     errors = {}
     for compute in ("running", "library", "upcast"):
-        bf16 = measured("layer", "bf16", 1024, compute)
+        bf16 = measure_norm("layer", "bf16", 1024, compute)
         assert not any(bf16["square_nonfinite"]) and not any(bf16["output_nonfinite"])
         errors[compute] = builder.output_error(bf16)
     assert errors["running"] > 30 * errors["library"]
@@ -88,8 +88,8 @@ def test_bf16_overflows_nowhere_and_a_sum_in_it_is_wrong():
 
 
 def test_inputs_that_do_not_fit_are_counted():
-    fp16 = measured("rms", "fp16", 64, "library")
+    fp16 = measure_norm("rms", "fp16", 64, "library")
     assert fp16["input_nonfinite"][-1] > 0.3
     stages = ("square", "variance", "eps", "rsqrt", "output")
     assert {builder.error_marks(fp16, stage)[-1] for stage in stages} == {"∞"}
-    assert measured("rms", "bf16", 64, "library")["input_nonfinite"] == [0] * 10
+    assert measure_norm("rms", "bf16", 64, "library")["input_nonfinite"] == [0] * 10

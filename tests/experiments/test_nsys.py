@@ -14,7 +14,7 @@ from tools.render.stems import nsys as rendered
 TIMES = {"torch": (5.0, 1.0), "nsys": (3.0, 1.01)}
 
 
-def profile_of(config):
+def fake_profile(config):
     profiled, busy = TIMES[config.profiler]
     kernels = [
         {"phase": f"{phase}/part", "name": "gemm", "calls": 3, "total_ms": busy}
@@ -30,11 +30,11 @@ def profile_of(config):
 def test_a_row_holds_both_instruments(monkeypatch):
     asked = []
 
-    def profile(config):
+    def record_profile(config):
         asked.append(config)
-        return profile_of(config)
+        return fake_profile(config)
 
-    monkeypatch.setattr(kernel_profile, "run", profile)
+    monkeypatch.setattr(kernel_profile, "run", record_profile)
     monkeypatch.setattr(nsys_experiment.nsys, "is_installed", lambda: True)
     row = measure_row(
         nsys_experiment.Config("medium", precision="bf16"), nsys_experiment.run

@@ -13,31 +13,31 @@ SHAPE = ModelSize(64, 192, 2, 4)
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
+def small_size(monkeypatch):
     monkeypatch.setitem(SIZES, "tested", SHAPE)
 
 
-def saved(part: str, compiled: bool = False) -> dict:
+def run_part(part: str, compiled: bool = False) -> dict:
     return run(Config(part, 32, 4, compiled, "tested", 2))
 
 
-def total(row: dict) -> int:
+def total_bytes(row: dict) -> int:
     return sum(tensor["bytes"] for tensor in row["tensors"])
 
 
 def test_a_block_saves_what_shapes_say_and_weights_are_no_part_of_it():
-    row = saved("block")
+    row = run_part("block")
     p = Pass(SHAPE, 32, "step", "fp32", batch=2)
-    assert total(row) == block_saved(p) < row["bytes_if_counted_each_time"]
+    assert total_bytes(row) == block_saved(p) < row["bytes_if_counted_each_time"]
     # Two norms and seven matrices.
     assert row["parameters_saved"] == 9
     assert row["parameter_gradient_bytes"] == 4 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64)
 
 
 def test_blocks_computed_again_two_by_two_save_two_inputs():
-    row = saved("four_blocks_by_twos")
+    row = run_part("four_blocks_by_twos")
     assert [t["bytes"] for t in row["tensors"]] == 2 * [4 * 2 * 32 * 64]
-    assert total(saved("four_blocks")) == 4 * total(saved("block"))
+    assert total_bytes(run_part("four_blocks")) == 4 * total_bytes(run_part("block"))
 
 
 @pytest.mark.slow
@@ -45,10 +45,10 @@ def test_a_compiled_norm_saves_three_tensors_where_six_were_saved(monkeypatch):
     # Without the tests' shape checks, which compilers can't trace.
     forward = inspect.unwrap(RMSNorm.forward)
     monkeypatch.setattr(RMSNorm, "forward", forward)
-    assert (saved("norm")["saved"], saved("norm", True)["saved"]) == (6, 3)
+    assert (run_part("norm")["saved"], run_part("norm", True)["saved"]) == (6, 3)
 
 
 def test_a_line_of_the_model_is_named():
-    lines = {by for t in saved("block")["tensors"] for by in t["by"]}
+    lines = {by for t in run_part("block")["tensors"] for by in t["by"]}
     assert any(line.startswith("softmax: exponentials = ") for line in lines)
     assert any(line.startswith("SwiGLU: return ") for line in lines)

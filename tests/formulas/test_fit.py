@@ -15,13 +15,13 @@ from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
 from systems.model.sizes import SIZES, ModelSize
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
-from tests.needed import python
+from tests.needed import run_python
 
 XL = Pass("xl", 2048, "step", "bf16", "flash")
 
 
-def fit(*options: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "systems.formulas.fit", *options)
+def run_fit(*options: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "systems.formulas.fit", *options)
 
 
 @pytest.mark.parametrize("field", ["batch", "context"])
@@ -82,14 +82,14 @@ def test_the_floor_is_products_and_then_the_optimizer_s_traffic():
 
 
 def test_the_command_prints_what_fits():
-    printed = fit("--size", "xl", "--context", "4096", "--gpu", "a100-80").stdout
+    printed = run_fit("--size", "xl", "--context", "4096", "--gpu", "a100-80").stdout
     for said in ("does not fit", " 79.38 ", "saved activations", "TFLOP a step"):
         assert said in printed
 
 
 @pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint some"])
 def test_a_wrong_option_is_one_line(wrong):
-    ended = fit(*wrong.split())
+    ended = run_fit(*wrong.split())
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ") and wrong.split()[0] in ended.stderr
     assert ended.stderr.count("\n") == 1

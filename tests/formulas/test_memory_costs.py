@@ -43,14 +43,14 @@ CASES = [
 ]
 
 
-def recorded(monkeypatch, *fields, **others) -> dict:
+def record_pass(monkeypatch, *fields, **others) -> dict:
     """Return the row of a pass on fake tensors, recorded as on a GPU."""
     monkeypatch.setattr(peak_memory, "gpu", lambda: "cpu")
     with allocator(monkeypatch):
         return run(Config(*fields, batch=2, vocab=1000, warmup=0, steps=1, **others))
 
 
-def allocated(monkeypatch, p: Pass) -> dict[int, int]:
+def allocator_peaks(monkeypatch, p: Pass) -> dict[int, int]:
     """The allocator's peaks in the second step of a run like `p`: up to the gradient of
     the head's input, in the backward pass of the last norm and of each block, the last
     one first, and in what follows.
@@ -60,15 +60,15 @@ def allocated(monkeypatch, p: Pass) -> dict[int, int]:
     precision = "bf16" if p.autocast else "fp32"
     with allocator(monkeypatch) as memory:
 
-        def note(place: int, *_: object) -> None:
+        def note_peak(place: int, *_: object) -> None:
             peaks[place] = max(peaks.get(place, 0), memory.peak)
             memory.reset_peak()
 
-        def watch(place: int, _: object, inputs: tuple) -> None:
+        def watch_gradient(place: int, _: object, inputs: tuple) -> None:
             if inputs[0].requires_grad:
-                inputs[0].register_hook(partial(note, place))
+                inputs[0].register_hook(partial(note_peak, place))
 
-        with default_dtype(torch.float32 if p.wide_bytes == 4 else torch.bfloat16):
+        with use_dtype(torch.float32 if p.wide_bytes == 4 else torch.bfloat16):
             model = build_model("tested", p.context, p.vocab, p.attention)
         token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
         if p.embeddings == 1:
@@ -80,21 +80,21 @@ def allocated(monkeypatch, p: Pass) -> dict[int, int]:
         optimizer = AdamW(model.parameters())
         watched = [model.lm_head, model.ln_final, *reversed(model.layers)]
         for place, module in enumerate(watched):
-            module.register_forward_pre_hook(partial(watch, place))
+            module.register_forward_pre_hook(partial(watch_gradient, place))
         for _ in range(2):
             model.zero_grad()
             memory.reset_peak()
             peaks.clear()
             autocast = precision_context(precision, "cpu")
             training_step(model, token_ids, targets, autocast, optimizer)
-        note(len(watched))
+        note_peak(len(watched))
         # Before the allocator goes that their storages tell of their end.
         del model, token_ids, targets, optimizer, watched, module
     return peaks
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype):
+def use_dtype(dtype: torch.dtype):
     torch.set_default_dtype(dtype)
     yield
     torch.set_default_dtype(torch.float32)
@@ -110,7 +110,7 @@ def test_formulas_and_passes_agree(
         pytest.importorskip("triton")
     monkeypatch.setitem(SIZES, "tested", SHAPES[shape])
     fields = ("tested", 256, mode, precision, attention)
-    row = recorded(monkeypatch, *fields, checkpoint)
+    row = record_pass(monkeypatch, *fields, checkpoint)
     p = Pass(*fields, int(checkpoint), batch=2, vocab=1000, workspace_bytes=0)
     measured = {c["category"]: c for c in row["categories"]}
     most = {name: measured[name]["most_bytes"] for name in category_peaks(p)}
@@ -123,7 +123,7 @@ def test_formulas_and_passes_agree(
     assert sum(predicted.values()) == pytest.approx(found, rel=near)
 
 
-def passes() -> list[Pass]:
+def random_passes() -> list[Pass]:
     """Generate random passes: every precision, attention and checkpointing."""
     draw = random.Random(0)
     drawn = []
@@ -145,11 +145,11 @@ def passes() -> list[Pass]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", passes(), ids=str)
+@pytest.mark.parametrize("p", random_passes(), ids=str)
 def test_any_step_s_peak_is_its_formula(monkeypatch, p):
     if p.attention == "flash":
         pytest.importorskip("triton")
-    found = allocated(monkeypatch, p)
+    found = allocator_peaks(monkeypatch, p)
     assert sum(peak(p).values()) == pytest.approx(max(found.values()), rel=0.005)
     most = category_peaks(p)
     lasting = most["weights"] + most["optimizer state"] + 2 * p.tokens * INT64_BYTES
@@ -176,7 +176,7 @@ def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
     """A block's x + attention(...) is one saved tensor, fp32 in either precision."""
     monkeypatch.setitem(SIZES, "tested", SHAPES["scores"])
     for precision in ("fp32", "bf16"):
-        row = recorded(monkeypatch, "tested", 64, "forward_graph", precision)
+        row = record_pass(monkeypatch, "tested", 64, "forward_graph", precision)
         p = Pass("tested", 64, "forward_graph", precision, batch=2, vocab=1000)
         assert row["residual_bytes"] == residual_bytes(p) == 2 * 64 * 256 * 4
         assert row["residual_dtype"] == "torch.float32"

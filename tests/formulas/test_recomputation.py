@@ -35,7 +35,7 @@ WAYS = [
 ]
 
 
-def allocated(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
+def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
     """Return the peaks of a pass that allocates gradients, and that finds them."""
     monkeypatch.setitem(SIZES, "tested", p.shape)
     with allocator(monkeypatch) as memory:
@@ -60,7 +60,7 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
         pytest.importorskip("triton")
     small = {"batch": 2, "vocab": 500, "workspace_bytes": 0}
     p = Pass(SHAPE, 512, "forward_backward", precision, attention, **small)
-    found = allocated(monkeypatch, p, strategy, run)
+    found = allocator_peaks(monkeypatch, p, strategy, run)
     assert list(strategy_peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
 
 

@@ -17,7 +17,7 @@ SYMBOLS = {
 counts = st.integers(1, 10**6)
 
 
-def pass_of(precision, attention, remedy, numbers) -> Pass:
+def make_pass(precision, attention, remedy, numbers) -> Pass:
     fields = [numbers[name] for name in NAMES]
     run = numbers["checkpoint"] if remedy == "blocks" else 0
     given = ModelSize(*fields[:4]), fields[4], "step", precision, attention, run
@@ -34,7 +34,7 @@ def pass_of(precision, attention, remedy, numbers) -> Pass:
 def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
     precision, attention, remedy, numbers
 ):
-    in_symbols = peak_candidates(pass_of(precision, attention, remedy, SYMBOLS))
+    in_symbols = peak_candidates(make_pass(precision, attention, remedy, SYMBOLS))
     program = Program()
     places = {
         when: {category: program.index(value) for category, value in moment.items()}
@@ -45,7 +45,7 @@ def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
         when: {category: values[place] for category, place in moment.items()}
         for when, moment in places.items()
     }
-    assert found == peak_candidates(pass_of(precision, attention, remedy, numbers))
+    assert found == peak_candidates(make_pass(precision, attention, remedy, numbers))
 
 
 def test_an_instruction_stands_once():

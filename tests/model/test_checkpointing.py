@@ -10,7 +10,7 @@ from systems.experiments.gradient_checkpointing import STRATEGIES, recompute
 from systems.formulas.recomputation import forward_passes
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
-from tests.model.test_transformer import saved_and_loaded
+from tests.model.test_transformer import save_and_load
 
 LAYERS = 5
 
@@ -20,7 +20,7 @@ def tiny_model() -> BasicsTransformerLM:
     return BasicsTransformerLM(50, 16, 32, LAYERS, 4, 64)
 
 
-def checkpointed(strategy: str, run: int = 3) -> BasicsTransformerLM:
+def checkpointed_model(strategy: str, run: int = 3) -> BasicsTransformerLM:
     model = tiny_model()
     recompute(model, strategy, run)
     return model
@@ -30,23 +30,23 @@ def gradients(model) -> dict[str, torch.Tensor | None]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def assert_same(found: dict, expected: dict) -> None:
+def assert_equal_gradients(found: dict, expected: dict) -> None:
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (found[name] is None) == (gradient is None), name
         assert gradient is None or torch.equal(found[name], gradient), name
 
 
-def trained(strategy: str, precision: str, run: int = 1):
+def run_pass(strategy: str, precision: str, run: int = 1):
     """Return the gradients of a pass, and how often each block was computed."""
     model = tiny_model()
     calls = [0] * LAYERS
     for i, block in enumerate(model.layers):
 
-        def counting(module, inputs, i=i):
+        def count_call(module, inputs, i=i):
             calls[i] += 1
 
-        block.get_submodule("attn.q_proj").register_forward_pre_hook(counting)
+        block.get_submodule("attn.q_proj").register_forward_pre_hook(count_call)
     recompute(model, strategy, run)
     token_ids, targets = torch.randint(50, (2, 2, 16))
     training_step(model, token_ids, targets, precision_context(precision, "cpu"))
@@ -56,27 +56,27 @@ def trained(strategy: str, precision: str, run: int = 1):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_computed_again_gives_the_same_gradients(strategy, precision):
-    plain, _ = trained("none", precision)
-    found, _ = trained(strategy, precision, run=3)
+    plain, _ = run_pass("none", precision)
+    found, _ = run_pass(strategy, precision, run=3)
     assert all(gradient is not None for gradient in plain.values())
-    assert_same(found, plain)
+    assert_equal_gradients(found, plain)
 
 
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attention"])
 def test_blocks_are_computed_as_often_as_the_formula_says(strategy):
-    _, calls = trained(strategy, "fp32", run=3)
+    _, calls = run_pass(strategy, "fp32", run=3)
     assert sum(calls) / LAYERS == forward_passes(strategy, LAYERS)
 
 
 def test_the_first_block_of_a_chain_is_computed_most_often():
-    _, calls = trained("chain", "fp32")
+    _, calls = run_pass("chain", "fp32")
     assert calls == list(range(LAYERS + 1, 1, -1))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+@pytest.mark.parametrize("copied", [copy.deepcopy, save_and_load])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_copy_computes_with_its_own_weights(strategy, copied):
-    original = checkpointed(strategy)
+    original = checkpointed_model(strategy)
     expected, found = tiny_model(), copied(original)
     with torch.no_grad():
         for model in (expected, found):
@@ -86,7 +86,7 @@ def test_a_copy_computes_with_its_own_weights(strategy, copied):
     assert torch.equal(found(ids), expected(ids))
     found(ids).square().mean().backward()
     expected(ids).square().mean().backward()
-    assert_same(gradients(found), gradients(expected))
+    assert_equal_gradients(gradients(found), gradients(expected))
     assert all(gradient is None for gradient in gradients(original).values())
     # Checkpointing doesn't rename parameters.
     assert [*original.state_dict()] == [*expected.state_dict()]
@@ -95,7 +95,7 @@ def test_a_copy_computes_with_its_own_weights(strategy, copied):
 @pytest.mark.parametrize("run", [0, -1])
 def test_a_run_has_a_block(run):
     with pytest.raises(ValueError, match=f"run must be 1 or more, not {run}"):
-        checkpointed("runs", run)
+        checkpointed_model("runs", run)
 
 
 def test_a_model_inside_a_wrapper_is_not_passed_over():
@@ -117,17 +117,17 @@ FROZEN = {
 @pytest.mark.parametrize("frozen", FROZEN)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_not_frozen_gets_its_gradient(strategy, frozen):
-    expected, found = tiny_model(), checkpointed(strategy)
+    expected, found = tiny_model(), checkpointed_model(strategy)
     ids = torch.randint(50, (2, 16))
     for model in (expected, found):
         for name in FROZEN[frozen]:
             model.get_submodule(name).requires_grad_(False)
         model(ids).square().mean().backward()
-    assert_same(gradients(found), gradients(expected))
+    assert_equal_gradients(gradients(found), gradients(expected))
 
 
 def test_where_all_is_frozen_nothing_wants_a_gradient():
-    model = checkpointed("by_hand").requires_grad_(False)
+    model = checkpointed_model("by_hand").requires_grad_(False)
     assert not model(torch.randint(50, (2, 16))).requires_grad
 
 
@@ -141,7 +141,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
 def test_by_hand_refuses_what_it_cannot_differentiate(way):
-    model = checkpointed("by_hand")
+    model = checkpointed_model("by_hand")
     loss = model(torch.randint(50, (2, 16))).square().mean()
     weights = list(model.parameters())
     with pytest.raises(ValueError, match=r"plain backward\(\)"):

@@ -23,7 +23,7 @@ PARAMETERS = {
 
 
 @pytest.fixture
-def tiny() -> BasicsTransformerLM:
+def toy_model() -> BasicsTransformerLM:
     torch.manual_seed(1)
     return BasicsTransformerLM(
         50, 16, d_model=24, num_layers=2, num_heads=3, d_ff=40, rope_theta=10_000.0
@@ -37,14 +37,14 @@ def test_parameter_counts_are_those_of_the_table(size):
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[size]
 
 
-def test_state_dict_has_the_keys_of_the_course(tiny):
+def test_state_dict_has_the_keys_of_the_course(toy_model):
     keys = {"token_embeddings.weight", "ln_final.weight", "lm_head.weight"}
     for i in range(2):
         keys |= {f"layers.{i}.attn.{p}_proj.weight" for p in ("q", "k", "v", "output")}
         keys |= {f"layers.{i}.ffn.w{j}.weight" for j in (1, 2, 3)}
         keys |= {f"layers.{i}.ln{j}.weight" for j in (1, 2)}
-    assert set(tiny.state_dict()) == keys
-    assert tiny.state_dict()["layers.0.ffn.w2.weight"].shape == (24, 40)
+    assert set(toy_model.state_dict()) == keys
+    assert toy_model.state_dict()["layers.0.ffn.w2.weight"].shape == (24, 40)
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -85,42 +85,42 @@ def plain_forward(weights: dict, ids: torch.Tensor, heads: int, layers: int):
     return torch.stack(logits)
 
 
-def test_forward_equals_a_plain_implementation(tiny):
+def test_forward_equals_a_plain_implementation(toy_model):
     ids = torch.randint(50, (3, 11))
     with torch.no_grad():
-        for parameter in tiny.parameters():
+        for parameter in toy_model.parameters():
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
-        expected = plain_forward(dict(tiny.state_dict()), ids, heads=3, layers=2)
-        assert torch.allclose(tiny(ids), expected, rtol=1e-5, atol=1e-5)
+        expected = plain_forward(dict(toy_model.state_dict()), ids, heads=3, layers=2)
+        assert torch.allclose(toy_model(ids), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_pairs_stay_beside_each_other(tiny):
+def test_pairs_stay_beside_each_other(toy_model):
     """Scores alone would not show if the rotation reordered q and k alike."""
     x = torch.randn(11, 8)
-    found = tiny.layers[0].attn.rotary(x, torch.arange(11))
+    found = toy_model.layers[0].attn.rotary(x, torch.arange(11))
     assert torch.allclose(found, rotate(x), rtol=0, atol=1e-5)
 
 
-def test_eager_attention_follows_a_swapped_function(tiny, monkeypatch):
+def test_eager_attention_follows_a_swapped_function(toy_model, monkeypatch):
     """The course swaps the module's function between calls."""
     calls = []
 
-    def zeros(Q, K, V, mask):
+    def record_mask(Q, K, V, mask):
         calls.append(mask.shape)
         return torch.zeros_like(V)
 
-    monkeypatch.setattr(model_module, "scaled_dot_product_attention", zeros)
-    tiny(torch.randint(50, (1, 5)))
+    monkeypatch.setattr(model_module, "scaled_dot_product_attention", record_mask)
+    toy_model(torch.randint(50, (1, 5)))
     assert calls == [(5, 5)] * 2
 
 
-def test_unknown_attention_and_wrong_shapes_are_refused(tiny):
+def test_unknown_attention_and_wrong_shapes_are_refused(toy_model):
     said = "no attention implementation is named 'flash9'; there are: eager"
     with pytest.raises(ValueError, match=said):
         load_attention("flash9")
     with pytest.raises(ValueError, match="17 tokens exceeds the context of 16"):
-        tiny(torch.zeros(1, 17, dtype=torch.int64))
+        toy_model(torch.zeros(1, 17, dtype=torch.int64))
     with pytest.raises(ValueError, match="split into 5 heads"):
         BasicsTransformerLM(50, 16, d_model=24, num_layers=1, num_heads=5, d_ff=40)
 
@@ -149,7 +149,7 @@ def tiny_model() -> BasicsTransformerLM:
     return BasicsTransformerLM(50, 1000, 24, 2, 3, 40)
 
 
-def built(dtype=torch.float32, device=None):
+def build_with(dtype=torch.float32, device=None):
     """Return a model made with this default dtype and device."""
     torch.set_default_dtype(dtype)
     torch.set_default_device(device)
@@ -160,29 +160,29 @@ def built(dtype=torch.float32, device=None):
         torch.set_default_device(None)
 
 
-def on_meta() -> BasicsTransformerLM:
+def build_on_meta() -> BasicsTransformerLM:
     with torch.device("meta"):
         return tiny_model()
 
 
-def allocated(model: BasicsTransformerLM) -> BasicsTransformerLM:
+def allocate_on_cpu(model: BasicsTransformerLM) -> BasicsTransformerLM:
     return model.to_empty(device="cpu")
 
 
-def saved_and_loaded(model, **options):
+def save_and_load(model, **options):
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     return torch.load(file, weights_only=False, **options)
 
 
-def with_weights(model, dtype=torch.float32):
+def load_weights(model, dtype=torch.float32):
     """Return the model after loading a checkpoint of this dtype."""
     model.load_state_dict(tiny_model().to(dtype).state_dict(), assign=True)
     return model
 
 
-def table_of(layer) -> torch.Tensor:
+def rotary_table(layer) -> torch.Tensor:
     return layer.attn.rotary.get_buffer("cos_sin")
 
 
@@ -190,21 +190,21 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 # Ways to make a model, and its resulting dtype.
 ORIGINS = {
     "built": (tiny_model, FP32),
-    "built in bf16": (lambda: built(BF16), BF16),
-    "built in fp64": (lambda: built(FP64), FP64),
+    "built in bf16": (lambda: build_with(BF16), BF16),
+    "built in fp64": (lambda: build_with(FP64), FP64),
     "cast to fp64": (lambda: tiny_model().to(FP64), FP64),
     "cast to fp16 and back": (lambda: tiny_model().to(FP16).to(FP32), FP32),
-    "built in bf16, cast to fp32": (lambda: built(BF16).float(), FP32),
-    "meta in bf16": (lambda: allocated(on_meta().to(BF16)), BF16),
-    "meta as default": (lambda: allocated(built(device="meta")), FP32),
-    "moved to meta": (lambda: allocated(tiny_model().to("meta")), FP32),
-    "weights given to meta": (lambda: with_weights(on_meta()), FP32),
-    "bf16 given to meta": (lambda: with_weights(on_meta(), BF16), BF16),
-    "bf16 given to fp32": (lambda: with_weights(tiny_model(), BF16), BF16),
+    "built in bf16, cast to fp32": (lambda: build_with(BF16).float(), FP32),
+    "meta in bf16": (lambda: allocate_on_cpu(build_on_meta().to(BF16)), BF16),
+    "meta as default": (lambda: allocate_on_cpu(build_with(device="meta")), FP32),
+    "moved to meta": (lambda: allocate_on_cpu(tiny_model().to("meta")), FP32),
+    "weights given to meta": (lambda: load_weights(build_on_meta()), FP32),
+    "bf16 given to meta": (lambda: load_weights(build_on_meta(), BF16), BF16),
+    "bf16 given to fp32": (lambda: load_weights(tiny_model(), BF16), BF16),
     "copied, then cast": (lambda: copy.deepcopy(tiny_model()).to(BF16).float(), FP32),
-    "saved, then cast": (lambda: saved_and_loaded(tiny_model()).to(BF16).float(), FP32),
+    "saved, then cast": (lambda: save_and_load(tiny_model()).to(BF16).float(), FP32),
     "saved, then loaded on meta": (
-        lambda: allocated(saved_and_loaded(tiny_model(), map_location="meta")),
+        lambda: allocate_on_cpu(save_and_load(tiny_model(), map_location="meta")),
         FP32,
     ),
 }
@@ -219,7 +219,7 @@ def test_rotary_angles_are_right_however_the_model_comes_about(origin):
     position, pair = torch.arange(1000, dtype=FP64), torch.arange(4, dtype=FP64)
     angle = torch.outer(position, 10_000.0 ** (-pair / 4))
     for layer in model.layers:
-        found = table_of(layer)
+        found = rotary_table(layer)
         assert found.dtype == layer.get_parameter("ln1.weight").dtype == dtype
         # Rounding of an angle near 1,000 to fp32, and of a cosine to the table's dtype.
         allowed = {FP32: 1e-4, FP64: 1e-12}.get(dtype, torch.finfo(dtype).eps / 2)
@@ -230,7 +230,7 @@ def test_rotary_angles_are_right_however_the_model_comes_about(origin):
 
 def test_a_weight_loaded_in_place_leaves_the_table_where_a_cuda_graph_reads_it():
     model = tiny_model()
-    table = table_of(model.layers[0])
+    table = rotary_table(model.layers[0])
     model.load_state_dict(tiny_model().state_dict())
     model.to(torch.float32)
-    assert table_of(model.layers[0]) is table
+    assert rotary_table(model.layers[0]) is table

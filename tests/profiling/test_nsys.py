@@ -58,7 +58,7 @@ class Fake:
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
+def fake_nsys(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
     return Fake(folder, monkeypatch)
@@ -67,7 +67,7 @@ def fake(tmp_path, monkeypatch):
 WORK = [sys.executable, "-c", "print('measured')"]
 
 
-def test_the_command_captures_the_range_and_exports_what_it_kept(fake, tmp_path):
+def test_the_command_captures_the_range_and_exports_what_it_kept(fake_nsys, tmp_path):
     # `.7B-128` must not be taken for a suffix.
     report = tmp_path / "traces" / "2.7B-128.nsys-rep"
     printed, export = nsys.profile(WORK, report, tmp_path)
@@ -76,7 +76,7 @@ def test_the_command_captures_the_range_and_exports_what_it_kept(fake, tmp_path)
         export == report.with_name("2.7B-128.sqlite")
         and export.read_bytes() == b"export"
     )
-    asked, profiled, exported = fake.calls()
+    asked, profiled, exported = fake_nsys.calls()
     assert asked == ["--version"]
     assert profiled == [
         *("profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none"),
@@ -105,11 +105,11 @@ OLD_OR_ODD = {
 
 
 @pytest.mark.parametrize("version", OLD_OR_ODD)
-def test_a_version_that_can_not_do_it_is_refused(fake, tmp_path, version):
-    fake.plan(version=version)
+def test_a_version_that_can_not_do_it_is_refused(fake_nsys, tmp_path, version):
+    fake_nsys.plan(version=version)
     with pytest.raises(NsysError, match=OLD_OR_ODD[version]):
         nsys.profile(WORK, tmp_path / "r.nsys-rep", tmp_path)
-    assert fake.calls() == [["--version"]]
+    assert fake_nsys.calls() == [["--version"]]
 
 
 FAILURES = {
@@ -124,23 +124,23 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("said", FAILURES)
-def test_a_failure_is_named_with_its_last_words(fake, tmp_path, said):
-    fake.plan(**FAILURES[said])
+def test_a_failure_is_named_with_its_last_words(fake_nsys, tmp_path, said):
+    fake_nsys.plan(**FAILURES[said])
     work = WORK if FAILURES[said] else [*WORK[:2], "raise ValueError('of the work')"]
     with pytest.raises(NsysError) as error:
         nsys.profile(work, tmp_path / "r.nsys-rep", tmp_path)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_an_earlier_report_is_not_taken_for_this_one(fake, tmp_path):
+def test_an_earlier_report_is_not_taken_for_this_one(fake_nsys, tmp_path):
     report = tmp_path / "r.nsys-rep"
     nsys.profile(WORK, report, tmp_path)
-    fake.plan(report=False)
+    fake_nsys.plan(report=False)
     with pytest.raises(NsysError, match="wrote no r.nsys-rep"):
         nsys.profile(WORK, report, tmp_path)
 
 
-def test_a_program_that_can_not_run_is_a_clear_line(fake, tmp_path):
-    (fake.folder / "nsys").write_text("#!/no/such/interpreter\n")
+def test_a_program_that_can_not_run_is_a_clear_line(fake_nsys, tmp_path):
+    (fake_nsys.folder / "nsys").write_text("#!/no/such/interpreter\n")
     with pytest.raises(NsysError, match=r"nsys --version can't be run \(No such file"):
         nsys.find_nsys()

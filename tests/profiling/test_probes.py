@@ -17,7 +17,7 @@ from systems.profiling.trace import Kernel, TraceError
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def trace_operations(monkeypatch):
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(
         probes, "profile_kernels", lambda work, _, marks=(): profile(work, "cpu", marks)
@@ -27,7 +27,7 @@ def gpu(monkeypatch):
 profile = torch_trace.profile_kernels
 
 
-def test_each_phase_of_each_pass_has_its_own_kernels(gpu, monkeypatch):
+def test_each_phase_of_each_pass_has_its_own_kernels(trace_operations, monkeypatch):
     """The kernel that empties the cache is in no phase."""
     monkeypatch.setattr(probes, "INDUCTOR_PREFIX", "aten::s")
     monkeypatch.setattr(probes, "l2_buffer", lambda device: torch.empty(4))
@@ -82,46 +82,46 @@ def test_passes_that_differ_are_profiled_once_more(monkeypatch, losses):
         }
 
 
-def kernels(*runs: tuple[str, int]) -> list[Kernel]:
+def make_kernels(*runs: tuple[str, int]) -> list[Kernel]:
     """Return consecutive kernels of these names and durations in us."""
     return [Kernel(name, 0, 1000 * us) for name, us in runs]
 
 
 def test_launches_add_up_by_kernel_and_call():
-    found = kernels(("a", 1), ("a", 2), ("b", 5), ("a", 3), ("a", 4), ("b", 7))
+    found = make_kernels(("a", 1), ("a", 2), ("b", 5), ("a", 3), ("a", 4), ("b", 7))
     assert split_by_call(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
     # One of four launches in two calls is missing, so they can't be divided by call.
     with pytest.raises(TraceError, match="3 launches of a in 2 calls: .*again$"):
         split_by_call(found[1:], 2)
     # Copies are no kernels.
-    copies = kernels(("Memcpy DtoD (Device -> Device)", 1), ("Memset (Device)", 1))
+    copies = make_kernels(("Memcpy DtoD (Device -> Device)", 1), ("Memset (Device)", 1))
     assert kernel_counts({"forward": [copies + found[:1]]}) == {"forward_kernels": 1}
 
 
 @pytest.mark.parametrize("losses", [1, 2])
 def test_where_a_kernel_was_lost_it_is_profiled_once_more(monkeypatch, losses):
-    whole, calls = kernels(("gemm", 1), ("gemm", 2)), []
+    whole, calls = make_kernels(("gemm", 1), ("gemm", 2)), []
     looks = iter([whole[:1]] * losses + [whole])
 
-    def fake(work, device):
+    def fake_profile(work, device):
         return work(), next(looks)
 
-    monkeypatch.setattr(probes, "profile_kernels", fake)
+    monkeypatch.setattr(probes, "profile_kernels", fake_profile)
     with nullcontext() if losses == 1 else pytest.raises(TraceError, match="1 launch"):
         found = kernel_samples_ms(lambda: calls.append(1), 2, "cuda")
         assert found == {"gemm": [0.001, 0.002]}
     assert len(calls) == 1 + 2 * 2
 
 
-def test_calls_are_profiled_after_one_that_is_not(gpu):
+def test_calls_are_profiled_after_one_that_is_not(trace_operations):
     calls, x = [], torch.ones(4, 4)
 
-    def work():
+    def multiply():
         calls.append(x @ x)
 
-    assert kernel_samples_ms(work, 3, "cpu") == {} and len(calls) == 1
+    assert kernel_samples_ms(multiply, 3, "cpu") == {} and len(calls) == 1
     calls.clear()
-    times = kernel_samples_ms(work, 3, "cuda")["aten::mm"]
+    times = kernel_samples_ms(multiply, 3, "cuda")["aten::mm"]
     assert len(times) == 3 and min(times) > 0 and len(calls) == 4
 
 

@@ -51,7 +51,7 @@ EXPECTED = {
 }
 
 
-def found(kernels):
+def totals(kernels):
     return {
         (row.name, row.path): (row.calls, pytest.approx(row.total_ms))
         for row in kernel_rows(kernels)
@@ -75,7 +75,7 @@ def test_a_span_is_open_from_its_start_to_its_end(spans, launches):
         assert [(span.start, span.end) for span in found] == expected
 
 
-def a_trace(old=False):
+def make_trace(old=False):
     """Return a trace as PyTorch 2 writes it, or with the spelling of 1.9."""
     known = {
         "kernel": ("kernel", "Kernel"),
@@ -87,23 +87,23 @@ def a_trace(old=False):
     cats = {name: spelled[old] for name, spelled in known.items()}
     events: list[dict] = [{"ph": "M", "name": "process_name", "pid": 1}]
 
-    def event(cat, name, tid, ts, dur, pid=1, **args):
+    def add_event(cat, name, tid, ts, dur, pid=1, **args):
         given = {"cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts}
         events.append({"ph": "X", **given, "dur": dur, "args": args})
 
     for name, start, end in PHASES:
-        event(cats["mark"], name, MAIN, start, end - start)
+        add_event(cats["mark"], name, MAIN, start, end - start)
     # Ranges that are no phases: a copy on the GPU, an operation, another program's.
-    event("gpu_user_annotation", "backward", 7, 55, 30)
-    event(cats["mark"], "Optimizer.step#AdamW.step", MAIN, 0, 100)
+    add_event("gpu_user_annotation", "backward", 7, 55, 30)
+    add_event(cats["mark"], "Optimizer.step#AdamW.step", MAIN, 0, 100)
     for name, thread, at, start, duration, number in KERNELS:
         launch = "cudaLaunchKernel" if number % 2 else "cuLaunchKernelEx"
         call = cats["call"] if old or number % 2 else "cuda_driver"
         op = "aten::mm" if name == "gemm" else "aten::exp"
         ids = {"correlation": number, cats["id"]: 70 + number}
-        event(cats["op"], op, thread, at - 1, 3, **{cats["id"]: 70 + number})
-        event(call, launch, thread, at, 1, correlation=number)
-        event(cats["kernel"], name, 7, start, duration, pid=0, **ids, stream=7)
+        add_event(cats["op"], op, thread, at - 1, 3, **{cats["id"]: 70 + number})
+        add_event(call, launch, thread, at, 1, correlation=number)
+        add_event(cats["kernel"], name, 7, start, duration, pid=0, **ids, stream=7)
     return {"schemaVersion": 1, "traceEvents": events}
 
 
@@ -117,8 +117,8 @@ def write(path, content):
 
 @pytest.mark.parametrize("old", [False, True])
 def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
-    kernels = torch_trace.read_trace(write(tmp_path / "t.json", a_trace(old)), MARKS)
-    assert found(kernels) == EXPECTED
+    kernels = torch_trace.read_trace(write(tmp_path / "t.json", make_trace(old)), MARKS)
+    assert totals(kernels) == EXPECTED
     assert [k.op for k in kernels] == ["aten::mm", None, "aten::mm", "aten::mm", None]
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
     assert span_ms(kernels) == pytest.approx(0.057)
@@ -126,12 +126,12 @@ def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
 
 
 def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
-    trace = a_trace()
+    trace = make_trace()
     for missing, expected in (("cu", EXPECTED), ("aten", None)):
         events = [e for e in trace["traceEvents"] if not e["name"].startswith(missing)]
         trace["traceEvents"] = events
         kernels = torch_trace.read_trace(write(tmp_path / "t.json", trace), MARKS)
-        assert expected is None or found(kernels) == expected
+        assert expected is None or totals(kernels) == expected
     # Without an operation, a kernel belongs to no phase, but is in the result.
     assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
 
@@ -141,7 +141,7 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)
 
-    def work():
+    def run_step():
         with phases.mark("step"):
             with phases.mark("forward"):
                 y = (x @ x).exp().sum()
@@ -150,7 +150,7 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
         return y.item()
 
     kept = tmp_path / "new" / "t.json.gz"
-    result, kernels = torch_trace.profile_kernels(work, "cpu", MARKS, keep=kept)
+    result, kernels = torch_trace.profile_kernels(run_step, "cpu", MARKS, keep=kept)
     assert result == pytest.approx(16 * math.exp(4))
     assert torch_trace.read_trace(kept, MARKS) == kernels
     calls = {(row.name, row.path): row.calls for row in kernel_rows(kernels)}
@@ -161,7 +161,7 @@ def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
     }
 
 
-def refusal(read, path) -> str:
+def read_error(read, path) -> str:
     """Return the one-line error of reading a trace."""
     with pytest.raises(TraceError) as error:
         read(path, MARKS)
@@ -173,7 +173,7 @@ def refusal(read, path) -> str:
 OTHER = "has an event that is none of torch.profiler's"
 BROKEN_TORCH = {
     "{": "is no whole trace .*: profile again",
-    json.dumps(a_trace())[:-40]: "is no whole trace .*: profile again",
+    json.dumps(make_trace())[:-40]: "is no whole trace .*: profile again",
     "[1, 2]": "has no traceEvents: give what",
     '{"traceEvents": {}}': "has no traceEvents: give what",
     '{"traceEvents": []}': "has no kernel of a GPU: profile with ProfilerActivity.CUDA",
@@ -184,7 +184,7 @@ BROKEN_TORCH = {
 
 @pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
 def test_a_broken_torch_trace_is_one_clear_line(tmp_path, text):
-    said = refusal(torch_trace.read_trace, write(tmp_path / "t.json", text))
+    said = read_error(torch_trace.read_trace, write(tmp_path / "t.json", text))
     assert re.search(rf"t\.json {BROKEN_TORCH[text]}", said)
 
 
@@ -205,20 +205,20 @@ WRONG_EVENTS = [
 
 @pytest.mark.parametrize(("category", "change"), WRONG_EVENTS, ids=str)
 def test_a_wrong_event_is_one_clear_line(tmp_path, category, change):
-    content = a_trace()
+    content = make_trace()
     next(e for e in content["traceEvents"] if e.get("cat") == category).update(change)
-    said = refusal(torch_trace.read_trace, write(tmp_path / "t.json", content))
+    said = read_error(torch_trace.read_trace, write(tmp_path / "t.json", content))
     assert re.search(rf"t\.json {OTHER} .*: profile again$", said)
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\t", b"\n"])
 def test_a_kernel_of_any_name_is_read(tmp_path, odd):
-    text = json.dumps(a_trace()).encode().replace(b'"gemm"', b'"ge' + odd + b'mm"')
+    text = json.dumps(make_trace()).encode().replace(b'"gemm"', b'"ge' + odd + b'mm"')
     (tmp_path / "t.json").write_bytes(text)
     kernels = torch_trace.read_trace(tmp_path / "t.json", MARKS)
     renamed = {"gemm": f"ge{odd.decode(errors='replace')}mm"}
     expected = {(renamed.get(k, k), path): x for (k, path), x in EXPECTED.items()}
-    assert found(kernels) == expected
+    assert totals(kernels) == expected
 
 
 def test_what_is_no_text_is_one_clear_line(tmp_path):
@@ -232,11 +232,11 @@ def test_what_is_no_text_is_one_clear_line(tmp_path):
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-        said = refusal(torch_trace.read_trace, tmp_path / name)
+        said = read_error(torch_trace.read_trace, tmp_path / name)
         assert re.search("is no whole trace .*: profile", said)
-    assert "is no whole trace" in refusal(torch_trace.read_trace, tmp_path)
+    assert "is no whole trace" in read_error(torch_trace.read_trace, tmp_path)
     none = tmp_path / "none.json"
-    assert "does not exist: give a trace" in refusal(torch_trace.read_trace, none)
+    assert "does not exist: give a trace" in read_error(torch_trace.read_trace, none)
 
 
 # Nsight Systems packs the process id above 24 bits of the thread id.
@@ -250,11 +250,11 @@ VERSIONS = {
 }
 
 
-def export(path, text="textId", process=True, mangled=True, driver=False, without=()):
+def write_db(path, text="textId", process=True, mangled=True, driver=False, without=()):
     """Write an SQLite export with the documented tables and columns."""
     numbers: dict[str, int] = {}
 
-    def number(word):
+    def string_id(word):
         return numbers.setdefault(word, len(numbers) + 1)
 
     pid = ["globalPid"] * process
@@ -274,31 +274,31 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
     }
     rows: dict[str, list[tuple]] = {table: [] for table in columns}
 
-    def mark(name, start, end, event=59):
-        said = {"text": None if text == "both" else name, "textId": number(name)}
+    def add_mark(name, start, end, event=59):
+        said = {"text": None if text == "both" else name, "textId": string_id(name)}
         words = (said[column] for column in texts)
         times = start * 1000, end and end * 1000
         rows["NVTX_EVENTS"].append((*times, event, *words, PID + MAIN))
 
-    def call(table, start, thread, correlation):
-        what = number("cudaLaunchKernel_v7000")
+    def add_call(table, start, thread, correlation):
+        what = string_id("cudaLaunchKernel_v7000")
         rows[kind + table].append((start, start + 500, thread, correlation, what))
 
     for name, start, end in PHASES:
         # The last step was open when the capture ended.
-        mark(name, start, None if name == "step" else end)
-    mark("aten::mm", 11, 14)
+        add_mark(name, start, None if name == "step" else end)
+    add_mark("aten::mm", 11, 14)
     # A single event with a phase's name is no range.
-    mark("backward", 11, None, event=34)
+    add_mark("backward", 11, None, event=34)
     for name, thread, at, start, duration, correlation in KERNELS:
         table = "DRIVER" if driver and correlation % 2 else "RUNTIME"
-        call(table, at * 1000, PID + thread, correlation)
+        add_call(table, at * 1000, PID + thread, correlation)
         of = [start * 1000, (start + duration) * 1000, correlation, *[PID] * process]
         called = [name, f"short {name}", *[f"_Z{name}"] * mangled]
-        rows[f"{kind}KERNEL"].append((*of, 0, 7, *map(number, called)))
+        rows[f"{kind}KERNEL"].append((*of, 0, 7, *map(string_id, called)))
     if process:
         # Another process used the same correlation id, outside of all phases.
-        call("RUNTIME", 1_000_000, (6 << 24) + MAIN, 1)
+        add_call("RUNTIME", 1_000_000, (6 << 24) + MAIN, 1)
     rows["StringIds"] = [(i, word) for word, i in numbers.items()]
     with closing(sqlite3.connect(path)) as db, db:
         left_out = {*without, *[f"{kind}DRIVER"] * (not driver)}
@@ -311,31 +311,31 @@ def export(path, text="textId", process=True, mangled=True, driver=False, withou
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nsys_kernels_belong_to_the_phase_that_launched_them(tmp_path, version):
-    path = export(tmp_path / "r.sqlite", **VERSIONS[version])
+    path = write_db(tmp_path / "r.sqlite", **VERSIONS[version])
     kernels = nsys.read_export(path, MARKS)
-    assert found(kernels) == EXPECTED
+    assert totals(kernels) == EXPECTED
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
 
 
 def test_both_readers_give_the_same_rows(tmp_path):
-    trace = write(tmp_path / "t.json", a_trace())
+    trace = write(tmp_path / "t.json", make_trace())
     ours = kernel_rows(torch_trace.read_trace(trace, MARKS))
-    assert kernel_rows(nsys.read_export(export(tmp_path / "r.sqlite"), MARKS)) == ours
+    assert kernel_rows(nsys.read_export(write_db(tmp_path / "r.sqlite"), MARKS)) == ours
     first = ours[0]
     assert (first.name, first.path, first.calls) == ("gemm", ("step", "backward"), 1)
     times = first.total_ms, first.median_ms, first.min_ms, first.max_ms, first.start_ms
     assert times == (0.03,) * 4 + (0.026,)
 
 
-def execute(path, *statements: str) -> None:
+def run_sql(path, *statements: str) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         for statement in statements:
             db.execute(statement)
 
 
 def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
-    path, kind = export(tmp_path / "r.sqlite"), "INSERT INTO CUPTI_ACTIVITY_KIND_"
-    execute(
+    path, kind = write_db(tmp_path / "r.sqlite"), "INSERT INTO CUPTI_ACTIVITY_KIND_"
+    run_sql(
         path,
         f"{kind}RUNTIME VALUES (26000, 26500, {PID + MAIN}, 8, 1)",
         f"{kind}RUNTIME VALUES (27000, 27500, {PID + MAIN}, 9, 1)",
@@ -346,17 +346,17 @@ def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
     names = {k.name: k.path[-1] for k in nsys.read_export(path, MARKS)}
     assert names["Memcpy DtoH"] == names["Memset"] == "attention softmax"
     tables = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
-    bare = export(tmp_path / "s.sqlite", without=tables)
-    assert found(nsys.read_export(bare, MARKS)) == EXPECTED
+    bare = write_db(tmp_path / "s.sqlite", without=tables)
+    assert totals(nsys.read_export(bare, MARKS)) == EXPECTED
 
 
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_graph_traced_as_a_whole_is_counted(tmp_path, kernels):
     """By default nsys records a CUDA graph as one entry, without its kernels."""
     without = () if kernels else ("CUPTI_ACTIVITY_KIND_KERNEL",)
-    path = export(tmp_path / "r.sqlite", without=without)
+    path = write_db(tmp_path / "r.sqlite", without=without)
     table = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-    execute(
+    run_sql(
         path,
         f"CREATE TABLE {table} (start, end, correlationId, globalPid)",
         f"INSERT INTO {table} VALUES (50, 5050, 1, {PID})",
@@ -367,10 +367,10 @@ def test_a_graph_traced_as_a_whole_is_counted(tmp_path, kernels):
 
 
 def test_an_endless_view_is_no_table(tmp_path):
-    path = export(tmp_path / "r.sqlite", without=("NVTX_EVENTS",))
+    path = write_db(tmp_path / "r.sqlite", without=("NVTX_EVENTS",))
     endless = "WITH RECURSIVE c(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM c)"
-    execute(path, f"CREATE VIEW NVTX_EVENTS AS {endless} SELECT x AS start FROM c")
-    assert "has no NVTX ranges" in refusal(nsys.read_export, path)
+    run_sql(path, f"CREATE VIEW NVTX_EVENTS AS {endless} SELECT x AS start FROM c")
+    assert "has no NVTX ranges" in read_error(nsys.read_export, path)
 
 
 AGAIN = "profile again with --trace cuda,nvtx"
@@ -385,24 +385,24 @@ WITHOUT = {
 @pytest.mark.parametrize("table", WITHOUT)
 def test_an_export_without_a_table_is_one_clear_line(tmp_path, table):
     with pytest.raises(TraceError, match=WITHOUT[table]):
-        nsys.read_export(export(tmp_path / "r.sqlite", without=(table,)), MARKS)
+        nsys.read_export(write_db(tmp_path / "r.sqlite", without=(table,)), MARKS)
 
 
 def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
-    whole = export(tmp_path / "r.sqlite").read_bytes()
+    whole = write_db(tmp_path / "r.sqlite").read_bytes()
     contents = {
         whole[: len(whole) // 2]: "is no whole SQLite export .*: export the report aga",
         b"PK\x03\x04" * 300: "is no whole SQLite export .*: export the report again",
         b"": "has no table StringIds",
     }
     path = tmp_path / "s.sqlite"
-    assert "does not exist: write it with `nsys" in refusal(nsys.read_export, path)
+    assert "does not exist: write it with `nsys" in read_error(nsys.read_export, path)
     for content, said in contents.items():
         path.write_bytes(content)
-        assert re.search(said, refusal(nsys.read_export, path))
+        assert re.search(said, read_error(nsys.read_export, path))
     # Tables without rows.
-    execute(tmp_path / "r.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
-    said = refusal(nsys.read_export, tmp_path / "r.sqlite")
+    run_sql(tmp_path / "r.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    said = read_error(nsys.read_export, tmp_path / "r.sqlite")
     assert "has an empty table of GPU kernels" in said
 
 
@@ -424,13 +424,13 @@ WRONG_ROWS = [
 
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
 def test_a_wrong_row_of_an_export_is_one_clear_line(tmp_path, wrong):
-    path = export(tmp_path / "r.sqlite")
-    execute(path, wrong)
+    path = write_db(tmp_path / "r.sqlite")
+    run_sql(path, wrong)
     said = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"
-    assert re.search(said, refusal(nsys.read_export, path))
+    assert re.search(said, read_error(nsys.read_export, path))
 
 
 def test_a_path_with_marks_of_an_address_is_a_file(tmp_path):
     folder = tmp_path / "50 % of what?"
     folder.mkdir()
-    assert found(nsys.read_export(export(folder / "r#1.sqlite"), MARKS)) == EXPECTED
+    assert totals(nsys.read_export(write_db(folder / "r#1.sqlite"), MARKS)) == EXPECTED

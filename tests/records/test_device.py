@@ -39,26 +39,26 @@ class NVMLError(Exception):
 
 
 @pytest.fixture
-def driver(monkeypatch):
+def fake_nvml(monkeypatch):
     """Return a stand-in for pynvml with GPU 0 and a MIG slice, without `refused`."""
     stub = SimpleNamespace(
         NVMLError=NVMLError, NVML_CLOCK_SM=1, nvmlMemory_v2=2, refused=set()
     )
 
-    def answering(name, answer):
-        def ask(*arguments):
+    def make_query(name, answer):
+        def query(*arguments):
             if name in stub.refused:
                 raise NVMLError("Not Supported")
             return answer(*arguments)
 
-        return ask
+        return query
 
-    def by_uuid(uuid):
+    def find_uuid(uuid):
         if uuid != UUID:
             raise NVMLError("Not Found")
         return "part"
 
-    def by_index(index):
+    def find_index(index):
         if index != 0:
             raise NVMLError("Invalid Argument")
         return "whole"
@@ -69,11 +69,11 @@ def driver(monkeypatch):
         "nvmlDeviceGetClockInfo": lambda handle, clock: {1: 1980}[clock],
         "nvmlDeviceGetCount": lambda: 1,
         "nvmlDeviceGetUUID": lambda handle: GPU,
-        "nvmlDeviceGetHandleByIndex": by_index,
-        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetHandleByIndex": find_index,
+        "nvmlDeviceGetHandleByUUID": find_uuid,
     }
     for name, answer in known.items():
-        setattr(stub, name, answering(name, answer))
+        setattr(stub, name, make_query(name, answer))
     monkeypatch.setitem(sys.modules, "pynvml", stub)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return stub
@@ -89,8 +89,8 @@ LESS = {
 }
 
 
-def test_visible_gpus_are_those_that_are_named_or_all(driver, monkeypatch):
-    driver.nvmlDeviceGetCount = lambda: 3
+def test_visible_gpus_are_those_that_are_named_or_all(fake_nvml, monkeypatch):
+    fake_nvml.nvmlDeviceGetCount = lambda: 3
     assert visible_gpus() == ["0", "1", "2"]
     assert find_gpu("0") == WHOLE and find_gpu("1") is None
     assert WHOLE.is_gpu and not device.CPU.is_gpu and not device.META.is_gpu
@@ -100,14 +100,14 @@ def test_visible_gpus_are_those_that_are_named_or_all(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    driver.refused = {"nvmlInit"}
+    fake_nvml.refused = {"nvmlInit"}
     assert visible_gpus() == []
 
 
-def test_the_newest_cuda_that_the_driver_runs(driver):
+def test_the_newest_cuda_that_the_driver_runs(fake_nvml):
     assert newest_cuda() == (13, 1)
     for refused in ("nvmlSystemGetCudaDriverVersion", "nvmlInit"):
-        driver.refused = {refused}
+        fake_nvml.refused = {refused}
         assert newest_cuda() is None
 
 
@@ -120,8 +120,8 @@ def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(driver, refus
 @pytest.mark.parametrize(
     "refused", ["nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName"]
 )
-def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(driver, refused):
-    driver.refused = {refused}
+def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(fake_nvml, refused):
+    fake_nvml.refused = {refused}
     assert find_gpu() is None
 
 
@@ -132,27 +132,27 @@ FOUND |= dict.fromkeys(
 
 
 @pytest.mark.parametrize("visible", FOUND)
-def test_the_visible_device_is_found_parts_by_mig_too(driver, monkeypatch, visible):
+def test_the_visible_device_is_found_parts_by_mig_too(fake_nvml, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (find_gpu() is not None) == FOUND[visible]
     assert sm_clock_mhz() == (1980 if FOUND[visible] else None)
 
 
-def test_a_driver_through_which_nothing_can_be_asked_is_named(driver, monkeypatch):
+def test_a_driver_through_which_nothing_can_be_asked_is_named(fake_nvml, monkeypatch):
     """A container may have only the compute part of the driver, which torch needs."""
     said = "needs a GPU and none was found"
-    driver.refused = {"nvmlInit"}
+    fake_nvml.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere"])
     assert why_no_gpu() == said
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere", "/dev/null"])
     assert why_no_gpu() == f"{said}: NVML does not start (Not Supported)"
-    driver.refused = set()
+    fake_nvml.refused = set()
     assert why_no_gpu() == said
 
 
-def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
+def test_a_gpu_that_torch_alone_finds_is_not_ready(fake_nvml, monkeypatch, capsys):
     """Without NVML, records could not name it."""
-    driver.refused = {"nvmlInit"}
+    fake_nvml.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
     monkeypatch.setattr(check_setup, "default_device", lambda: "cuda")
     monkeypatch.setattr(check_setup.torch.cuda, "get_device_name", lambda: "A GPU")
@@ -163,7 +163,7 @@ def test_a_gpu_that_torch_alone_finds_is_not_ready(driver, monkeypatch, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 2 and "ready" not in said
     assert said.endswith("none was found: NVML does not start (Not Supported)")
-    driver.refused = set()
+    fake_nvml.refused = set()
     check_setup.main()
     assert capsys.readouterr().out.endswith("ready\n")
 
@@ -203,8 +203,8 @@ def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys)
         ("x" * 5000, "x" * 2000),
     ],
 )
-def test_whatever_a_driver_calls_a_gpu_can_be_written(driver, tmp_path, name, shown):
-    driver.nvmlDeviceGetName = driver.nvmlSystemGetDriverVersion = lambda *_: name
+def test_whatever_a_driver_calls_a_gpu_can_be_written(fake_nvml, tmp_path, name, shown):
+    fake_nvml.nvmlDeviceGetName = fake_nvml.nvmlSystemGetDriverVersion = lambda *_: name
     gpu = find_gpu()
     assert gpu is not None and gpu.name == shown
     assert gpu.driver == (shown if name else None)

@@ -53,7 +53,7 @@ HASH = "171d212b6feb7346"
 
 
 @pytest.fixture
-def tree(tmp_path, monkeypatch):
+def rehash(tmp_path, monkeypatch):
     """Return a function that writes modules and returns the hash of `systems.stem`."""
     monkeypatch.setattr(
         module,
@@ -61,7 +61,7 @@ def tree(tmp_path, monkeypatch):
         {"eager": "systems.model:eager", "fast": "systems.attention.fast:fast"},
     )
 
-    def hash_of(attention=(), **sources: str) -> str:
+    def rehash(attention=(), **sources: str) -> str:
         for name, source in sources.items():
             inside = re.sub("(?<=[a-z])__(?=[a-z])", "/", name)
             path = tmp_path / "systems" / f"{inside}.py"
@@ -71,11 +71,11 @@ def tree(tmp_path, monkeypatch):
         parse_module.cache_clear()
         return source_hash("systems.stem", attention, root=tmp_path)
 
-    return hash_of
+    return rehash
 
 
-def test_every_python_gives_this_hash(tree):
-    assert tree(stem=SOURCE) == HASH
+def test_every_python_gives_this_hash(rehash):
+    assert rehash(stem=SOURCE) == HASH
 
 
 WORDS = [
@@ -114,15 +114,15 @@ CODE = [
 
 
 @pytest.mark.parametrize("change", WORDS)
-def test_words_and_layout_do_not_count(tree, change):
+def test_words_and_layout_do_not_count(rehash, change):
     assert SOURCE.count(change[0]) == 1
-    assert tree(stem=SOURCE.replace(*change)) == HASH
+    assert rehash(stem=SOURCE.replace(*change)) == HASH
 
 
 @pytest.mark.parametrize("change", CODE)
-def test_code_counts(tree, change):
+def test_code_counts(rehash, change):
     source = SOURCE.replace(*change)
-    assert source != SOURCE and tree(stem=source) != HASH
+    assert source != SOURCE and rehash(stem=source) != HASH
 
 
 # Imports of another module's name, with the name that code then uses.
@@ -137,149 +137,149 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize("line", IMPORTS)
-def test_what_is_used_counts_however_it_is_imported(tree, line):
+def test_what_is_used_counts_however_it_is_imported(rehash, line):
     used = IMPORTS[line]
-    before = tree(stem=f"{line}\ndef run():\n    return {used}", a="x = 1\nz = 1")
-    assert tree(a="x = 1\nz = 2") == before != tree(a="x = 2\nz = 1")
+    before = rehash(stem=f"{line}\ndef run():\n    return {used}", a="x = 1\nz = 1")
+    assert rehash(a="x = 1\nz = 2") == before != rehash(a="x = 2\nz = 1")
     inside = f"def run():\n    {line.replace(chr(10), '')}\n    return {used}"
-    assert tree(stem=inside, a="x = 1") == before
+    assert rehash(stem=inside, a="x = 1") == before
 
 
-def test_what_is_reached_indirectly_counts(tree):
+def test_what_is_reached_indirectly_counts(rehash):
     sources = dict(
         stem="from systems import a\na.f()",
         a="from systems.c.d import x\ndef f():\n    return x",
         c__d="from systems.b import z as x",
         b="z = 1",
     )
-    before = tree(**sources)
-    assert tree(b="z = 2") != before == tree(b="z = 1\nother = 1")
+    before = rehash(**sources)
+    assert rehash(b="z = 2") != before == rehash(b="z = 1\nother = 1")
 
 
-def test_what_is_left_out_does_not_count_nor_what_only_it_leads_to(tree, tmp_path):
-    def hash_of(**sources: str) -> str:
-        tree(**sources)
+def test_what_is_left_out_does_not_count_nor_what_only_it_leads_to(rehash, tmp_path):
+    def new_hash(**sources: str) -> str:
+        rehash(**sources)
         left_out = [("systems.choice", "choose")]
         return module.hash_of([("systems.stem", None)], tmp_path, left_out)
 
     stem = "from systems.choice import choose, other\ndef run(): choose(), other()"
     table = "from systems.table import TABLE\n"
     choice = table + "def choose(): return TABLE\ndef other(): return 1"
-    before = hash_of(stem=stem, choice=choice, table="TABLE = 1")
-    assert hash_of(table="TABLE = 2") == before
-    assert hash_of(choice=choice.replace("return TABLE", "return TABLE + 1")) == before
-    assert hash_of(choice=choice.replace("return 1", "return 2")) != before
-    assert hash_of(choice=choice.replace("return 1", "return TABLE")) != before
+    before = new_hash(stem=stem, choice=choice, table="TABLE = 1")
+    assert new_hash(table="TABLE = 2") == before
+    assert new_hash(choice=choice.replace("return TABLE", "return TABLE + 1")) == before
+    assert new_hash(choice=choice.replace("return 1", "return 2")) != before
+    assert new_hash(choice=choice.replace("return 1", "return TABLE")) != before
 
 
-def test_a_module_that_is_handed_on_counts_whole(tree):
-    before = tree(stem="import systems.a as b\ngetattr(b, 'x')", a="x = 1\nz = 1")
-    assert tree(a="x = 1\nz = 2") != before
+def test_a_module_that_is_handed_on_counts_whole(rehash):
+    before = rehash(stem="import systems.a as b\ngetattr(b, 'x')", a="x = 1\nz = 1")
+    assert rehash(a="x = 1\nz = 2") != before
 
 
-def test_what_an_import_runs_counts(tree):
+def test_what_an_import_runs_counts(rehash):
     a = "def f(): ...\ndef unused(): ..."
-    before = tree(stem="from systems.a import f\nf()", a=a)
-    assert tree(a=f"{a}\nregister(f)") != before
+    before = rehash(stem="from systems.a import f\nf()", a=a)
+    assert rehash(a=f"{a}\nregister(f)") != before
     decorated = f"{a}\n@f.register_fake\ndef _(): ..."
-    assert before != tree(a=decorated) != tree(a=decorated.replace("_()", "_(x)"))
+    assert before != rehash(a=decorated) != rehash(a=decorated.replace("_()", "_(x)"))
     guarded = f'{a}\nif __name__ == "__main__":\n    f()'
-    assert tree(a=guarded) == before
+    assert rehash(a=guarded) == before
 
 
-def test_a_local_name_hides_that_of_the_module(tree):
+def test_a_local_name_hides_that_of_the_module(rehash):
     a = "def f(x):\n    return [y for y in x] + [lambda z: z]\n"
-    before = tree(stem="from systems.a import f\nf()", a=f"{a}x = y = z = 1")
-    assert tree(a=f"{a}x = y = z = 2") == before
+    before = rehash(stem="from systems.a import f\nf()", a=f"{a}x = y = z = 1")
+    assert rehash(a=f"{a}x = y = z = 2") == before
     # A local of an inner function hides nothing outside of it.
     a = "def f():\n    return x, lambda x: x\n"
-    assert tree(a=f"{a}x = 1") != tree(a=f"{a}x = 2")
+    assert rehash(a=f"{a}x = 1") != rehash(a=f"{a}x = 2")
 
 
-def test_modules_that_import_each_other_end(tree):
+def test_modules_that_import_each_other_end(rehash):
     circle = dict(stem="import systems.a\nsystems.a.f", a="import systems.stem\nf = 1")
-    assert tree(**circle) != tree(a="import systems.stem\nf = systems.stem")
+    assert rehash(**circle) != rehash(a="import systems.stem\nf = systems.stem")
 
 
-def test_other_modules_and_packages_do_not_count(tree):
+def test_other_modules_and_packages_do_not_count(rehash):
     sources = dict(stem="import json\nfrom systems.a import x\nx", a="x = 1")
-    before = tree(**sources, unused="x = 1", __init__="")
-    assert tree(unused="x = 2", __init__="STEMS = {}") == before
-    assert tree(a="x = 1  # said") == before != tree(a="x = 2")
+    before = rehash(**sources, unused="x = 1", __init__="")
+    assert rehash(unused="x = 2", __init__="STEMS = {}") == before
+    assert rehash(a="x = 1  # said") == before != rehash(a="x = 2")
 
 
 @pytest.mark.parametrize(
     "name",
     ["records__store", "records__source_hash", "formulas__costs", "running__command"],
 )
-def test_what_cannot_change_a_measurement_does_not_count(tree, name):
+def test_what_cannot_change_a_measurement_does_not_count(rehash, name):
     stem = f"from systems.{name.replace('__', '.')} import f\nf()"
-    before = tree(stem=stem, **{name: "from systems.a import f"}, a="f = 1")
-    assert tree(**{name: "from systems.a import f\nf()"}, a="f = 2") == before
+    before = rehash(stem=stem, **{name: "from systems.a import f"}, a="f = 1")
+    assert rehash(**{name: "from systems.a import f\nf()"}, a="f = 2") == before
 
 
-def test_a_file_beside_the_checkout_with_its_name_does_not_count(tree, tmp_path):
-    alone = tree(stem="import json\njson.dumps({})")
+def test_a_file_beside_the_checkout_with_its_name_does_not_count(rehash, tmp_path):
+    alone = rehash(stem="import json\njson.dumps({})")
     tmp_path.with_suffix(".py").write_text("print(1)\n")
-    assert tree() == alone
+    assert rehash() == alone
 
 
-def test_an_attention_implementation_counts_only_when_named(tree):
+def test_an_attention_implementation_counts_only_when_named(rehash):
     sources = dict(
         stem="",
         model="eager = 1",
         attention__fast="from systems.a import x as fast",
         a="x = 1",
     )
-    eager, fast = tree(["eager"], **sources), tree(["fast"])
-    assert len({tree(), eager, fast}) == 3
-    assert tree(["eager"], a="x = 2") == eager and tree(["fast"]) != fast
-    assert tree(["fast", "eager"]) == tree(["eager", "fast"])
+    eager, fast = rehash(["eager"], **sources), rehash(["fast"])
+    assert len({rehash(), eager, fast}) == 3
+    assert rehash(["eager"], a="x = 2") == eager and rehash(["fast"]) != fast
+    assert rehash(["fast", "eager"]) == rehash(["eager", "fast"])
 
 
 # The house ----------------------------------------------------------------------------
 
 
-def test_what_is_moved_split_and_reached_otherwise_has_the_same_hash(tree):
-    before = tree(
+def test_what_is_moved_split_and_reached_otherwise_has_the_same_hash(rehash):
+    before = rehash(
         stem="from systems import a\ndef run():\n    return a.f() + a.g()",
         a="N = 3\ndef f():\n    return N\ndef g():\n    return f() + N",
     )
     body = "    return f() + h()"
-    after = tree(
+    after = rehash(
         stem="from systems.deep.f import f\n"
         f"def run():\n    from systems.g import h\n{body}",
         deep__f="def f():\n    return N\nN = 3",
         g="from systems.deep import f as of\ndef g():\n    return of.f() + of.N\nh = 1",
     )
     assert after != before
-    after = tree(
+    after = rehash(
         stem="from systems.deep.f import f\nfrom systems.g import g as h\n"
         f"def run():\n{body}"
     )
     assert after == before
 
 
-def test_two_equal_names_that_change_places_are_noticed(tree):
+def test_two_equal_names_that_change_places_are_noticed(rehash):
     a, b = "def f():\n    return 1", "def f():\n    return 2"
     stem = "from systems import a, b\ndef run():\n    return a.f() - b.f()"
-    before = tree(stem=stem, a=a, b=b)
-    assert tree(a=b, b=a) != before
+    before = rehash(stem=stem, a=a, b=b)
+    assert rehash(a=b, b=a) != before
 
 
-def hashes(root: Path) -> dict[str, str]:
+def hash_stems(root: Path) -> dict[str, str]:
     parse_module.cache_clear()
     names = ("eager", "flash", "sdpa")
     return {s: source_hash(f"systems.experiments.{s}", names, root) for s in STEMS}
 
 
 def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(tmp_path):
-    before = hashes(ROOT)
+    before = hash_stems(ROOT)
     assert len(set(before.values())) == len(STEMS)
     shutil.copytree(ROOT / "systems", tmp_path / "systems")
     path = tmp_path / "systems/model/optimizer.py"
     path.write_text(path.read_text("utf-8").replace("t=1)", "t=2)"), "utf-8")
-    after = hashes(tmp_path)
+    after = hash_stems(tmp_path)
     changed = {stem for stem in STEMS if after[stem] != before[stem]}
     # All experiments that make a workload, which may run an optimizer step.
     assert sorted(changed) == (

@@ -154,7 +154,7 @@ FAULTS = [
 ]
 
 
-def with_field(name: str, value: object) -> dict:
+def change_field(name: str, value: object) -> dict:
     data = json.loads(store.to_json(example()))
     *inside, last = name.split(".")
     at: Any = data
@@ -166,7 +166,7 @@ def with_field(name: str, value: object) -> dict:
 
 @pytest.mark.parametrize(("name", "value", "message"), FAULTS)
 def test_a_wrong_field_is_named_with_its_file(path, name, value, message):
-    found = refusal(path, json.dumps(with_field(name, value)))
+    found = refusal(path, json.dumps(change_field(name, value)))
     assert found.endswith(message), found
 
 
@@ -207,10 +207,10 @@ LIMITS = {
 def test_a_limit_itself_is_allowed(path, name):
     least, most = LIMITS[name]
     for value in (least, most):
-        path.write_text(json.dumps(with_field(name, value)))
+        path.write_text(json.dumps(change_field(name, value)))
         store.read(path)
     for value in (least - 1, most + 1):
-        said = refusal(path, json.dumps(with_field(name, value)))
+        said = refusal(path, json.dumps(change_field(name, value)))
         assert name.removesuffix(".0").split(".")[-1] in said
 
 
@@ -235,7 +235,7 @@ def test_a_metric_that_is_not_finite_is_neither_written_nor_read(path, value, at
         store.write(record, path)
     # The old record stays, and no other file.
     assert path.read_bytes() == before and os.listdir(path.parent) == ["r.json"]
-    text = json.dumps(with_field(f"rows.0.metrics.{name}", nested))
+    text = json.dumps(change_field(f"rows.0.metrics.{name}", nested))
     assert refusal(path, text).startswith("is not JSON")
 
 
@@ -360,17 +360,17 @@ def test_a_reader_never_sees_a_part(path, monkeypatch):
     store.write(example(), path)
     calls, replace, fsync = [], os.replace, os.fsync
 
-    def flush(handle):
+    def record_fsync(handle):
         calls.append("fsync")
         fsync(handle)
 
-    def look(source, target):
+    def record_replace(source, target):
         calls.append("replace")
         assert store.read(path) == example() and store.read(source).rows == []
         replace(source, target)
 
-    monkeypatch.setattr(os, "replace", look)
-    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", record_replace)
+    monkeypatch.setattr(os, "fsync", record_fsync)
     record = example()
     record.rows = []
     store.write(record, path)

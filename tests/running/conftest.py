@@ -8,7 +8,7 @@ import typer
 
 from systems.experiments import STEMS
 from systems.running import machine, measure
-from tests.factories import fake_stem_on
+from tests.factories import fake_stem_entry
 
 
 class Run:
@@ -41,7 +41,7 @@ class Run:
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(STEMS, "fake", fake_stem_on("meta"))
+    monkeypatch.setitem(STEMS, "fake", fake_stem_entry("meta"))
     # Garbage collection is slow with this many imported modules.
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     # In an unpacked archive, runs would warn that there is no commit.

@@ -9,17 +9,17 @@ from systems.records import device
 from systems.running import machine
 from systems.running.machine import compiled_folder, why_unwritable
 from tests import fake_stem
-from tests.factories import fake_stem_on, make_gpu
+from tests.factories import fake_stem_entry, make_gpu
 from tools import regen_tables
 
 VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME")
 
 
 @pytest.fixture
-def environment(monkeypatch):
+def set_environment(monkeypatch):
     """Return a function that sets these variables, and unsets others for folders."""
 
-    def put(**variables: str) -> None:
+    def set_variables(**variables: str) -> None:
         for name in VARIABLES:
             # Set it first, so that monkeypatch restores it.
             monkeypatch.setenv(name, "")
@@ -27,29 +27,29 @@ def environment(monkeypatch):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 
-    return put
+    return set_variables
 
 
-def test_it_is_the_folder_where_triton_looks(environment):
+def test_it_is_the_folder_where_triton_looks(set_environment):
     from triton import knobs
 
     # Triton's import needs HOME.
     home = os.environ["HOME"]
     for given in ({}, {"TRITON_HOME": "/b"}, {"TRITON_CACHE_DIR": "/c"}):
-        environment(HOME=home, **given)
+        set_environment(HOME=home, **given)
         assert str(compiled_folder()) == knobs.cache.dir
 
 
 @pytest.mark.parametrize("name", ["HOME", "TRITON_CACHE_DIR"])
 def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
-    name, environment, monkeypatch, tmp_path, capsys, run
+    name, set_environment, monkeypatch, tmp_path, capsys, run
 ):
-    environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
+    set_environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
     said = why_unwritable(compiled_folder())
     assert said.startswith("can't keep compiled kernels in /dev/null/")
     assert said.endswith("set TRITON_CACHE_DIR to a folder on a disk of this machine")
     gpu = make_gpu()
-    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
     monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
     monkeypatch.setattr(device, "find_gpu", lambda: gpu)
     # The error comes from measuring, and before that from regen_tables.
@@ -60,18 +60,18 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
-@pytest.mark.usefixtures("fake_on_gpu")
-def test_rows_look_where_compiled_ahead_is_kept(run, environment, monkeypatch):
+@pytest.mark.usefixtures("pretend_gpu")
+def test_rows_look_where_compiled_ahead_is_kept(run, set_environment, monkeypatch):
     """By default PyTorch's compiler would use another folder."""
     seen, real = [], fake_stem.run
 
-    def noting(config):
+    def note_cache(config):
         seen.append(os.environ.get("TRITON_CACHE_DIR"))
         return real(config)
 
-    monkeypatch.setattr(fake_stem, "run", noting)
-    environment(HOME=os.environ["HOME"])
+    monkeypatch.setattr(fake_stem, "run", note_cache)
+    set_environment(HOME=os.environ["HOME"])
     assert run().code == 0 and set(seen) == {str(compiled_folder())}
-    environment(TRITON_CACHE_DIR="/of/mine")
+    set_environment(TRITON_CACHE_DIR="/of/mine")
     monkeypatch.setattr(machine, "why_unwritable", lambda folder: "")
     assert run().code == 0 and seen[-1] == "/of/mine"

@@ -12,15 +12,15 @@ A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
 
 
 @pytest.fixture
-def no_gpu_for_torch(monkeypatch):
+def set_cuda(monkeypatch):
     """Set the CUDA version of torch, and the newest that the driver supports."""
 
-    def between(built: str | None, runs: tuple[int, int] | None) -> None:
+    def set_versions(built: str | None, runs: tuple[int, int] | None) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.version, "cuda", built)
         monkeypatch.setattr(machine, "newest_cuda", lambda: runs)
 
-    return between
+    return set_versions
 
 
 WHY = {
@@ -34,10 +34,8 @@ WHY = {
 
 
 @pytest.mark.parametrize(("built", "runs"), WHY)
-def test_measuring_and_the_setup_say_why(
-    built, runs, no_gpu_for_torch, monkeypatch, capsys
-):
-    no_gpu_for_torch(built, runs)
+def test_measuring_and_the_setup_say_why(built, runs, set_cuda, monkeypatch, capsys):
+    set_cuda(built, runs)
     with pytest.raises(CannotStart) as refused:
         machine.check_torch(A100)
     line = str(refused.value)

@@ -28,21 +28,21 @@ from systems.records.source_hash import source_hash
 from systems.running import groups, machine, measure
 from systems.running.resuming import resume
 from tests import fake_stem
-from tests.factories import fake_stem_on, make_gpu
-from tests.needed import needs_git
+from tests.factories import fake_stem_entry, make_gpu
+from tests.needed import require_git
 from tools.states import state_of
 
 DRIVER = f"""
 import typer
 from systems.experiments import STEMS, Stem
-STEMS["fake"] = {fake_stem_on("meta")}
+STEMS["fake"] = {fake_stem_entry("meta")}
 from systems.running.measure import main
 typer.run(main)
 """
 ALL = [6, 5, 4, 3, 2, 1]
 
 
-def start(results: Path, **environment: str) -> subprocess.Popen[str]:
+def launch(results: Path, **environment: str) -> subprocess.Popen[str]:
     """Start a run in a new process, and wait for its first report."""
     command = [sys.executable, "-c", DRIVER, "fake", str(results)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
@@ -58,11 +58,11 @@ def start(results: Path, **environment: str) -> subprocess.Popen[str]:
     return child
 
 
-def indices(path: Path) -> list[int]:
+def read_indices(path: Path) -> list[int]:
     return [row.config["index"] for row in store.read(path).rows]
 
 
-def row_of(path: Path, index: int):
+def read_row(path: Path, index: int):
     row = store.read(path).find(index=index)
     assert row is not None
     return row
@@ -106,11 +106,11 @@ def test_a_reduced_run_is_kept_apart(run, tmp_path, record_file):
 def test_no_row_looks_for_garbage_in_what_was_there_before(run, monkeypatch):
     older, collected, real = [], [], fake_stem.run
 
-    def look(config):
+    def look_for_older(config):
         collected.append(any(one is older for one in gc.get_objects()))
         return real(config)
 
-    monkeypatch.setattr(fake_stem, "run", look)
+    monkeypatch.setattr(fake_stem, "run", look_for_older)
     try:
         run()
     finally:
@@ -130,7 +130,7 @@ def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
     environment = {"FAKE_ROWS": str(rows), "FAKE_LOG": str(log)}
     finished: list[int] = []
     for _ in range(kills):
-        child = start(tmp_path, **environment)
+        child = launch(tmp_path, **environment)
         time.sleep(instants.uniform(0, 0.06))
         child.send_signal(signal.SIGKILL)
         output, _ = child.communicate(timeout=30)
@@ -139,14 +139,14 @@ def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
         reported = finished + [row["config"]["index"] for row in rows_told]
         assert not record_file.exists()
         if partial_file.exists():
-            finished = indices(partial_file)
+            finished = read_indices(partial_file)
         # Rows are written before they are reported, so one more may be on disk.
         assert finished[: len(reported)] == reported
         assert len(finished) - len(reported) <= 1
-    child = start(tmp_path, **environment)
+    child = launch(tmp_path, **environment)
     child.communicate(timeout=60)
     assert child.returncode == 0 and not partial_file.exists()
-    assert indices(record_file) == list(range(rows, 0, -1))
+    assert read_indices(record_file) == list(range(rows, 0, -1))
     assert store.read(record_file).complete
     times_measured = Counter(line.split()[0] for line in log.read_text().splitlines())
     assert rows <= times_measured.total() <= rows + kills
@@ -164,7 +164,7 @@ def test_the_next_run_measures_only_what_is_missing(run, record_file, partial_fi
     told = (there["event"], there["rows"], there["since"])
     assert told == ("there", 4, record.started_utc)
     assert outcome.measured == [6, 5]
-    assert indices(record_file) == ALL and not partial_file.exists()
+    assert read_indices(record_file) == ALL and not partial_file.exists()
 
 
 OTHER = "was measured with other code, versions or device"
@@ -231,7 +231,7 @@ def test_work_in_progress_that_cannot_be_read_now_is_kept(
 
 
 def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record_file):
-    first = start(tmp_path, FAKE_SLEEP="60000")
+    first = launch(tmp_path, FAKE_SLEEP="60000")
     try:
         by = f"is being measured by process {first.pid} of {platform.node()}"
         assert run().error == f"{record_file} {by}: wait for it, or stop it"
@@ -257,7 +257,7 @@ def test_out_of_time_it_stops_between_rows_and_keeps_them(
         slow.setattr(measure, "time", clock)
         outcome = run(deadline=3)
     assert outcome.code == 0 and outcome.events[-1] == {"event": "out_of_time"}
-    assert indices(partial_file) == outcome.measured == [6, 5, 4]
+    assert read_indices(partial_file) == outcome.measured == [6, 5, 4]
     assert not record_file.exists()
     assert run(deadline=time.time() + 60).measured == [3, 2, 1] and record_file.exists()
 
@@ -277,11 +277,11 @@ def test_measured_again_the_old_record_stands_until_all_rows_are_there(
     assert store.read(record_file) == old and partial_file.exists()
     seen, replaced = [], os.replace
 
-    def replace_and_look(source, target):
+    def list_after_replacing(source, target):
         replaced(source, target)
         seen.append(sorted(path.name for path in record_file.parent.glob("fake*.json")))
 
-    monkeypatch.setattr(os, "replace", replace_and_look)
+    monkeypatch.setattr(os, "replace", list_after_replacing)
     assert run().measured == [1]
     assert store.read(record_file).command != old.command
     assert seen[-1] == ["fake.json"]
@@ -292,13 +292,13 @@ def test_measured_again_the_old_record_stands_until_all_rows_are_there(
 def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    child = start(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20", TMPDIR=str(temporary))
+    child = launch(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20", TMPDIR=str(temporary))
     assert child.stdout is not None and list(temporary.glob("*-compiled-*"))
     lines = (json.loads(child.stdout.readline()) for _ in range(3))
     reported = [line["config"]["index"] for line in lines]
     child.stdout.close()
     assert child.wait(timeout=10) == 1
-    finished = indices(partial_file)
+    finished = read_indices(partial_file)
     assert finished[:3] == reported == [1000, 999, 998] and len(finished) < 1000
     assert not list(temporary.glob("*-compiled-*"))
 
@@ -315,7 +315,7 @@ def test_a_failed_row_is_tried_again_and_never_published(
         failed = {"event": "failed", "failed": 1, "missing": 0}
         assert outcome.code == 1 and outcome.events[-1] == failed
         assert outcome.measured == ALL and "no such kernel" in outcome.stderr
-        row = row_of(partial_file, 4)
+        row = read_row(partial_file, 4)
         assert (row.status, row.reason) == ("failed", "RuntimeError: no such kernel")
         assert run().measured == [4] and not record_file.exists()
     assert run().measured == [4]
@@ -340,12 +340,12 @@ def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file)
         2: ({"count": 10**5000}, "a metric is not JSON"),
     }
 
-    def strange(config):
+    def return_strange(config):
         if config.index == 1:
             raise RuntimeError("\ud800 " + "x" * 5000)
         return metrics[config.index][0]
 
-    monkeypatch.setattr(fake_stem, "run", strange)
+    monkeypatch.setattr(fake_stem, "run", return_strange)
     # pytest's stderr rejects invalid UTF-8, a user's does not.
     monkeypatch.setattr(groups.traceback, "print_exc", lambda: None)
     assert run().measured == ALL
@@ -379,19 +379,19 @@ def test_a_full_disk_is_one_line_and_costs_no_finished_row(
 ):
     calls, real = [], getattr(os, call)
 
-    def full(*arguments):
+    def fail_when_full(*arguments):
         calls.append(arguments)
         if len(calls) > 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(*arguments)
 
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, fail_when_full)
     message = run().error
     assert message.startswith("can't write ")
     broken = "libcublas.so.12: cannot open shared object file"
     assert measure.describe_error(OSError(broken), ROOT) == broken
     assert "No space left on device; free space, " in message
-    assert indices(partial_file) == [6, 5, 4]
+    assert read_indices(partial_file) == [6, 5, 4]
     assert len(os.listdir(partial_file.parent)) == 2
 
 
@@ -413,7 +413,7 @@ def test_a_tree_without_a_commit_says_so(
     run, monkeypatch, record_file, tmp_path, installed
 ):
     if installed:
-        needs_git()
+        require_git()
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.delenv("GIT_COMMIT", raising=False)
     if not installed:
@@ -444,7 +444,7 @@ def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):
 
 
 def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
-    only_quick_on_cpu = replace(fake_stem_on("cuda"), quick=("cuda", "cpu"))
+    only_quick_on_cpu = replace(fake_stem_entry("cuda"), quick=("cuda", "cpu"))
     monkeypatch.setitem(STEMS, "fake", only_quick_on_cpu)
     monkeypatch.setattr(machine, "find_gpu", lambda: None)
     needs = "fake needs a GPU and none was found"
@@ -454,7 +454,7 @@ def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
 
 
 def test_a_gpu_that_torch_cannot_use_is_no_cpu_measurement(run, monkeypatch, tmp_path):
-    monkeypatch.setitem(STEMS, "fake", fake_stem_on("cuda"))
+    monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
     monkeypatch.setattr(machine, "find_gpu", make_gpu)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "can't use the A GPU" in run().error and not list(tmp_path.rglob("*.json"))

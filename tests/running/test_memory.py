@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from systems.running.machine import free_host_bytes
-from tests.needed import python
+from tests.needed import run_python
 
 GIB = 2**30
 MEMINFO = "MemTotal: 9 kB\nMemAvailable:    8388608 kB\n"
@@ -15,7 +15,7 @@ MEMINFO = "MemTotal: 9 kB\nMemAvailable:    8388608 kB\n"
 # The host -----------------------------------------------------------------------------
 
 
-def system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path:
+def write_system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path:
     """Make a root with these files; in names, __ stands for / and - for a dot."""
     for name, text in ({"proc__meminfo": meminfo} | files).items():
         path = root.joinpath(*name.replace("-", ".").split("__"))
@@ -33,11 +33,11 @@ def system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path:
     ],
 )
 def test_free_memory_is_what_the_system_says(tmp_path, text, free):
-    assert free_host_bytes(system(tmp_path, text)) == free
+    assert free_host_bytes(write_system(tmp_path, text)) == free
     assert free_host_bytes(tmp_path / "nowhere") is None
 
 
-def group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
+def control_group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
     """Return the files of a control group."""
     folder = f"sys__fs__cgroup__{name}memory-"
     stat = f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}"
@@ -48,22 +48,22 @@ def group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
     ("path", "files", "free"),
     [
         # In a container, the root group has the limit.
-        ("0::/", group("", 4 * GIB, GIB), 3 * GIB),
-        ("0::/job", group("job__", 4 * GIB, GIB), 3 * GIB),
+        ("0::/", control_group("", 4 * GIB, GIB), 3 * GIB),
+        ("0::/job", control_group("job__", 4 * GIB, GIB), 3 * GIB),
         # Memory of cached files counts as free.
-        ("0::/job", group("job__", 4 * GIB, 3 * GIB, 2 * GIB), 3 * GIB),
-        ("0::/job", group("job__", GIB, 2 * GIB), 0),
-        ("0::/job", group("job__", "max", GIB), 8 * GIB),
+        ("0::/job", control_group("job__", 4 * GIB, 3 * GIB, 2 * GIB), 3 * GIB),
+        ("0::/job", control_group("job__", GIB, 2 * GIB), 0),
+        ("0::/job", control_group("job__", "max", GIB), 8 * GIB),
         # The group's path exists only outside of the container.
-        ("0::/../../job", group("", 4 * GIB, GIB), 3 * GIB),
+        ("0::/../../job", control_group("", 4 * GIB, GIB), 3 * GIB),
         # Version 1 of control groups also mounted; an unreadable group.
-        ("4:memory:/job\n0::/", group("", 4 * GIB, GIB), 3 * GIB),
+        ("4:memory:/job\n0::/", control_group("", 4 * GIB, GIB), 3 * GIB),
         ("4:memory:/job", {}, 8 * GIB),
         ("0::/job", {"sys__fs__cgroup__job__memory-max": GIB}, 8 * GIB),
     ],
 )
 def test_in_a_container_the_smaller_counts(tmp_path, path, files, free):
-    root = system(tmp_path, proc__self__cgroup=path, **files)
+    root = write_system(tmp_path, proc__self__cgroup=path, **files)
     assert free_host_bytes(root) == free
 
 
@@ -89,5 +89,5 @@ def test_more_than_is_free_is_a_result_and_kills_no_process():
     """Too large a tensor gives an error; a lower existing limit stays."""
     assert (free_host_bytes() or 0) > GIB / 64
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    child = python("-c", LIMITED, env=environment)
+    child = run_python("-c", LIMITED, env=environment)
     assert child.stdout == "out_of_memory\nTrue\n", child.stderr

@@ -237,7 +237,7 @@ def test_a_link_in_the_place_of_that_folder_is_not_followed(tmp_path, monkeypatc
     assert (tmp_path / "mine").is_dir()
 
 
-def test_its_time_counts_with_the_first_row(fake_on_gpu, monkeypatch, tmp_path):
+def test_its_time_counts_with_the_first_row(pretend_gpu, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
         measure, "compile_ahead", lambda *given: asked.append(given) or time.sleep(1)

@@ -13,7 +13,7 @@ from tests.factories import make_record
 
 
 @pytest.fixture
-def ended(monkeypatch):
+def states_at_end(monkeypatch):
     """Return the environment at the end of each profile, on a pretended GPU."""
     found = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -30,24 +30,24 @@ def ended(monkeypatch):
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_a_profile_ends_that_detaches_and_the_environment_is_as_before(
-    ended, monkeypatch, before
+    states_at_end, monkeypatch, before
 ):
     monkeypatch.delenv(LEAVE, raising=False)
     if before is not None:
         monkeypatch.setenv(LEAVE, before)
     detach_cupti()
-    assert ended == ["1", *["call"] * profilers.CALLS]
+    assert states_at_end == ["1", *["call"] * profilers.CALLS]
     assert os.environ.get(LEAVE) == before
 
 
-def test_a_broken_gpu_is_left_for_its_row_to_tell(ended, monkeypatch):
-    def broken(work, device):
+def test_a_broken_gpu_is_left_for_its_row_to_tell(states_at_end, monkeypatch):
+    def fail(work, device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.delenv(LEAVE, raising=False)
-    monkeypatch.setattr(torch_trace, "run_profiled", broken)
+    monkeypatch.setattr(torch_trace, "run_profiled", fail)
     detach_cupti()
-    assert ended == [] and LEAVE not in os.environ
+    assert states_at_end == [] and LEAVE not in os.environ
 
 
 def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
@@ -65,7 +65,7 @@ def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
 def test_launches_after_a_profile_take_as_long_as_before():
     one = torch.ones(1, device="cuda")
 
-    def least() -> float:
+    def least_launch_ms() -> float:
         """Return the least time in ms in which the CPU launches 500 additions."""
         times = []
         for _ in range(15):
@@ -76,11 +76,11 @@ def test_launches_after_a_profile_take_as_long_as_before():
             times.append((time.perf_counter() - start) * 1e3)
         return min(times)
 
-    before = least()
+    before = least_launch_ms()
     torch_trace.profile_kernels(lambda: torch.ones(1, device="cuda") + 1, "cuda")
-    attached = least()
+    attached = least_launch_ms()
     detach_cupti()
-    assert least() < 0.5 * (before + attached)
+    assert least_launch_ms() < 0.5 * (before + attached)
     # A later profile records kernels.
     _, kernels = torch_trace.profile_kernels(
         lambda: torch.ones(9, device="cuda") + 1, "cuda"

@@ -27,7 +27,7 @@ A100 = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
 
 
 @pytest.fixture
-def file(monkeypatch, tmp_path):
+def write_tuned(monkeypatch, tmp_path):
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     tuned.configs.cache_clear()
     entry = {"arithmetic": "half", "kernel": "dq", "d": 64, "causal": True}
@@ -43,19 +43,19 @@ def file(monkeypatch, tmp_path):
     tuned.configs.cache_clear()
 
 
-def said(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[str, str]:
+def versions(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[str, str]:
     return tuned_software(STEMS[stem].module, [], slug, triton)
 
 
-def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(file):
+def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(write_tuned):
     digest = tuned.digest(A100.slug, "3.7.1")
-    assert digest and said("flash_peers") == {TUNED: f"tuned {digest}"}
-    assert said("accumulation") == {}
-    assert said("flash_peers", slug="nvidia-h200") == {}
-    assert said("flash_peers", triton="3.8.0") == {}
+    assert digest and versions("flash_peers") == {TUNED: f"tuned {digest}"}
+    assert versions("accumulation") == {}
+    assert versions("flash_peers", slug="nvidia-h200") == {}
+    assert versions("flash_peers", triton="3.8.0") == {}
 
 
-def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
+def test_a_record_says_in_words_which_kernels_its_gpu_gets(write_tuned, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
     told = kernel_status(A100)
@@ -75,15 +75,15 @@ def test_a_record_says_in_words_which_kernels_its_gpu_gets(file, monkeypatch):
     assert kernel_status(make_gpu()) == {}, "of which the driver tells no capability"
 
 
-def test_with_other_configurations_a_record_is_stale(file):
+def test_with_other_configurations_a_record_is_stale(write_tuned):
     record = make_record(
         "flash_peers",
         device=A100,
-        software={"triton": "3.7.1"} | said("flash_peers"),
+        software={"triton": "3.7.1"} | versions("flash_peers"),
         source_hash=source_hash(STEMS["flash_peers"].module),
     )
     assert load.is_fresh(record)
-    found = tuned.read(file)
+    found = tuned.read(write_tuned)
     # Tuned again with equal and with other results, and for other kernels, which makes
     # the file unused.
     for change, fresh in (
@@ -91,11 +91,11 @@ def test_with_other_configurations_a_record_is_stale(file):
         ({"entries": [found["entries"][0] | {"d": 32}]}, False),
         ({"source_hash": "other"}, False),
     ):
-        file.write_text(json.dumps(found | change))
+        write_tuned.write_text(json.dumps(found | change))
         tuned.configs.cache_clear()
         assert load.is_fresh(record) == fresh
     assert tuned.digest(A100.slug, "3.7.1") is None
-    file.unlink()
+    write_tuned.unlink()
     tuned.configs.cache_clear()
     assert not load.is_fresh(record)
     del record.software[TUNED]

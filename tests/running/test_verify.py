@@ -16,7 +16,7 @@ from tools.render.load import VERIFIED, age
 
 
 @pytest.fixture
-def stale(run, record_file) -> Record:
+def old_record(run, record_file) -> Record:
     run()
     record = store.read(record_file)
     record.source_hash = "older"
@@ -24,72 +24,72 @@ def stale(run, record_file) -> Record:
     return record
 
 
-def test_verify_stamps_a_stale_record_whose_rows_agree(run, stale, record_file):
+def test_verify_stamps_a_stale_record_whose_rows_agree(run, old_record, record_file):
     outcome = run(verify=True)
     assert outcome.code == 0 and outcome.measured == [6, 3, 1]
-    stale.verified_hashes = [source_hash("tests.fake_stem")]
-    assert store.read(record_file) == stale
-    assert run(verify=True).code == 0 and store.read(record_file) == stale
+    old_record.verified_hashes = [source_hash("tests.fake_stem")]
+    assert store.read(record_file) == old_record
+    assert run(verify=True).code == 0 and store.read(record_file) == old_record
 
 
-def differs(**metrics):
+def make_run(**metrics):
     return lambda config: (
         {"work_ms": [config.index * t for t in (1.0, 1.0, 1.5)], "count": config.index}
         | metrics
     )
 
 
-def out_of_memory(config):
+def raise_oom(config):
     raise torch.OutOfMemoryError("CUDA out of memory. It is full.")
 
 
 DIFFERENCES = {
-    "work_ms (median 6, now median 60)": differs(work_ms=[60.0, 60.0, 60.0]),
-    "count (6, now 9)": differs(count=9),
+    "work_ms (median 6, now median 60)": make_run(work_ms=[60.0, 60.0, 60.0]),
+    "count (6, now 9)": make_run(count=9),
     "work_ms (median 6, now None)": lambda config: {"count": config.index},
-    "count (6, now ['triton_a', 'triton_b'])": differs(count=["triton_a", "triton_b"]),
-    "count (6, now 1 entries)": differs(count=[{"n": 1}]),
-    "work_ms (median 6, now None), count (6, now None)": out_of_memory,
+    "count (6, now ['triton_a', 'triton_b'])": make_run(count=["triton_a", "triton_b"]),
+    "count (6, now 1 entries)": make_run(count=[{"n": 1}]),
+    "work_ms (median 6, now None), count (6, now None)": raise_oom,
 }
 
 
 @pytest.mark.parametrize("named", DIFFERENCES)
 def test_verify_refuses_a_record_whose_rows_differ(
-    run, monkeypatch, stale, record_file, named
+    run, monkeypatch, old_record, record_file, named
 ):
     monkeypatch.setattr(fake_stem, "run", DIFFERENCES[named])
     where = "fake differs at {'index': 6, 'sleep': 3}"
     assert run(verify=True).error == f"{where} in {named}: measure it again"
-    assert store.read(record_file) == stale
+    assert store.read(record_file) == old_record
 
 
-def test_verify_refuses_rows_without_samples(run, monkeypatch, stale, record_file):
-    monkeypatch.setattr(fake_stem, "run", differs(work_ms=[]))
+def test_verify_refuses_rows_without_samples(run, monkeypatch, old_record, record_file):
+    monkeypatch.setattr(fake_stem, "run", make_run(work_ms=[]))
     _, row, end = run(verify=True).events
     assert row["reason"] == "ValueError: work_ms: has no samples"
     assert end["event"] == "error" and "work_ms (median 6, now None)" in end["message"]
-    assert store.read(record_file) == stale
+    assert store.read(record_file) == old_record
 
 
 def test_rows_in_turns_are_measured_again_together(
-    run, monkeypatch, stale, record_file
+    run, monkeypatch, old_record, record_file
 ):
     monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
     outcome = run(verify=True)
     assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
 
-    def other_count(config):
+    def change_count(config):
         count = 9 if config.index == 2 else config.index
-        return differs(count=count)(config)
+        return make_run(count=count)(config)
 
-    monkeypatch.setattr(fake_stem, "run", other_count)
-    stale.source_hash = "older still"
-    store.write(stale, record_file)
+    monkeypatch.setattr(fake_stem, "run", change_count)
+    old_record.source_hash = "older still"
+    store.write(old_record, record_file)
     assert "count (2, now 9)" in run(verify=True).error
 
 
-def test_what_only_a_first_start_tells_is_not_compared(run, monkeypatch, stale):
-    monkeypatch.setattr(fake_stem, "run", differs(count=9))
+def test_what_only_a_first_start_tells_is_not_compared(run, monkeypatch, old_record):
+    monkeypatch.setattr(fake_stem, "run", make_run(count=9))
     monkeypatch.setattr(fake_stem, "ONCE", ("cou",), raising=False)
     assert run(verify=True).code == 0
 
@@ -105,7 +105,7 @@ def test_an_attention_without_any_numbers_counts_with_the_others(
         attention: str
 
     def run_config(config):
-        return differs()(config) if config.attention == "eager" else out_of_memory(0)
+        return make_run()(config) if config.attention == "eager" else raise_oom(0)
 
     rows = [Config(1, "eager"), Config(2, "flash")]
     monkeypatch.setattr(fake_stem, "configs", lambda quick=False: rows)
@@ -149,17 +149,17 @@ GRIDS = {
 
 @pytest.mark.parametrize("rows", GRIDS)
 def test_a_record_of_another_grid_is_not_verified(
-    run, monkeypatch, stale, record_file, rows
+    run, monkeypatch, old_record, record_file, rows
 ):
     """Otherwise rows that were never measured would count as verified."""
     monkeypatch.setenv("FAKE_ROWS", rows)
     outcome = run(verify=True)
     said = f"{record_file} {GRIDS[rows]}: measure it again by --only fake"
     assert outcome.error == said and outcome.measured == []
-    assert store.read(record_file) == stale
+    assert store.read(record_file) == old_record
 
 
-def test_an_edited_record_is_never_verified(run, stale, record_file):
+def test_an_edited_record_is_never_verified(run, old_record, record_file):
     text = record_file.read_text()
     record_file.write_text(text.replace("[6.0, 6.0", "[1.0, 6.0"))
     said = f"{record_file} was edited by hand: measure it again"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.factories import copied_tree
+from tests.factories import copy_tree
 
 if TYPE_CHECKING:
     from tests.tools.browser.looking import Browser
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def tree(tmp_path) -> Path:
     """Return a copy of the project with only the tests' experiments."""
-    return copied_tree(tmp_path / "tree")
+    return copy_tree(tmp_path / "tree")
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +30,6 @@ def browser(chromium: str) -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site, shared by all tests."""
-    from tests.tools.browser.looking import built_once
+    from tests.tools.browser.looking import build_once
 
-    return built_once(tmp_path_factory, "site")
+    return build_once(tmp_path_factory, "site")

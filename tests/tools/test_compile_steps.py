@@ -10,7 +10,7 @@ import triton
 
 from systems import ROOT
 from systems.records.source_hash import hash_of
-from tests.needed import missing
+from tests.needed import skip_or_fail
 from tools.binary import hottest_loop, instructions_per_score
 from tools.render.compiled_files import PATH, read_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
@@ -82,7 +82,7 @@ print(json.dumps(compile_step("skip")))
 def test_what_is_committed_is_what_compiling_finds():
     here = read_steps().get(triton.__version__)
     if here is None:
-        missing(f"{PATH} has no Triton {triton.__version__}: run {REMEDY}")
+        skip_or_fail(f"{PATH} has no Triton {triton.__version__}: run {REMEDY}")
     compiles = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     line = [sys.executable, "-c", AGAIN]
     found = subprocess.run(line, cwd=ROOT, env=compiles, capture_output=True, text=True)

@@ -23,7 +23,7 @@ KILL = "import os, signal; os.kill(os.getpid(), signal.SIG{})"
 
 
 @pytest.fixture
-def child_that(monkeypatch):
+def replace_child(monkeypatch):
     """Replace the child's code; its arguments stay."""
 
     def replace(code: str) -> None:
@@ -55,18 +55,18 @@ def run_one(stem: str = "fake") -> Outcome:
         (f"print({ROW!r}); print({DONE!r}, flush=True); {KILL.format('KILL')}", -9),
     ],
 )
-def test_a_child_that_does_not_reach_its_end_has_crashed(child_that, code, shown):
+def test_a_child_that_does_not_reach_its_end_has_crashed(replace_child, code, shown):
     """Only a final report counts, whatever the exit code."""
-    child_that(code)
+    replace_child(code)
     outcome = run_one()
     again = "run again to go on from the last row"
     assert (outcome.code, outcome.rows) == (1, {"ok": 1})
     assert outcome.message == f"crashed (exit code {shown}); {again}"
 
 
-def test_a_child_that_reached_its_end_has_measured(child_that, capsys):
+def test_a_child_that_reached_its_end_has_measured(replace_child, capsys):
     """Output arrives in pieces, and is printed without markup."""
-    child_that(
+    replace_child(
         "import sys, time\n"
         f"print({json.dumps(FAILED)!r})\n"
         f"for part in ({ROW[:9]!r}, {ROW[9:]!r}, '\\n', {DONE!r}, '\\n'):\n"
@@ -78,8 +78,8 @@ def test_a_child_that_reached_its_end_has_measured(child_that, capsys):
     assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in capsys.readouterr().out
 
 
-def test_out_of_time_no_further_child_is_started(child_that, tmp_path):
-    child_that("raise SystemExit(3)")
+def test_out_of_time_no_further_child_is_started(replace_child, tmp_path):
+    replace_child("raise SystemExit(3)")
     (outcome,) = measure_all(["model_sizes"], tmp_path, deadline=time.time() - 1)
     assert (outcome.code, outcome.message) == (0, "out of time; run again to go on")
 
@@ -96,8 +96,8 @@ def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
 # Several at once ----------------------------------------------------------------------
 
 
-def test_each_gpu_measures_one_at_a_time(child_that, tmp_path, capsys):
-    child_that(f"""
+def test_each_gpu_measures_one_at_a_time(replace_child, tmp_path, capsys):
+    replace_child(f"""
 import os, pathlib, sys, time
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
 mine, other = (pathlib.Path({str(tmp_path)!r}, x) for x in (gpu, str(1 - int(gpu))))
@@ -122,10 +122,10 @@ print({DONE!r})
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_stopped_it_leaves_no_child(child_that, tmp_path, monkeypatch, capsys, deaf):
+def test_stopped_it_leaves_no_child(replace_child, tmp_path, monkeypatch, capsys, deaf):
     """One Ctrl-C, or two if a child ignores the first."""
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
-    child_that(f"""
+    replace_child(f"""
 import os, pathlib, signal, time
 {ignore}
 (pathlib.Path({str(tmp_path)!r}) / str(os.getpid())).touch()
@@ -151,8 +151,8 @@ time.sleep(60)
             os.kill(pid, 0)
 
 
-def test_one_that_can_not_be_started_ends_the_others(child_that, monkeypatch):
-    child_that("import time; time.sleep(60)")
+def test_one_that_can_not_be_started_ends_the_others(replace_child, monkeypatch):
+    replace_child("import time; time.sleep(60)")
     real, started = measuring.subprocess.Popen, []
 
     def start(*command, **options):
@@ -172,18 +172,18 @@ def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch, capsys):
     monkeypatch.setattr(at_once, "find_gpu", kinds.get)
     monkeypatch.setattr(at_once, "gpu_uuid", {"0": "a", "1": "b"}.get)
 
-    def refused(count: int, *visible: str) -> str:
+    def refusal_text(count: int, *visible: str) -> str:
         monkeypatch.setattr(at_once, "visible_gpus", lambda: [*visible])
         with pytest.raises(SystemExit):
             first_gpus(count)
         return capsys.readouterr().err
 
-    assert "visible GPUs: 3; give --at-once 3" in refused(4, "0", "1", "2")
+    assert "visible GPUs: 3; give --at-once 3" in refusal_text(4, "0", "1", "2")
     assert first_gpus(2) == ["0", "1"]
-    assert "visible GPUs: 1; leave it out, or name" in refused(2, "0")
-    assert "names a GPU twice" in refused(2, "0", "0")
-    assert "several kinds, X and Y: name some of one" in refused(3, "0", "1", "2")
-    assert "no GPU is GPU-a, see `nvidia-smi -L`" in refused(2, "0", "GPU-a")
+    assert "visible GPUs: 1; leave it out, or name" in refusal_text(2, "0")
+    assert "names a GPU twice" in refusal_text(2, "0", "0")
+    assert "several kinds, X and Y: name some of one" in refusal_text(3, "0", "1", "2")
+    assert "no GPU is GPU-a, see `nvidia-smi -L`" in refusal_text(2, "0", "GPU-a")
 
 
 def test_what_nothing_is_known_of_is_first_and_then_what_takes_longest():

@@ -57,7 +57,7 @@ def test_a_page_shows_every_output_and_no_error(path: Path) -> None:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Any:
+def make_page(tmp_path: Path) -> Any:
     """Return the page of a notebook with a text cell and a code cell."""
 
     def page_of(
@@ -77,13 +77,13 @@ def page(tmp_path: Path) -> Any:
     return page_of
 
 
-def test_a_notebook_looks_like_the_other_pages(page: Any) -> None:
+def test_a_notebook_looks_like_the_other_pages(make_page: Any) -> None:
     one = Shown("note", lambda figure: figure.subplots(), "It grows & grows.")
     figure = one._repr_mimebundle_()
     # Figures contain their colours, because viewers have no style sheet.
     assert "--md-default-bg-color: #" in figure["image/svg+xml"]
     text = new_output("stream", text="1 < 2\n")
-    built = page(text, new_output("display_data", figure))
+    built = make_page(text, new_output("display_data", figure))
     assert (
         '<p class="in-short"><strong>In short.</strong> Costs <code>$5</code>' in built
     )
@@ -96,9 +96,9 @@ def test_a_notebook_looks_like_the_other_pages(page: Any) -> None:
     assert not any(mark in built for mark in ("<style", "<script", "jp-"))
 
 
-def test_a_cell_with_the_tag_folded_is_folded_and_its_output_is_not(page: Any) -> None:
+def test_a_cell_tagged_folded_is_folded_and_its_output_is_not(make_page: Any) -> None:
     output, source = new_output("stream", text="1\n"), "# What is shown.\nprint(1)"
-    assert "<details" not in page(output, source=source)
-    fold = page(output, source=source, tags=["folded"])
+    assert "<details" not in make_page(output, source=source)
+    fold = make_page(output, source=source, tags=["folded"])
     assert '<details class="abstract"><summary>What is shown</summary><div' in fold
     assert "</details>\n<div" in fold

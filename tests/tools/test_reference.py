@@ -18,7 +18,7 @@ FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^(#+) (.+?)(?: \{ #([\w-]+) \})?$", re.MULTILINE)
 
 
-def under_heading(page: str, anchor: str) -> str:
+def text_under_heading(page: str, anchor: str) -> str:
     """Return the text below the heading with this anchor, including snippets."""
     text = (DOCS / page).read_text(encoding="utf-8")
     # Lines that begin with # in code are no headings.
@@ -28,12 +28,12 @@ def under_heading(page: str, anchor: str) -> str:
     first, *later = headings[anchors.index(anchor) :]
     ends = (other.start() for other in later if len(other[1]) <= len(first[1]))
     return INCLUDE.sub(
-        lambda match: section(*match.groups()),
+        lambda match: read_snippet(*match.groups()),
         text[first.end() : next(ends, len(text))],
     )
 
 
-def section(path: str, name: str) -> str:
+def read_snippet(path: str, name: str) -> str:
     source = (ROOT / path).read_text(encoding="utf-8")
     return source.split(f"[start:{name}]")[1].split(f"[end:{name}]")[0]
 
@@ -54,7 +54,7 @@ def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
     # is enough.
     shown = name if name.startswith("tl.") else name.split(".")[-1]
     word = re.compile(rf"\b{re.escape(shown)}\b")
-    assert word.search(SOURCES) and word.search(under_heading(page, anchor))
+    assert word.search(SOURCES) and word.search(text_under_heading(page, anchor))
 
 
 def test_the_reference_of_the_code_has_every_module_once():

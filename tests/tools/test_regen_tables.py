@@ -24,13 +24,13 @@ from systems.records.outcome import measure_row
 from systems.records.source_hash import source_hash
 from tests.factories import (
     RESULTS,
-    committed,
-    contents,
+    file_contents,
     make_record,
+    read_record,
     regen_tables,
-    until,
+    wait_until,
 )
-from tests.factories import command as regen_command
+from tests.factories import regen_command as regen_command
 from tests.needed import compiles_cpp
 from tools import regen_tables as command
 from tools import rendering
@@ -40,7 +40,7 @@ from tools.render import everything, load
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
+def run_regen(monkeypatch, tmp_path, capsys):
     """Run the command in this process, without a GPU, on temporary folders."""
     monkeypatch.setattr(load, "GENERATED", tmp_path / "generated")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
@@ -48,12 +48,12 @@ def run(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*options: str) -> SimpleNamespace:
+    def run_regen(*options: str) -> SimpleNamespace:
         code = main(options)
         said = capsys.readouterr()
         return SimpleNamespace(code=code, out=said.out, err=said.err)
 
-    return run
+    return run_regen
 
 
 def state(listed: str, stem: str) -> str:
@@ -97,8 +97,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run, options):
-    done = run(*shlex.split(options))
+def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run_regen, options):
+    done = run_regen(*shlex.split(options))
     assert (done.code, done.out.strip()) == (2, "")
     assert done.err.startswith(f"error: {WRONG[options]}")
     assert done.err.count("\n") == 1
@@ -113,7 +113,7 @@ def test_a_run_measures_renders_and_says_what_it_skipped(tree):
     skipped = "skipped: needs a GPU and none was found; --quick runs it on a CPU"
     assert skipped in done.stdout
     assert "fake: measured\n" in done.stdout and "6 ok" in done.stdout
-    rendered = len(contents(tree / "docs/generated"))
+    rendered = len(file_contents(tree / "docs/generated"))
     assert f"rendered {rendered} files, {rendered} changed" in done.stdout
     assert store.read(tree / "docs/results/meta/fake.json").complete
     assert (tree / "docs/generated/fake-table.md").read_text() == "6 rows"
@@ -124,14 +124,14 @@ def test_a_run_measures_renders_and_says_what_it_skipped(tree):
         '  fake:\n    rows: "6"\n'
         '  gpu_only:\n    rows: "not measured"\n'
     )
-    log, before = tree / "log", contents(tree / "docs/generated")
+    log, before = tree / "log", file_contents(tree / "docs/generated")
     again = regen_tables(tree, "--only", "fake", FAKE_LOG=str(log))
     assert "fresh already (--force measures again)" in again.stdout and not log.exists()
     (tree / "docs/generated/fake-table.md").write_text("as it was")
     flags = "--only", "fake", "--force", "--no-render"
     assert regen_tables(tree, *flags, FAKE_LOG=str(log)).returncode == 0
     assert len(log.read_text().splitlines()) == 6
-    after = contents(tree / "docs/generated")
+    after = file_contents(tree / "docs/generated")
     assert after == before | {"fake-table.md": b"as it was"}
 
 
@@ -160,7 +160,7 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
     done = regen_tables(tree, "--quick", *flags)
     assert done.returncode == 0, done.stderr
     # On a CPU the quick grid includes rows that the full grid skips.
-    assert sorted(contents(results)) == [
+    assert sorted(file_contents(results)) == [
         "quick/cpu/.gpu_only.json.lock",
         "quick/cpu/gpu_only.json",
         "quick/meta/.fake.json.lock",
@@ -180,11 +180,11 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
 
 
 @pytest.mark.parametrize("options", ["", "--quick", "--verify warmup"])
-def test_a_folder_of_reduced_grids_is_not_measured_into(run, tmp_path, options):
+def test_a_folder_of_reduced_grids_is_not_measured_into(run_regen, tmp_path, options):
     """Records of full grids in it would be rejected."""
     (quick := tmp_path / "results/quick").mkdir(parents=True)
-    done = run(*options.split(), "--results", str(quick))
-    assert done.code == 2 and not contents(quick)
+    done = run_regen(*options.split(), "--results", str(quick))
+    assert done.code == 2 and not file_contents(quick)
     parent = f"--quick --results {quick.parent} measures into it"
     assert done.err.endswith(f"{parent}\n") and done.err.count("\n") == 1
 
@@ -225,7 +225,7 @@ def test_stopping_the_command_ends_the_process_of_a_row(
     settings = {"FAKE_FRESH_PROCESS": "1", "FAKE_SLEEP": "600000", "FAKE_LOG": str(log)}
     given = regen_command(tree, "--only", "fake", **settings)
     with subprocess.Popen(**given, stderr=subprocess.PIPE) as running:
-        until(lambda: log.exists() and log.read_text().endswith("\n"))
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
         row = int(log.read_text().split()[1])
         os.kill(row, 0)
         running.send_signal(told)
@@ -233,7 +233,7 @@ def test_stopping_the_command_ends_the_process_of_a_row(
     assert running.returncode == code
     # Once it has ended, the process is gone or unreaped.
     line = Path(f"/proc/{row}/cmdline")
-    until(lambda: not line.exists() or not line.read_bytes())
+    wait_until(lambda: not line.exists() or not line.read_bytes())
 
 
 # Maximum CPU seconds of a reduced grid. On an idle machine the longest takes 40, and
@@ -276,7 +276,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
         if stem not in BY_COMMAND
     ],
 )
-@pytest.mark.usefixtures("on_cpu", "unchecked_shapes")
+@pytest.mark.usefixtures("use_cpu", "skip_shape_checks")
 def test_so_does_every_other_and_its_tables_are_made(stem, monkeypatch):
     # Initializing models takes half of the time.
     monkeypatch.setattr(
@@ -292,8 +292,8 @@ def test_so_does_every_other_and_its_tables_are_made(stem, monkeypatch):
 # Records that are there ---------------------------------------------------------------
 
 
-def test_list_makes_no_folder(run, tmp_path):
-    done = run("--list")
+def test_list_makes_no_folder(run_regen, tmp_path):
+    done = run_regen("--list")
     assert done.code == 0 and not (tmp_path / "results").exists()
     for stem, entry in STEMS.items():
         assert state(done.out, stem) == ("missing" if "meta" in entry.full else "no")
@@ -301,10 +301,10 @@ def test_list_makes_no_folder(run, tmp_path):
 
 @pytest.mark.parametrize("action", ["--list", "--render"])
 def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
-    rendered, tmp_path, monkeypatch, action
+    rerun, tmp_path, monkeypatch, action
 ):
     """Otherwise rendering would delete its tables."""
-    scandir, before = os.scandir, contents(tmp_path)
+    scandir, before = os.scandir, file_contents(tmp_path)
     folder = tmp_path / "results/meta"
 
     def refuse(path=".", **more):
@@ -313,11 +313,11 @@ def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
         return scandir(path, **more)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    done = rendered(action)
+    done = rerun(action)
     line = f"error: can't use {folder}: Permission denied\n"
     assert (done.code, done.out, done.err) == (2, "", line)
     monkeypatch.undo()
-    assert contents(tmp_path) == before
+    assert file_contents(tmp_path) == before
 
 
 def test_list_shows_names_whole_in_eighty_columns():
@@ -329,16 +329,16 @@ def test_list_shows_names_whole_in_eighty_columns():
 
 
 @pytest.mark.parametrize("options", ["--only model_sizes", "--list", "--check"])
-def test_a_record_that_cannot_be_read_is_one_line(run, tmp_path, options):
+def test_a_record_that_cannot_be_read_is_one_line(run_regen, tmp_path, options):
     """Measuring names the record and continues with others."""
     path = tmp_path / "results/meta/model_sizes.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 2')
-    before = contents(tmp_path)
-    done = run(*options.split())
+    before = file_contents(tmp_path)
+    done = run_regen(*options.split())
     whose = "model_sizes: " if "--only" in options else ""
     assert done.code == 2 and done.err.startswith(f"{whose}error: {path}: is not JSON")
-    assert done.err.count("\n") == 1 and contents(tmp_path) == before
+    assert done.err.count("\n") == 1 and file_contents(tmp_path) == before
 
 
 # Records that are not the guide's own -------------------------------------------------
@@ -346,33 +346,33 @@ def test_a_record_that_cannot_be_read_is_one_line(run, tmp_path, options):
 
 @pytest.mark.parametrize("options", ["--render", "--verify warmup"])
 @pytest.mark.parametrize("name", ["typo", "file"])
-def test_a_folder_of_records_that_is_none_is_refused(rendered, tmp_path, options, name):
+def test_a_folder_of_records_that_is_none_is_refused(rerun, tmp_path, options, name):
     (tmp_path / "file").touch()
-    before, other = contents(tmp_path), tmp_path / name
-    done = rendered(*options.split(), "--results", str(other))
+    before, other = file_contents(tmp_path), tmp_path / name
+    done = rerun(*options.split(), "--results", str(other))
     said = {"typo": "no such folder", "file": "is a file, not a folder"}[name]
     message = f"error: --results {other}: {said}\n"
     assert (done.code, done.out, done.err) == (2, "", message)
-    assert contents(tmp_path) == before
+    assert file_contents(tmp_path) == before
 
 
-def test_records_elsewhere_leave_the_guides_own_tables(rendered, tmp_path):
+def test_records_elsewhere_leave_the_guides_own_tables(rerun, tmp_path):
     other, shown = tmp_path / "other", tmp_path / "shown"
     other.mkdir()
-    before = contents(tmp_path / "generated")
+    before = file_contents(tmp_path / "generated")
     for action in ("--render", "--check"):
-        done = rendered(action, "--results", str(other))
+        done = rerun(action, "--results", str(other))
         assert done.code == 2 and "add --generated FOLDER" in done.err
         assert done.err.count("\n") == 1 and not done.out
     # In another folder, or this one if named.
     for results in (other, tmp_path / "results"):
         flags = "--results", str(results), "--generated", str(shown)
-        assert not rendered("--render", *flags).code
-        assert (contents(shown) == before) == (results != other)
-    assert contents(tmp_path / "generated") == before
+        assert not rerun("--render", *flags).code
+        assert (file_contents(shown) == before) == (results != other)
+    assert file_contents(tmp_path / "generated") == before
 
 
-def test_a_link_among_the_rendered_is_replaced_not_followed(rendered, tmp_path):
+def test_a_link_among_the_rendered_is_replaced_not_followed(rerun, tmp_path):
     """Readers see the old or the new file."""
     path, other = tmp_path / "generated/model_sizes-table.md", tmp_path / "other"
     other.write_text("not ours")
@@ -382,25 +382,25 @@ def test_a_link_among_the_rendered_is_replaced_not_followed(rendered, tmp_path):
     facts = tmp_path / "generated/facts.yml"
     facts.write_text("cut")
     with open(facts) as reader:
-        assert rendered("--render").code == 0
+        assert rerun("--render").code == 0
         assert reader.read() == "cut" and facts.read_text() != "cut"
     assert other.read_text() == "not ours" and not path.is_symlink()
     assert path.read_text() == before
 
 
-def test_a_folder_of_other_files_is_not_rendered_into(rendered, tmp_path):
+def test_a_folder_of_other_files_is_not_rendered_into(rerun, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").touch()
-    done = rendered("--render", "--generated", str(tmp_path / "home"))
+    done = rerun("--render", "--generated", str(tmp_path / "home"))
     assert done.code == 2 and "holds files that were not rendered" in done.err
-    assert list(contents(tmp_path / "home")) == ["thesis.tex"]
+    assert list(file_contents(tmp_path / "home")) == ["thesis.tex"]
     (tmp_path / "home/facts.yml").touch()
-    done = rendered("--render", "--generated", str(tmp_path / "home"))
+    done = rerun("--render", "--generated", str(tmp_path / "home"))
     assert done.code == 2 and "holds thesis.tex, which was not rendered" in done.err
-    assert sorted(contents(tmp_path / "home")) == ["facts.yml", "thesis.tex"]
+    assert sorted(file_contents(tmp_path / "home")) == ["facts.yml", "thesis.tex"]
 
 
-def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkeypatch):
+def test_rendering_that_was_stopped_is_taken_up_again(rerun, tmp_path, monkeypatch):
     """Also in a new folder that contains only rendered files."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
     write, written = rendering.write_atomically, []
@@ -412,14 +412,14 @@ def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkey
         return write(path, *arguments, **keywords)
 
     monkeypatch.setattr(rendering, "write_atomically", write_or_stop)
-    done = rendered(*options, str(shown))
+    done = rerun(*options, str(shown))
     assert done.code == 2 and done.err.strip().endswith("error: stopped")
-    assert len(contents(shown)) == 1
+    assert len(file_contents(shown)) == 1
     monkeypatch.setattr(rendering, "write_atomically", write)
     for name in ("end_to_end-of-another-day.md", ".end_to_end-10B.md.tmp"):
         (shown / name).touch()
-    assert not rendered(*options, str(shown)).code
-    assert contents(shown) == contents(tmp_path / "generated")
+    assert not rerun(*options, str(shown)).code
+    assert file_contents(shown) == file_contents(tmp_path / "generated")
 
 
 # Rendering and checking ---------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_rendering_that_was_stopped_is_taken_up_again(rendered, tmp_path, monkey
 def model_sizes(tmp_path_factory) -> Path:
     """Return a folder with one current record, and its rendered files."""
     folder = tmp_path_factory.mktemp("model_sizes")
-    record = committed("model_sizes", "meta")
+    record = read_record("model_sizes", "meta")
     record.source_hash = source_hash(STEMS["model_sizes"].module)
     store.write(record, folder / "results/meta/model_sizes.json")
     with pytest.MonkeyPatch.context() as patch:
@@ -440,21 +440,21 @@ def model_sizes(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def rendered(run, model_sizes, tmp_path):
+def rerun(run_regen, model_sizes, tmp_path):
     for name in ("generated", "results"):
         shutil.copytree(model_sizes / name, tmp_path / name)
-    return run
+    return run_regen
 
 
-def test_what_a_check_finds_fails_it(rendered, monkeypatch):
+def test_what_a_check_finds_fails_it(rerun, monkeypatch):
     monkeypatch.setattr(same_cell, "check_cells", lambda found: ["a differs"])
     monkeypatch.setattr(pages, "check_pages", lambda root: [f"{root.name}/a.md:1: b"])
-    done = rendered("--check")
+    done = rerun("--check")
     findings = f"a differs\n{ROOT.name}/a.md:1: b\n2 findings\n"
     assert done.code == 1 and sorted(done.out) == sorted(findings)
 
 
-def edit(path: Path, old: str, new: str) -> None:
+def edit_file(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
@@ -465,8 +465,8 @@ TABLE, DIFFERS = (
     "differs from what the records give; run --render",
 )
 FAULTS = {
-    "edited table": (TABLE, lambda path: edit(path, "3,406,", "3,407,"), DIFFERS),
-    "edited fact": ("facts.yml", lambda path: edit(path, "%", "percent"), DIFFERS),
+    "edited table": (TABLE, lambda path: edit_file(path, "3,406,", "3,407,"), DIFFERS),
+    "edited fact": ("facts.yml", lambda path: edit_file(path, "%", "percent"), DIFFERS),
     "missing": (TABLE, Path.unlink, "missing; run --render"),
     "extra": ("old-table.md", Path.touch, "no record gives this file; run --render"),
 }
@@ -474,59 +474,57 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_check_fails_where_a_generated_file_is_not_what_the_records_give(
-    rendered, tmp_path, fault
+    rerun, tmp_path, fault
 ):
     name, break_it, message = FAULTS[fault]
-    before = contents(tmp_path / "generated")
+    before = file_contents(tmp_path / "generated")
     break_it(tmp_path / "generated" / name)
-    assert contents(tmp_path / "generated") != before
-    done = rendered("--check")
+    assert file_contents(tmp_path / "generated") != before
+    done = rerun("--check")
     assert done.code == 1
     assert done.out == f"docs/generated/{name}: {message}\n1 findings\n"
-    assert rendered("--render").out.endswith(", 1 changed\n")
-    assert contents(tmp_path / "generated") == before
-    assert rendered("--check").code == 0
+    assert rerun("--render").out.endswith(", 1 changed\n")
+    assert file_contents(tmp_path / "generated") == before
+    assert rerun("--check").code == 0
 
 
-def test_a_stale_record_is_a_warning(rendered, tmp_path):
+def test_a_stale_record_is_a_warning(rerun, tmp_path):
     path = tmp_path / "results/meta/model_sizes.json"
     record = store.read(path)
     record.source_hash = "older"
     store.write(record, path)
     # Pages show the difference, too.
-    assert rendered("--check").code == 1
-    assert rendered("--render").code == 0
+    assert rerun("--check").code == 1
+    assert rerun("--render").code == 0
     assert "**stale**" in (tmp_path / "generated/model_sizes-table.md").read_text()
     message = (
         "meta/model_sizes.json is stale: its source has changed since; "
         "measure or --verify model_sizes"
     )
-    done = rendered("--check")
+    done = rerun("--check")
     assert done.code == 0 and done.out.startswith(f"warning: {message}\n")
 
 
-def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(
-    rendered, tmp_path
-):
+def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(rerun, tmp_path):
     path = tmp_path / "results/meta/model_sizes.json"
     record = store.read(path)
     gone = record.rows.pop(1).config
     record.expected_rows -= 1
     store.write(record, path)
-    rendered("--render")
-    done = rendered("--check")
+    rerun("--render")
+    done = rerun("--check")
     again = "measure it again by `regen_tables.py --only model_sizes --force`"
     line = f"meta/model_sizes.json lacks a row of today's grid, {gone}; {again}"
     assert (done.code, done.out) == (1, f"{line}\n1 findings\n")
 
 
-def test_a_full_disk_names_the_file(rendered, tmp_path, monkeypatch):
+def test_a_full_disk_names_the_file(rerun, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(ENOSPC, "No space left on device")
 
     path = tmp_path / "generated/facts.yml"
     path.unlink()
     monkeypatch.setattr(os, "fsync", full)
-    done = rendered("--render")
+    done = rerun("--render")
     message = f"error: can't use {path}: No space left on device\n"
     assert (done.code, done.err) == (2, message)

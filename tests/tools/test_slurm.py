@@ -14,8 +14,8 @@ import pytest
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
-from tests.factories import command, until
-from tests.needed import missing
+from tests.factories import regen_command, wait_until
+from tests.needed import skip_or_fail
 
 FILE = "tools/regen_tables.sbatch"
 SETTINGS = """
@@ -63,7 +63,7 @@ def slurm(tmp_path) -> Iterator[Callable[..., str]]:
         for name in ("munged", "slurmctld", "slurmd")
     }
     if None in programs.values() or os.geteuid() != 0:
-        missing("needs Debian's slurm-wlm and munge, and root")
+        skip_or_fail("needs Debian's slurm-wlm and munge, and root")
     folder = tmp_path / "slurm"
     (folder / "state").mkdir(parents=True)
     host, ports = socket.gethostname().split(".")[0], (free_port(), free_port())
@@ -91,13 +91,13 @@ def slurm(tmp_path) -> Iterator[Callable[..., str]]:
     try:
         named = [f"--{option}={folder / name}" for option, name in files.items()]
         start("munged", "--foreground", "--force", *named)
-        until((folder / "munge.socket").exists)
+        wait_until((folder / "munge.socket").exists)
         start("slurmctld", "-D")
         start("slurmd", "-D", "-N", "node1")
-        until(lambda: "idle" in run("sinfo", "--noheader", "--format=%t"))
+        wait_until(lambda: "idle" in run("sinfo", "--noheader", "--format=%t"))
         yield run
         run("scancel", "--user=root")
-        until(lambda: not run("squeue", "--noheader"))
+        wait_until(lambda: not run("squeue", "--noheader"))
     finally:
         for process in reversed(running):
             process.terminate()
@@ -111,25 +111,25 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
     rows, log = 12, tmp_path / "log"
     settings = {"FAKE_ROWS": str(rows), "FAKE_SLEEP": "400", "FAKE_LOG": str(log)}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = command(tree, FAKE_MENDED="1", PATH=path, **settings)["env"]
+    environment = regen_command(tree, FAKE_MENDED="1", PATH=path, **settings)["env"]
 
     def submit(*options: str) -> str:
         return slurm("sbatch", "--parsable", *options, tree=tree, **environment).strip()
 
-    def starts() -> int:
+    def count_starts() -> int:
         lines = log.read_text().splitlines() if log.exists() else []
         return len({line.split()[1] for line in lines})
 
     job = submit("--array=0-1", FILE)
     submit("--dependency=singleton", "--array=0", FILE, "--render")
-    until(lambda: starts() == 1)
+    wait_until(lambda: count_starts() == 1)
     # As at the end of a time limit.
     slurm("scancel", "--batch", "--signal=USR1", f"{job}_0")
-    until(lambda: starts() == 2)
+    wait_until(lambda: count_starts() == 2)
     # Another task, or this one again.
     submit("--partition=urgent", "--gres=gpu:1", "--wrap", "sleep 1")
-    until(lambda: starts() == 4)
-    until(lambda: not slurm("squeue", "--noheader"))
+    wait_until(lambda: count_starts() == 4)
+    wait_until(lambda: not slurm("squeue", "--noheader"))
     said = "".join(path.read_text() for path in tree.glob("slurm-*.log"))
     for stem in ("crash", "fake"):
         assert store.read(tree / f"docs/results/meta/{stem}.json").complete, said

@@ -12,7 +12,7 @@ from pypdf import PdfReader
 
 from systems import ROOT
 from tests.factories import RESULTS
-from tests.needed import needs_git
+from tests.needed import require_git
 from tools import submission
 from tools.render.spanning.writeup import load_problems
 
@@ -60,11 +60,11 @@ def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run_main(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setattr(submission.shutil, "which", lambda name: None)
 
-    def run(
+    def run_main(
         gpu: str | None = None, into: Path = tmp_path, results: Path = RESULTS
     ) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
@@ -72,23 +72,23 @@ def run(tmp_path, monkeypatch, capsys):
         assert isinstance(ended.value.code, int)
         return ended.value.code, capsys.readouterr().err
 
-    return run
+    return run_main
 
 
-def test_what_goes_wrong_leaves_the_archive_as_it_was(run, tmp_path, monkeypatch):
+def test_what_goes_wrong_leaves_the_archive_as_it_was(run_main, tmp_path, monkeypatch):
     (tmp_path / "code.zip").write_text("a good one")
-    code, said = run("nope")
+    code, said = run_main("nope")
     assert code == 2 and said.count("\n") == 1
     assert said.startswith(f"error: no record in {RESULTS} is of the GPU 'nope'; there")
     assert "nvidia-h200" in said
     nowhere = tmp_path / "nowhere"
-    assert run(results=nowhere)[1].endswith("'nvidia-h200'; there are: none\n")
-    assert run(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
+    assert run_main(results=nowhere)[1].endswith("'nvidia-h200'; there are: none\n")
+    assert run_main(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
     # Outside a repository.
     monkeypatch.setattr(submission, "ROOT", tmp_path)
     monkeypatch.setattr(submission, "records_of", lambda *_: [])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    code, said = run()
+    code, said = run_main()
     assert code == 2 and said.count("\n") == 1
     assert said.startswith("error: code.zip holds what is committed: ")
     assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
@@ -103,9 +103,9 @@ def test_what_stops_mkdocs_is_named_whatever_follows(capsys):
 
 
 def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive(
-    run, tmp_path, monkeypatch
+    run_main, tmp_path, monkeypatch
 ):
-    needs_git()
+    require_git()
     root = tmp_path / "repository"
     root.mkdir()
     (root / "tracked").touch()
@@ -115,7 +115,7 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
     (root / "forgotten").touch()
     monkeypatch.setattr(submission, "ROOT", root)
     monkeypatch.setattr(submission, "records_of", lambda *_: [])
-    code, said = run()
+    code, said = run_main()
     assert code == 2
     assert said.startswith("not in code.zip, not committed: forgotten\nerror: ")
     assert "error: no Chromium to print with: install it" in said

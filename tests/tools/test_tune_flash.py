@@ -58,11 +58,11 @@ def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
     assert find_fault(candidate) == "" and not asked
     right = tune_flash.make_launch
 
-    def wrong(*arguments):
+    def launch_wrong(*arguments):
         *others, last = right(*arguments)()
         return lambda: (*others, 1.1 * last)
 
-    monkeypatch.setattr(tune_flash, "make_launch", wrong)
+    monkeypatch.setattr(tune_flash, "make_launch", launch_wrong)
     assert find_fault(candidate).startswith("wrong: relative error 1.0e-01")
 
     def refuse(*_):
@@ -94,15 +94,15 @@ def a100(monkeypatch, tmp_path):
     forget()
 
 
-def choose(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
+def choose_here(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
     return choose_config(kernel, d, "half", causal, rows, CUDA)
 
 
-def published(kernel="dq", causal=True) -> Config:
+def published_config(kernel="dq", causal=True) -> Config:
     return select_by_mask(CONFIGS["sm_80"]["half"][kernel][64], causal)
 
 
-def search(a100, *configs: Config, key=KEY):
+def tune_candidates(a100, *configs: Config, key=KEY):
     found = read_or_create(a100.path, a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
@@ -114,27 +114,27 @@ def search(a100, *configs: Config, key=KEY):
 
 
 def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
-    before, said = choose(), describe_kernels(CUDA)["triton"]
+    before, said = choose_here(), describe_kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in said
-    (entry,) = search(a100, OURS, WRONG, FAST)
+    (entry,) = tune_candidates(a100, OURS, WRONG, FAST)
     assert (entry["pass_ms"], entry["pass_with_ours_ms"]) == (0.5, 1.0)
     said = capsys.readouterr().out
     assert said == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
-    assert choose(d=50) == FAST != before
+    assert choose_here(d=50) == FAST != before
     # Others keep the built-in configuration: another mask, kernel, or few rows.
     for other in ({"causal": False}, {"kernel": "dkdv"}):
-        assert choose(**other) == published(**other)
+        assert choose_here(**other) == published_config(**other)
     few = FEW_ROWS["sm_80"]["half"][0]
-    assert choose(rows=few.most_rows) == few.configs["dq"][64]
+    assert choose_here(rows=few.most_rows) == few.configs["dq"][64]
     said = describe_kernels(CUDA)["triton"]
     assert said == "runs, with launch configurations of the A100, 1 of them timed here"
     assert tuned.digest(a100.device.slug, "3.7.1")
 
 
 def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
-    (entry,) = search(a100, OURS, TIE)
+    (entry,) = tune_candidates(a100, OURS, TIE)
     assert entry["config"][3] == OURS.stages
-    entries = search(a100, OURS, key=("half", "dq", 128, True))
+    entries = tune_candidates(a100, OURS, key=("half", "dq", 128, True))
     assert [entry["d"] for entry in entries] == [64, 128]
     # Other kernels, another Triton or --force start over.
     assert read_or_create(a100.path, a100.device, True)["entries"] == []
@@ -158,9 +158,9 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(damage, a100, caplog):
     pattern, other, said = DAMAGES[damage]
-    search(a100, OURS, FAST)
+    tune_candidates(a100, OURS, FAST)
     a100.path.write_text(re.sub(pattern, other, a100.path.read_text()))
-    assert choose() == choose() == published()
+    assert choose_here() == choose_here() == published_config()
     (line,) = caplog.messages
     assert said in line and "python tools/tune_flash.py" in line
     assert "\n" not in line and str(a100.path) in line
@@ -196,7 +196,7 @@ def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
 
 
 @pytest.fixture
-def tuning_here(a100, monkeypatch):
+def fake_tuning(a100, monkeypatch):
     """Tune as on an A100, with a kernel's time equal to its number of stages."""
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
     monkeypatch.setattr(tune_flash, "available_cores", lambda: 2)
@@ -207,7 +207,7 @@ def tuning_here(a100, monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def last_line(capture, *arguments) -> str:
+def error_line(capture, *arguments) -> str:
     with pytest.raises(SystemExit) as ended:
         tune_flash.main(*arguments)
     assert ended.value.code == 2
@@ -215,29 +215,29 @@ def last_line(capture, *arguments) -> str:
     return line
 
 
-def test_what_can_not_begin_is_one_line(tuning_here, capsys, monkeypatch):
-    line = last_line(capsys, ["fp8"])
+def test_what_can_not_begin_is_one_line(fake_tuning, capsys, monkeypatch):
+    line = error_line(capsys, ["fp8"])
     assert line == "error: --arithmetic fp8: is none of half, high, highest"
-    tuning_here.path.write_text("{")
-    assert "--force" in last_line(capsys)
-    tuning_here.path.unlink()
+    fake_tuning.path.write_text("{")
+    assert "--force" in error_line(capsys)
+    fake_tuning.path.unlink()
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
-    assert "No space left" in last_line(capsys)
+    assert "No space left" in error_line(capsys)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "torch sees none here" in last_line(capsys)
+    assert "torch sees none here" in error_line(capsys)
 
 
-def dies(candidate: Candidate) -> str:
+def kill(candidate: Candidate) -> str:
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGKILL)
     return ""
 
 
-def interrupts(candidate: Candidate) -> str:
+def interrupt(candidate: Candidate) -> str:
     """Ctrl-C while compiling, sent to all processes of the terminal."""
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGINT)
@@ -251,17 +251,17 @@ def interrupts(candidate: Candidate) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "said"), [(dies, "BrokenProcessPool"), (interrupts, "KeyboardInterrupt")]
+    ("work", "said"), [(kill, "BrokenProcessPool"), (interrupt, "KeyboardInterrupt")]
 )
 def test_where_compiling_ends_early_what_was_found_is_kept(
-    tuning_here, monkeypatch, capfd, work, said
+    fake_tuning, monkeypatch, capfd, work, said
 ):
     monkeypatch.setattr(tune_flash, "find_fault", work)
-    monkeypatch.setenv("SENT", f"{tuning_here.path}.sent")
+    monkeypatch.setenv("SENT", f"{fake_tuning.path}.sent")
     started = time.monotonic()
-    line = last_line(capfd, ["half"], [64, 128])
+    line = error_line(capfd, ["half"], [64, 128])
     assert said in line and line.endswith("the same command goes on")
-    entries = tuned.read(tuning_here.path)["entries"]
+    entries = tuned.read(fake_tuning.path)["entries"]
     assert [entry["d"] for entry in entries] == [64] * 6
     assert time.monotonic() - started < 50
     assert not multiprocessing.active_children()

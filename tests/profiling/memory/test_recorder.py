@@ -13,17 +13,16 @@ from systems.model.transformer import build_model
 from systems.profiling.memory.digest import bytes_by_category, digest
 from systems.profiling.memory.recorder import Recorder
 from systems.profiling.memory.snapshot import bytes_in_use
-from tests.cpu_allocator import allocator, rounded
-from tests.needed import python
+from tests.cpu_allocator import allocator, round_up
+from tests.needed import run_python
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-SCRIPT = (
-    "import json, sys; from tests.profiling.memory.test_recorder import whole_step; "
-)
-SCRIPT += "print(json.dumps(whole_step('cuda', sys.argv[1])))"
+SCRIPT = "import json, sys; from tests.profiling.memory.test_recorder import "
+SCRIPT += "record_first_step; "
+SCRIPT += "print(json.dumps(record_first_step('cuda', sys.argv[1])))"
 
 
-def whole_step(device: str, precision: str) -> dict:
+def record_first_step(device: str, precision: str) -> dict:
     """Record the first step of `small`; return peaks by history and by allocator."""
     with torch.device(device):
         model = build_model("small", 128, 1000)
@@ -42,7 +41,7 @@ def whole_step(device: str, precision: str) -> dict:
     history = recorder.history()
     total, layers = bytes_in_use(history), bytes_by_category(history)
     found, snapshot = digest(history), recorder.snapshot
-    blocks = [replace(block, bytes=rounded(block.bytes)) for block in history.blocks]
+    blocks = [replace(block, bytes=round_up(block.bytes)) for block in history.blocks]
     tensors = *model.parameters(), *model.buffers()
     sums = [sum(layer) for layer in zip(*layers.values(), strict=True)]
     return {
@@ -59,7 +58,7 @@ def whole_step(device: str, precision: str) -> dict:
     }
 
 
-def explains(found: dict) -> None:
+def check_history(found: dict) -> None:
     at_peak = found["at_peak"]
     assert found["digest"] == found["requested"] == sum(at_peak.values())
     assert found["categories_add_up"]
@@ -71,8 +70,8 @@ def explains(found: dict) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_recorded_step_explains_every_byte(monkeypatch, precision):
     with allocator(monkeypatch):
-        found = whole_step("cpu", precision)
-    explains(found)
+        found = record_first_step("cpu", precision)
+    check_history(found)
     assert found["allocated_by_history"] == found["allocated"]
 
 
@@ -85,10 +84,10 @@ def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
     """Runs in a new process, because the allocator reads its settings once."""
     known = {k: v for k, v in os.environ.items() if k not in VARIABLES}
     environment = known | {"PYTORCH_ALLOC_CONF": settings}
-    done = python("-c", SCRIPT, precision, env=environment)
+    done = run_python("-c", SCRIPT, precision, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    explains(found)
+    check_history(found)
     if settings == "expandable_segments:True":
         assert all(found["expandable"])
         assert {"segment_map", "segment_unmap"} <= set(found["actions"])

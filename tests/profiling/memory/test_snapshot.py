@@ -114,15 +114,15 @@ def training_step() -> tuple[Pool, list[Mark]]:
 
 
 @pytest.fixture
-def step() -> History:
+def history() -> History:
     pool, marks = training_step()
     return build_history(pool.snapshot(), marks)
 
 
-def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
+def test_each_block_is_in_the_category_of_its_owner_and_phase(history):
     found = {
         (b.bytes // MIB, b.category, b.phase, b.older)
-        for b in step.blocks
+        for b in history.blocks
         if b.bytes > 1
     }
     assert found == {
@@ -136,7 +136,7 @@ def test_each_block_is_in_the_category_of_its_owner_and_phase(step):
         (20, "weight copies", "forward", False),
         (60, "temporaries", "backward", False),
     }
-    assert [(p.name, p.first, p.last) for p in step.phases] == [
+    assert [(p.name, p.first, p.last) for p in history.phases] == [
         ("forward", 0, 8),
         ("backward", 10, 17),
     ]
@@ -150,8 +150,8 @@ def test_what_is_freed_and_was_there_before_lived_from_the_first_event():
     assert [(b.start, b.end) for b in blocks if b.older] == [(0, 1)]
 
 
-def test_the_digest_by_hand(step):
-    found = digest(step, timeline=True)
+def test_the_digest_by_hand(history):
+    found = digest(history, timeline=True)
     assert found["peak_requested_bytes"] == 278 * MIB
     assert found["peak_phase"] == "backward"
     at_peak = [(c["category"], c["at_peak_bytes"] / MIB) for c in found["categories"]]
@@ -170,8 +170,8 @@ def test_the_digest_by_hand(step):
     assert kept["code"] == "transformer.py:46 forward" and kept["phase"] == "forward"
     line = found["timeline"]
     sums = [sum(at) for at in zip(*(line[name] for name in CATEGORIES), strict=True)]
-    assert sums == [bytes_in_use(step)[event] for event in line["event"]]
-    assert "timeline" not in digest(step)
+    assert sums == [bytes_in_use(history)[event] for event in line["event"]]
+    assert "timeline" not in digest(history)
 
 
 def test_the_code_of_a_block_is_the_first_two_frames_of_ours_at_any_depth():
@@ -233,20 +233,20 @@ def test_what_expandable_segments_add_to_a_history_changes_nothing():
 # Histories that give no picture -------------------------------------------------------
 
 
-def without_a_free(snapshot):
+def drop_free(snapshot):
     (trace, _) = snapshot["device_traces"]
     freed = ("free_completed", 40 * MIB)
     trace.remove(next(e for e in trace if (e["action"], e["size"]) == freed))
 
 
-def without_a_block(snapshot):
+def drop_block(snapshot):
     """Remove the gradient's block from the final pool."""
     segments = snapshot["segments"]
     kept = [s for s in segments if s["blocks"][-1].get("requested_size") != 40 * MIB]
     snapshot["segments"] = kept
 
 
-def with_a_larger_block(snapshot):
+def enlarge_block(snapshot):
     snapshot["segments"][-2]["blocks"][-1]["requested_size"] += 1
 
 
@@ -257,9 +257,9 @@ NO_PICTURES = {
     "4 of 5 marks are in the history, so it overflowed": (
         lambda snapshot: snapshot["device_traces"][0].__delitem__(slice(3))
     ),
-    "twice": without_a_free,
-    "1 blocks of the history are not in the pool": without_a_block,
-    "in the history": with_a_larger_block,
+    "twice": drop_free,
+    "1 blocks of the history are not in the pool": drop_block,
+    "in the history": enlarge_block,
 }
 
 

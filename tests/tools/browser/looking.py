@@ -45,7 +45,7 @@ OPEN_FOLDS = (
 )
 
 
-def build(folder: Path, root: Path = ROOT, **environment: str) -> float:
+def build_site(folder: Path, root: Path = ROOT, **environment: str) -> float:
     """Build the site; return the CPU seconds."""
     # Without --quiet, which hides warnings from --strict.
     mkdocs = [sys.executable, "-m", "mkdocs"]
@@ -62,7 +62,7 @@ def build(folder: Path, root: Path = ROOT, **environment: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def built_once(factory: pytest.TempPathFactory, name: str) -> Path:
+def build_once(factory: pytest.TempPathFactory, name: str) -> Path:
     shared = factory.getbasetemp()
     # Processes of pytest-xdist have their own folders, in one parent folder.
     if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -71,7 +71,7 @@ def built_once(factory: pytest.TempPathFactory, name: str) -> Path:
     with open(shared / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
-            build(folder)
+            build_site(folder)
             built.touch()
     return folder
 

@@ -18,7 +18,7 @@ from tools.render.spanning import calculator
 pytestmark = pytest.mark.browser
 
 
-def drawn_at_random(number: int) -> tuple[Pass, dict]:
+def random_step(number: int) -> tuple[Pass, dict]:
     """Return a random step, and the calculator's settings for it."""
     draw = random.Random(number)
     kv_heads = draw.randint(1, 16)
@@ -57,7 +57,7 @@ def drawn_at_random(number: int) -> tuple[Pass, dict]:
 
 def test_the_calculator_computes_what_the_formulas_do(page: Page, site: Path) -> None:
     page.goto((site / "calculator.html").as_uri())
-    steps = [drawn_at_random(number) for number in range(500)]
+    steps = [random_step(number) for number in range(500)]
     script = "asked => asked.map(window.CALCULATOR.evaluate)"
     answers = page.evaluate(script, [asked for _, asked in steps])
     for (p, asked), answer in zip(steps, answers, strict=True):

@@ -79,7 +79,7 @@ def test_every_page_fits_and_can_be_read(
         name = path.relative_to(site).as_posix()
         page.goto(path.as_uri())
         expect(page.locator("article h1")).to_have_count(1)
-        found += [f"{name}: {finding}" for finding in findings(page, name, words)]
+        found += [f"{name}: {finding}" for finding in find_faults(page, name, words)]
         seen.update(page.evaluate("look.counts()"))
     assert found == []
     # Few pages have drawings with steps.
@@ -88,8 +88,8 @@ def test_every_page_fits_and_can_be_read(
     assert min(seen.values()) > 0, seen
 
 
-def findings(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
-    def look(*functions: str) -> list[str]:
+def find_faults(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
+    def run_checks(*functions: str) -> list[str]:
         return [one for f in functions for one in page.evaluate(f"look.{f}()")]
 
     def resize(size: Any) -> None:
@@ -97,10 +97,10 @@ def findings(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
         # Scrolling elements get keyboard focus after layout.
         page.evaluate(TWO_FRAMES)
 
-    yield from layout(name, page.evaluate("look.layout()"))
-    yield from at("1280", look, "fits", "opening")
+    yield from layout_faults(name, page.evaluate("look.layout()"))
+    yield from locate("1280", run_checks, "fits", "opening")
     if not HEADED.search(name):
-        yield from look("captions")
+        yield from run_checks("captions")
         for table, rows in page.evaluate("look.rowsOpen()"):
             if rows > 8 and not LONG.search(table):
                 yield f"{table} opens with {rows} rows"
@@ -120,26 +120,26 @@ def findings(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
     page.emulate_media(color_scheme="light")
     style.evaluate("style => style.remove()")
     resize(PHONE)
-    yield from at("390", look, "fits", "commands")
+    yield from locate("390", run_checks, "fits", "commands")
     yield from violations(page, ALL_BUT_CONTRAST)
     page.evaluate("look.openFolds()")
     page.evaluate(TWO_FRAMES)
-    yield from at("390, open", look, "figures", "squeezed", "broken")
+    yield from locate("390, open", run_checks, "figures", "squeezed", "broken")
     resize(DESK)
-    yield from at("1280, open", look, "figures", "cutNarrowly", "touching")
-    yield from prose(**page.evaluate("look.prose()"))
+    yield from locate("1280, open", run_checks, "figures", "cutNarrowly", "touching")
+    yield from prose_faults(**page.evaluate("look.prose()"))
     page.emulate_media(media="print")
     resize(PAPER)
-    yield from at("paper", look, "touching")
+    yield from locate("paper", run_checks, "touching")
     page.emulate_media(media="screen")
     page.set_viewport_size(DESK)
 
 
-def at(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[str]:
+def locate(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[str]:
     yield from (f"{finding} (at {where})" for finding in look(*names))
 
 
-def layout(name: str, seen: dict[str, Any]) -> Iterator[str]:
+def layout_faults(name: str, seen: dict[str, Any]) -> Iterator[str]:
     """Return faults of a page's layout on a wide screen, with folds closed."""
     if not LOOKED_UP.search(name):
         if seen["height"] > 10_000:
@@ -157,7 +157,7 @@ def layout(name: str, seen: dict[str, Any]) -> Iterator[str]:
     yield from (f"more than 25 lines of code: {listing}" for listing in seen["long"])
 
 
-def prose(shown: str, texts: list[str]) -> Iterator[str]:
+def prose_faults(shown: str, texts: list[str]) -> Iterator[str]:
     for found in RESIDUE.finditer(shown):
         yield f"left behind by a template: {found[0]}"
     for text in texts:

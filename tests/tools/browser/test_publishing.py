@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from tests.tools.browser.looking import DESK, Browser, build, expect
+from tests.tools.browser.looking import DESK, Browser, build_site, expect
 
 pytestmark = pytest.mark.browser
 
@@ -29,13 +29,13 @@ class Published(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def web_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """Return the address and the folder of a site built for publishing."""
     root = tmp_path_factory.mktemp("published")
     handler = partial(Published, directory=str(root))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         address = f"http://127.0.0.1:{server.server_port}/guide/"
-        build(
+        build_site(
             root / "guide", SITE_URL=address, REPO_URL="https://example.org/owner/guide"
         )
         Thread(target=server.serve_forever, daemon=True).start()
@@ -44,9 +44,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
 
 
 def test_the_site_works_below_the_address_of_a_repository(
-    browser: Browser, published: tuple[str, Path]
+    browser: Browser, web_site: tuple[str, Path]
 ) -> None:
-    address, _ = published
+    address, _ = web_site
     context = browser.new_context(viewport=DESK)
     answers: dict[str, int] = {}
     failed: list[str] = []

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.browser
 SORTABLE = "table.data thead button:visible"
 
 
-def column(page: Page, button: Locator) -> list[str]:
+def column_texts(page: Page, button: Locator) -> list[str]:
     script = """button => {
         const head = button.closest("th")
         const rows = [...head.closest("table").tBodies[0].rows]
@@ -25,16 +25,16 @@ def column(page: Page, button: Locator) -> list[str]:
 def test_a_table_sorts_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> None:
     button = open_first(page, pages, SORTABLE).first
     head = page.locator("th:visible", has=page.locator("button")).first
-    before = column(page, button)
+    before = column_texts(page, button)
     button.click()
     expect(head).to_have_attribute("aria-sort", "ascending")
-    assert sorted(column(page, button)) == sorted(before)
+    assert sorted(column_texts(page, button)) == sorted(before)
     button.focus()
     page.keyboard.press("Enter")
     expect(head).to_have_attribute("aria-sort", "descending")
     page.keyboard.press("Enter")
     expect(head).not_to_have_attribute("aria-sort", re.compile("."))
-    assert column(page, button) == before
+    assert column_texts(page, button) == before
 
 
 # Sorted cells, and those that are always last.
@@ -66,9 +66,9 @@ def test_cells_sort_by_value_and_other_text_stands_last(page: Page) -> None:
         page.locator("button").all(), CELLS, strict=True
     ):
         button.click()
-        assert column(page, button) == numbers + others
+        assert column_texts(page, button) == numbers + others
         button.click()
-        assert column(page, button) == numbers[::-1] + others
+        assert column_texts(page, button) == numbers[::-1] + others
 
 
 def test_a_wide_table_scrolls_by_keyboard_and_a_narrow_one_is_no_stop(
@@ -89,7 +89,7 @@ def test_a_wide_table_scrolls_by_keyboard_and_a_narrow_one_is_no_stop(
     page.wait_for_function("document.querySelector('.table-frame').scrollLeft > 0")
 
 
-def scrolled(page: Page, frame: Locator, **by: int) -> dict[str, float]:
+def scroll_frame(page: Page, frame: Locator, **by: int) -> dict[str, float]:
     script = """async (frame, by) => {
         frame.closest("details")?.setAttribute("open", "")
         await new Promise((done) => setTimeout(done, 100))
@@ -110,8 +110,8 @@ def scrolled(page: Page, frame: Locator, **by: int) -> dict[str, float]:
 def test_heads_and_names_of_lines_stay_in_sight(page: Page, pages: list[Path]) -> None:
     page.set_viewport_size(PHONE)
     frame = open_first(page, pages, ".table-frame:has(tbody tr:nth-child(60))").first
-    before = scrolled(page, frame)
-    after = scrolled(page, frame, scrollLeft=150, scrollTop=400)
+    before = scroll_frame(page, frame)
+    after = scroll_frame(page, frame, scrollLeft=150, scrollTop=400)
     assert after["top"] == 400 and after["left"] > 50
     assert abs(after["head"]) < 3 and abs(after["first"]) < 1
     assert after["last"] < before["last"] - 50

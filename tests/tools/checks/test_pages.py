@@ -48,7 +48,7 @@ min, fp32 s.
 """
 
 
-def tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
+def write_tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
     for folder in ("docs/generated", "systems"):
         (root / folder).mkdir(parents=True)
     (root / "docs/page.md").write_text(page, encoding="utf-8")
@@ -62,7 +62,7 @@ LAST = PAGE.count("\n") + 2
 
 
 def test_a_fact_that_no_page_uses_is_found(tmp_path):
-    root = tree(tmp_path)
+    root = write_tree(tmp_path)
     facts = 'facts:\n  stem:\n    time: "1"\n    share: "2"\n'
     (root / "docs/generated/facts.yml").write_text(facts)
     assert check_pages(root) == []
@@ -82,7 +82,7 @@ NUMBERS = r"""
 @pytest.mark.parametrize("number", re.split(r",\s+", NUMBERS.strip()))
 def test_a_measured_number_typed_by_hand(tmp_path, number):
     page = PAGE + f"\nIt takes {number}.\n"
-    (finding,) = check_pages(tree(tmp_path, page))
+    (finding,) = check_pages(write_tree(tmp_path, page))
     assert finding.startswith(f"docs/page.md:{LAST}: the measured number ")
     assert "typed by hand" in finding
 
@@ -91,7 +91,7 @@ def test_a_number_and_its_unit_on_two_lines_and_in_every_kind_of_text(tmp_path):
     page = "# In 12 ms\n\nIt takes 12\nms.\n\n| a |\n| 13 ms |\n\n"
     page += '=== "14 ms"\n\n    15 ms\n\n'
     page += "![16 ms](a.png) [17 ms](b.md)\n"
-    findings = check_pages(tree(tmp_path, page, source=""))
+    findings = check_pages(write_tree(tmp_path, page, source=""))
     assert [finding.split("'")[1] for finding in findings] == [
         f"{n} ms" for n in (12, 12, 13, 14, 15, 16, 17)
     ]
@@ -100,7 +100,7 @@ def test_a_number_and_its_unit_on_two_lines_and_in_every_kind_of_text(tmp_path):
 
 
 def test_a_code_block_that_is_never_closed_hides_no_number(tmp_path):
-    (finding,) = check_pages(tree(tmp_path, "```\n12 ms\n", source=""))
+    (finding,) = check_pages(write_tree(tmp_path, "```\n12 ms\n", source=""))
     assert finding.startswith("docs/page.md:2: the measured number '12 ms'")
 
 
@@ -115,5 +115,5 @@ MARKS = [
 
 @pytest.mark.parametrize(("source", "expected"), MARKS)
 def test_a_mark_in_a_source_file(tmp_path, source, expected):
-    (finding,) = check_pages(tree(tmp_path, PAGE, source))
+    (finding,) = check_pages(write_tree(tmp_path, PAGE, source))
     assert finding.startswith(f"systems/a.py: {expected}")

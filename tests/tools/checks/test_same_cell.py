@@ -11,7 +11,7 @@ H200 = make_gpu("NVIDIA H200")
 CELL = {"size": "medium", "context": 512, "batch": 4, "precision": "fp32"}
 
 
-def gpu_ms(instrument="", forward=17.0, optimizer=10.0, loss=0.07):
+def phase_times(instrument="", forward=17.0, optimizer=10.0, loss=0.07):
     phases = {"forward": forward, "optimizer": optimizer, "loss": loss}
     return {
         f"{instrument}{phase}_gpu_busy_ms": [0.9 * ms, ms, 2 * ms]
@@ -19,40 +19,41 @@ def gpu_ms(instrument="", forward=17.0, optimizer=10.0, loss=0.07):
     }
 
 
-def profile(device=H200, **changed):
-    row = make_row({**CELL, "mode": "step", "profiler": "torch"}, **gpu_ms(**changed))
+def profile_record(device=H200, **changed):
+    config = {**CELL, "mode": "step", "profiler": "torch"}
+    row = make_row(config, **phase_times(**changed))
     return make_record("kernel_profile", row, device=device)
 
 
-def nsys(**changed):
-    times = gpu_ms("torch_") | gpu_ms("nsys_", **changed)
+def nsys_record(**changed):
+    times = phase_times("torch_") | phase_times("nsys_", **changed)
     return make_record("nsys", make_row(CELL, **times), device=H200)
 
 
-def steps(stem, **config):
+def step_record(stem, **config):
     row = make_row({**CELL, **config}, forward_ms=[50.0], forward_gpu_ms=[18.0])
     return make_record(stem, row, device=H200)
 
 
-def found(*records):
-    return {record.stem: [record] for record in records}
+def differences(*records):
+    return [*check_cells({record.stem: [record] for record in records})]
 
 
 @pytest.fixture(autouse=True)
-def stale(monkeypatch):
+def stale_stems(monkeypatch):
     stems: set[str] = set()
     monkeypatch.setattr(same_cell, "is_fresh", lambda record: record.stem not in stems)
     return stems
 
 
 def test_a_gpu_time_beyond_3_percent_is_named_with_the_longer_record():
-    assert [*check_cells(found(profile(forward=17.5), nsys(forward=17.2)))] == []
-    assert [*check_cells(found(profile(forward=17.6), nsys()))] == [
+    assert differences(profile_record(forward=17.5), nsys_record(forward=17.2)) == []
+    assert differences(profile_record(forward=17.6), nsys_record()) == [
         "nvidia-h200: GPU time of forward of medium 512 4 fp32 step eager differs: "
         "17.000 ms in nsys, 17.600 ms in kernel_profile; measure kernel_profile again "
         "by `regen_tables.py --only kernel_profile --force`"
     ]
-    (line,) = check_cells(found(profile(), nsys(optimizer=10.4)))
+    (line,) = differences(profile_record(), nsys_record(optimizer=10.4))
     assert "optimizer" in line and line.endswith("--only nsys --force`")
 
 
@@ -60,39 +61,38 @@ def test_a_gpu_time_beyond_3_percent_is_named_with_the_longer_record():
     ("cells", "ms", "named"), [(9, 17.6, 1), (10, 17.6, 0), (10, 18, 1)]
 )
 def test_one_phase_in_twenty_may_differ_by_less_than_5_percent(cells, ms, named):
-    times = gpu_ms("torch_") | gpu_ms("nsys_")
+    times = phase_times("torch_") | phase_times("nsys_")
     rows = [make_row({**CELL, "context": 64 * i}, **times) for i in range(cells)]
-    rows[0].metrics |= gpu_ms("nsys_", forward=ms)
+    rows[0].metrics |= phase_times("nsys_", forward=ms)
     record = make_record("nsys", *rows, device=H200)
-    assert len([*check_cells(found(record))]) == named
+    assert len(differences(record)) == named
 
 
 def test_timed_steps_are_compared_with_profiles_and_each_other():
-    clock = steps("end_to_end", mode="step", attention="eager")
-    (line,) = check_cells(found(clock, profile()))
+    clock = step_record("end_to_end", mode="step", attention="eager")
+    (line,) = differences(clock, profile_record())
     assert "17.000 ms in kernel_profile, 18.000 ms in end_to_end" in line
-    assert len([*check_cells(found(steps("compile", execution="eager"), nsys()))]) == 1
-    assert [*check_cells(found(steps("compile", execution="compiled"), nsys()))] == []
-    assert [
-        *check_cells(found(clock, steps("model_attention", attention="flash")))
-    ] == []
+    eager, fused = (step_record("compile", execution=x) for x in ("eager", "compiled"))
+    assert len(differences(eager, nsys_record())) == 1
+    assert differences(fused, nsys_record()) == []
+    assert differences(clock, step_record("model_attention", attention="flash")) == []
 
 
-def test_stale_records_other_gpus_and_the_loss_are_not_compared(stale):
-    other = profile(device=make_gpu("NVIDIA A100"), forward=20.0)
-    assert [*check_cells(found(other, nsys()))] == []
-    assert [*check_cells(found(profile(loss=0.09), nsys()))] == []
-    stale.add("kernel_profile")
-    assert [*check_cells(found(profile(forward=20.0), nsys()))] == []
+def test_stale_records_other_gpus_and_the_loss_are_not_compared(stale_stems):
+    other = profile_record(device=make_gpu("NVIDIA A100"), forward=20.0)
+    assert differences(other, nsys_record()) == []
+    assert differences(profile_record(loss=0.09), nsys_record()) == []
+    stale_stems.add("kernel_profile")
+    assert differences(profile_record(forward=20.0), nsys_record()) == []
 
 
 def test_another_cell_and_a_row_without_numbers_are_not_compared():
-    other = profile(forward=20.0)
+    other = profile_record(forward=20.0)
     other.rows[0].config["context"] = 1024
-    assert [*check_cells(found(other, nsys()))] == []
-    gone = profile(forward=20.0)
+    assert differences(other, nsys_record()) == []
+    gone = profile_record(forward=20.0)
     gone.rows[0].status, gone.rows[0].metrics = "out_of_memory", {}
-    assert [*check_cells(found(gone, nsys()))] == []
+    assert differences(gone, nsys_record()) == []
 
 
 def test_the_records_of_this_guide_have_cells_in_common():

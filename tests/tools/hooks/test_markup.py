@@ -35,7 +35,7 @@ def test_inline_and_display_maths_become_mathml() -> None:
 
 
 def test_a_name_is_spaced_as_a_name_and_a_sign_as_a_sign() -> None:
-    def marked(tex: str) -> list[tuple[str, str]]:
+    def spacing(tex: str) -> list[tuple[str, str]]:
         return [
             (part.tag.partition("}")[2], part.get("form", part.get("rspace", "")))
             for part in formula(tex).iter()
@@ -43,9 +43,9 @@ def test_a_name_is_spaced_as_a_name_and_a_sign_as_a_sign() -> None:
         ]
 
     sign, name, applied = ("mo", "prefix"), ("mi", ""), ("mo", "0.17em")
-    assert marked(r"m = -\infty") == [sign, name]
-    assert marked(r"(-\infty - \operatorname{lse})") == [sign, name, ("mo", ""), name]
-    assert marked(r"\max(m, \max_j s_j) + \log l") == [("mo", "0"), applied, applied]
+    assert spacing(r"m = -\infty") == [sign, name]
+    assert spacing(r"(-\infty - \operatorname{lse})") == [sign, name, ("mo", ""), name]
+    assert spacing(r"\max(m, \max_j s_j) + \log l") == [("mo", "0"), applied, applied]
 
 
 @pytest.mark.parametrize(

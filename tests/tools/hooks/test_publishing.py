@@ -18,7 +18,7 @@ BASE = """{% block htmltitle %}{% endblock %}{% block extrahead %}{% endblock %}
 {% block content %}{% endblock %}"""
 
 
-def shown(template: str, top: str = "", **context: Any) -> str:
+def render(template: str, top: str = "", **context: Any) -> str:
     ours = FileSystemLoader(ROOT / "tools" / "hooks" / "theme")
     environment = Environment(
         loader=ChoiceLoader([ours, DictLoader({"base.html": BASE})])
@@ -30,7 +30,7 @@ def shown(template: str, top: str = "", **context: Any) -> str:
 
 @pytest.mark.parametrize("top", ["", "/guide"])
 def test_a_wrong_address_leads_to_the_overview(top: str) -> None:
-    assert f'href="{top}/index.html"' in shown("404.html", top)
+    assert f'href="{top}/index.html"' in render("404.html", top)
 
 
 def test_programs_get_a_list_of_all_pages() -> None:
@@ -39,7 +39,7 @@ def test_programs_get_a_list_of_all_pages() -> None:
     two = SimpleNamespace(
         title="Two", canonical_url="https://e.org/two.html", meta=meta
     )
-    assert shown("llms.txt", nav=SimpleNamespace(pages=[one, two])).strip() == (
+    assert render("llms.txt", nav=SimpleNamespace(pages=[one, two])).strip() == (
         "# Guide\n\n> Of what.\n\n- [One](one.html): About it's.\n"
         "- [Two](https://e.org/two.html): About it's."
     )

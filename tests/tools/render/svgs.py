@@ -38,12 +38,12 @@ class Word:
 
 
 @cache
-def width(text: str, size: float, bold: bool) -> float:
+def text_width(text: str, size: float, bold: bool) -> float:
     font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
     return TextPath((0, 0), text, size=size, prop=font).get_extents().width
 
 
-def style_of(element: html.HtmlElement) -> dict[str, str]:
+def read_style(element: html.HtmlElement) -> dict[str, str]:
     parts = (element.get("style") or "").split("; ")
     return dict(part.split(": ", 1) for part in parts if ": " in part)
 
@@ -59,11 +59,11 @@ def words(svg: html.HtmlElement) -> Iterator[Word]:
         around = [word, *word.iterancestors()][::-1]
         given = [(name, one.get(name)) for one in around for name in GIVEN]
         look = {"font-size": "11"} | {name: value for name, value in given if value}
-        look |= style_of(word)
+        look |= read_style(word)
         size = float(look["font-size"].removesuffix("px"))
         text = word.text or ""
         bold = look.get("font-weight", "400") > "600"
-        long = width(text, size, bold) if text.strip() else 0.0
+        long = text_width(text, size, bold) if text.strip() else 0.0
         x, y = float(word.get("x")), float(word.get("y"))
         before = {"start": 0, "middle": long / 2, "end": long}
         left = x - before[look.get("text-anchor", "start")]
@@ -72,7 +72,7 @@ def words(svg: html.HtmlElement) -> Iterator[Word]:
         yield Word(text, size, left, left + long, y - 0.75 * size, y, rimmed)
 
 
-def outside(svg: html.HtmlElement) -> list[str]:
+def cut_texts(svg: html.HtmlElement) -> list[str]:
     """Return the texts that are outside of the drawing or too small."""
     _, _, right, bottom = map(float, svg.get("viewbox").split())
     return [
@@ -84,7 +84,7 @@ def outside(svg: html.HtmlElement) -> list[str]:
     ]
 
 
-def overlapping(svg: html.HtmlElement) -> list[tuple[str, str]]:
+def overlaps(svg: html.HtmlElement) -> list[tuple[str, str]]:
     return [
         (one.text, other.text)
         for one, other in combinations(words(svg), 2)
@@ -95,33 +95,33 @@ def overlapping(svg: html.HtmlElement) -> list[tuple[str, str]]:
 
 def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
     for path in svg.iter("path"):
-        look = style_of(path)
+        look = read_style(path)
         if look.get("fill") == "none" and "stroke" in look:
-            for a, b in pairwise(points_of(path)):
+            for a, b in pairwise(path_points(path)):
                 yield look["stroke"], (*a, *b)
 
 
 def areas(svg: html.HtmlElement) -> Iterator[Path]:
     named = {path.get("id"): path for path in svg.iter("path")}
     for path in svg.iter("path", "use"):
-        if style_of(path).get("fill", "none") == "none":
+        if read_style(path).get("fill", "none") == "none":
             continue
         shape = named[path.get("href")[1:]] if path.tag == "use" else path
         x, y = (float(path.get(name) or 0) for name in ("x", "y"))
-        yield Path([(x + dx, y + dy) for dx, dy in points_of(shape)])
+        yield Path([(x + dx, y + dy) for dx, dy in path_points(shape)])
 
 
-def points_of(path: html.HtmlElement) -> list[tuple[float, float]]:
+def path_points(path: html.HtmlElement) -> list[tuple[float, float]]:
     numbers = [float(one) for one in NUMBER.findall(path.get("d"))]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def struck(svg: html.HtmlElement) -> list[str]:
+def strikes(svg: html.HtmlElement) -> list[str]:
     """Return texts that a line crosses; the grid may pass behind outlines and areas."""
     lines = [(c, s) for c, s in strokes(svg) if c != GROUND]
     filled = list(areas(svg))
 
-    def parted(word: Word) -> bool:
+    def is_legible(word: Word) -> bool:
         middle = ((word.left + word.right) / 2, (word.top + word.bottom) / 2)
         return word.rimmed or any(area.contains_point(middle) for area in filled)
 
@@ -129,7 +129,7 @@ def struck(svg: html.HtmlElement) -> list[str]:
         word.text
         for word in words(svg)
         if any(
-            crosses(word, segment) and not (color == GRID and parted(word))
+            crosses(word, segment) and not (color == GRID and is_legible(word))
             for color, segment in lines
         )
     ]
@@ -157,7 +157,7 @@ def crosses(word: Word, segment: Segment) -> bool:
     return start <= end
 
 
-def by_lot(lot: str, one_in: int = 1):
+def draw_some(lot: str, one_in: int = 1):
     """Return a `draw_svg` that draws one in so many figures, at one width, and leaves
     others blank, to save time. Tests with different `lot` draw different ones.
     """

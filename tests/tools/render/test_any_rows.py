@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.record import Record
-from tests.factories import committed, make_gpu
+from tests.factories import make_gpu, read_record
 from tools.render import everything
 from tools.render.claims import claims_in, verdict
 from tools.render.markdown import NOTHING_FITS, NOTHING_YET
@@ -25,10 +25,10 @@ NO_NUMBER = re.compile(r"\bnan\b|None")
 
 
 def full_record(stem: str) -> Record:
-    return committed(stem, "meta" if "meta" in STEMS[stem].full else "nvidia-h200")
+    return read_record(stem, "meta" if "meta" in STEMS[stem].full else "nvidia-h200")
 
 
-def without(record: Record, pattern: str, status: str | None) -> Record:
+def lose_rows(record: Record, pattern: str, status: str | None) -> Record:
     """Return a copy without these rows, or with rows of this status in their place."""
     lost = set(LOST[pattern](len(record.rows)))
     rows = [
@@ -39,7 +39,7 @@ def without(record: Record, pattern: str, status: str | None) -> Record:
     return replace(record, rows=rows, expected_rows=len(rows))
 
 
-def on_another_gpu(record: Record) -> Record:
+def move_to_other_gpu(record: Record) -> Record:
     """Return a copy of a GPU without a data sheet, and without GPU time."""
     rows = []
     for row in record.rows:
@@ -53,9 +53,9 @@ def on_another_gpu(record: Record) -> Record:
 @pytest.mark.parametrize("stem", STEMS)
 def test_facts_and_claims_do_without_rows(stem, pattern, status):
     builder = import_module(f"tools.render.stems.{stem}")
-    smaller = without(full_record(stem), pattern, status)
+    smaller = lose_rows(full_record(stem), pattern, status)
     names = builder.facts(None).keys()
-    for record in (smaller, on_another_gpu(smaller)):
+    for record in (smaller, move_to_other_gpu(smaller)):
         facts = builder.facts(record)
         verdicts = [verdict(claim, record) for claim in claims_in(builder)]
         assert facts.keys() == names
@@ -73,8 +73,8 @@ def test_facts_and_claims_do_without_rows(stem, pattern, status):
 def test_tables_and_figures_do_without_rows(stem, pattern, status):
     """Half of the second GPU's rows are missing; the first GPU's stay the same."""
     full = full_record(stem)
-    smaller = without(full, pattern, status)
-    records = [smaller] if pattern == "all" else [full, on_another_gpu(smaller)]
+    smaller = lose_rows(full, pattern, status)
+    records = [smaller] if pattern == "all" else [full, move_to_other_gpu(smaller)]
     fragments = import_module(f"tools.render.stems.{stem}").fragments
     files = fragments(records)
     shown = "\n".join(text for name, text in files.items() if name.endswith(".md"))
@@ -99,10 +99,10 @@ def test_a_site_is_rendered_from_what_is_left(tmp_path):
     lot = random.Random(0)
     for stem in STEMS:
         full = full_record(stem)
-        smaller = without(full, lot.choice([*LOST]), lot.choice(STATUSES))
-        records = (full, on_another_gpu(smaller))
+        smaller = lose_rows(full, lot.choice([*LOST]), lot.choice(STATUSES))
+        records = (full, move_to_other_gpu(smaller))
         if lot.random() < 0.5:
-            records = (smaller, on_another_gpu(full))
+            records = (smaller, move_to_other_gpu(full))
         for record in records:
             store.write(record, tmp_path / record.device.slug / f"{stem}.json")
     files = everything.render_all(tmp_path)

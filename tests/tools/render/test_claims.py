@@ -7,7 +7,7 @@ import pytest
 
 from systems.experiments import STEMS
 from systems.records.record import Record, Row
-from tests.factories import committed
+from tests.factories import read_record
 from tools.render import claims
 from tools.render.markdown import typeset
 from tools.render.spanning.writeup import all_claims
@@ -23,7 +23,7 @@ PASSES = [
 ]
 
 
-def rows(record: Record, **wanted: Any) -> list[Row]:
+def find_rows(record: Record, **wanted: Any) -> list[Row]:
     return [r for r in record.rows if r.metrics and wanted.items() <= r.config.items()]
 
 
@@ -31,7 +31,7 @@ def scale(
     *names: str, by: float, which: slice = slice(None), **wanted: Any
 ) -> Callable[[Record], None]:
     def alter(record: Record) -> None:
-        for row in rows(record, **wanted):
+        for row in find_rows(record, **wanted):
             for name in row.metrics.keys() & names:
                 if isinstance(found := row.metrics[name], list):
                     row.metrics[name] = found = list(found)
@@ -48,7 +48,7 @@ def scale_items(
     """Multiply a field of the list's items that have these values."""
 
     def alter(record: Record) -> None:
-        for row in rows(record, **wanted):
+        for row in find_rows(record, **wanted):
             for item in row.metrics[metric]:
                 item[name] *= by if of.items() <= item.items() else 1
 
@@ -57,13 +57,13 @@ def scale_items(
 
 def put(name: str, value: Any, **wanted: Any) -> Callable[[Record], None]:
     def alter(record: Record) -> None:
-        for row in rows(record, **wanted):
+        for row in find_rows(record, **wanted):
             row.metrics[name] = value
 
     return alter
 
 
-def outrun(claim: str, **wanted: Any) -> Callable[[Record], None]:
+def reverse(claim: str, **wanted: Any) -> Callable[[Record], None]:
     """Make the claim's faster row the slower one, or vice versa."""
 
     def alter(record: Record) -> None:
@@ -77,10 +77,10 @@ def outrun(claim: str, **wanted: Any) -> Callable[[Record], None]:
 LAYER = {"norm": "layer", "dtype": "bf16"}
 # Alterations that turn each claim.
 ALTERED = {
-    "deterministic_mode_is_beaten": outrun(
+    "deterministic_mode_is_beaten": reverse(
         "deterministic_mode_is_beaten", implementation="ours"
     ),
-    "cudnn_is_beaten": outrun("cudnn_is_beaten", implementation="ours"),
+    "cudnn_is_beaten": reverse("cudnn_is_beaten", implementation="ours"),
     "backward_about_twice": scale("backward_gpu_ms", by=2, size="xl", mode="step"),
     "passes_steady": scale("forward_ms", by=2, which=slice(0, None, 2), mode="forward"),
     "two_steps_warm_up": scale("forward_ms", by=1.5, which=slice(0, 5), warmup=2),
@@ -109,14 +109,14 @@ ALTERED = {
         "peak_allocated_bytes", by=1.5, mode="step", precision="bf16"
     ),
     "largest_are_scores": lambda r: [
-        row.metrics["tenth"][0].update(bytes=1) for row in rows(r, mode="forward")
+        row.metrics["tenth"][0].update(bytes=1) for row in find_rows(r, mode="forward")
     ],
     "memory_as_predicted": scale_items(
         "categories", "most_bytes", 1.03, {"category": "gradients"}, mode="step"
     ),
     "two_matrices_saved": scale("before_backward_bytes", by=2, n=16384),
     "time_grows_with_square": scale(*STEP, by=3, n=16384),
-    "compiled_attention_faster": outrun(
+    "compiled_attention_faster": reverse(
         "compiled_attention_faster", execution="compiled"
     ),
     "compiling_gains": scale(*STEP, by=2, execution="compiled"),
@@ -144,7 +144,7 @@ def test_an_altered_record_turns_the_claim_over(name, monkeypatch):
     monkeypatch.setattr(claims, "age", lambda record: "stale")
     claim = BY_NAME[name]
     gpu = "meta" if "meta" in STEMS[claim.stem].full else "nvidia-h200"
-    record = committed(claim.stem, gpu)
+    record = read_record(claim.stem, gpu)
     before = claim.judge(record)
     ALTERED[name](record)
     after, text = claim.judge(record), claims.verdict(claim, record)

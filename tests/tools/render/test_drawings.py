@@ -17,8 +17,8 @@ from systems.formulas.costs import (
 )
 from systems.formulas.gpus import find_chip
 from systems.model.sizes import VOCAB_SIZE
-from tests.factories import committed
-from tests.tools.render.svgs import figures, outside
+from tests.factories import read_record
+from tests.tools.render.svgs import cut_texts, figures
 from tools.render import standalone
 from tools.render.frame import frame
 from tools.render.markdown import percent
@@ -35,12 +35,12 @@ BY_HAND = sorted(
 INCLUDED = re.compile(r'^--8<-- "(drawings/[\w-]+\.svg)"$', re.MULTILINE)
 
 
-def read(name: str, shown: str) -> html.HtmlElement:
+def read_drawing(name: str, shown: str) -> html.HtmlElement:
     return html.fragment_fromstring((DOCS / f"drawings/{name}-{shown}.svg").read_text())
 
 
 def texts(name: str) -> list[str]:
-    return [text.text for text in read(name, "wide").iter("text")]
+    return [text.text for text in read_drawing(name, "wide").iter("text")]
 
 
 def test_the_walk_of_online_softmax_is_attention():
@@ -76,7 +76,7 @@ def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
         frames = svg.findall(".//g[@class='frame']")
         assert len(frames) == len(sentences) and (len(frames) > 1) == stepped
         _, _, width, height = map(float, svg.get("viewbox").split())
-        assert list(svg.iter("rect", "path")) and outside(svg) == []
+        assert list(svg.iter("rect", "path")) and cut_texts(svg) == []
         for box in svg.iter("rect"):
             x, y, w, h = (float(box.get(n)) for n in ("x", "y", "width", "height"))
             assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
@@ -115,7 +115,7 @@ def test_shares_of_a_block_are_those_of_the_formulas():
 
 
 def test_dtypes_under_autocast_are_those_of_the_record():
-    dtypes = frame(committed("autocast")).one(part="transformer", dtype="bf16")
+    dtypes = frame(read_record("autocast")).one(part="transformer", dtype="bf16")
     parts = (
         *("parameters", "embedding", "rmsnorm", "q_projection", "rotary", "scores"),
         *("softmax_subtract", "softmax_exp", "weighted_values", "residual", "swiglu"),

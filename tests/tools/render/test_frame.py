@@ -16,7 +16,7 @@ def row(size: str, mode: str, precision: str, *forward_ms: float, **metrics) -> 
 
 
 @pytest.fixture
-def found() -> Frame:
+def small_frame() -> Frame:
     return frame(
         make_record(
             "end_to_end",
@@ -29,8 +29,8 @@ def found() -> Frame:
     )
 
 
-def test_a_metric_reads_as_its_median_and_phases_add_up(found):
-    x = found.one(size="small", mode="step", precision="bf16")
+def test_a_metric_reads_as_its_median_and_phases_add_up(small_frame):
+    x = small_frame.one(size="small", mode="step", precision="bf16")
     assert (x["forward_ms"], x["step_ms"], x["bytes"]) == (2.0, 4.0, 8)
     assert (x["step ±"], x["backward ±"]) == ("4.00 ± 1.41", "2.00 ± 0.00")
     assert x.summary("forward").max == 3.0
@@ -38,40 +38,40 @@ def test_a_metric_reads_as_its_median_and_phases_add_up(found):
     assert (own["step_ms"], own["step ±"]) == (6.0, "6.00 ± 1.41")
 
 
-def test_rows_are_selected_and_arranged(found):
-    assert found.where(mode="forward").column("bytes") == [2]
-    assert len(found.where(bool, size=("small", "2.7B"))) == 4
-    ordered = found.where(mode="step").arrange(
+def test_rows_are_selected_and_arranged(small_frame):
+    assert small_frame.where(mode="forward").column("bytes") == [2]
+    assert len(small_frame.where(bool, size=("small", "2.7B"))) == 4
+    ordered = small_frame.where(mode="step").arrange(
         size=["small", "2.7B"], precision=["fp32"]
     )
     assert ordered.column("bytes") == [16, 64]
     assert frame(None) == [] and not frame(None).one(size="small")
 
 
-def test_what_is_missing_says_why_and_what_is_misspelt_fails(found):
-    full, absent = found.one(**FULL.config), found.one(size="xl")
+def test_what_is_missing_says_why_and_what_is_misspelt_fails(small_frame):
+    full, absent = small_frame.one(**FULL.config), small_frame.one(size="xl")
     assert f"{full['bytes']}, {absent['bytes']}" == "out of memory, not measured"
     assert str(full["forward ±"]) == str(full["step_ms"] / 2) == "out of memory"
     with pytest.raises(KeyError, match="bites"):
-        found[0]["bites"]
+        small_frame[0]["bites"]
     with pytest.raises(KeyError, match="loss_ms"):
-        found[0]["loss_ms"]
-    assert str(found[0].get("loss_ms")) == "not measured"
-    assert (found[0].get("at_once", 1), full.get("at_once", 1)) == (1, 1)
+        small_frame[0]["loss_ms"]
+    assert str(small_frame[0].get("loss_ms")) == "not measured"
+    assert (small_frame[0].get("at_once", 1), full.get("at_once", 1)) == (1, 1)
 
 
-def test_rows_are_joined_with_their_twins(found):
-    steps = found.where(mode="step").join("fp32", precision="fp32")
+def test_rows_are_joined_with_their_twins(small_frame):
+    steps = small_frame.where(mode="step").join("fp32", precision="fp32")
     steps.derive(gain=lambda x: x["fp32"]["step_ms"] / x["step_ms"])
     assert known(steps.column("gain")) == [3.0, 1.0, 1.0]
     assert span(steps.where(size="2.7B").column("gain")) == "1.00"
     # Of another frame, by some columns.
-    steps.join("pass", found.where(mode="forward"), on=["size"])
+    steps.join("pass", small_frame.where(mode="forward"), on=["size"])
     assert [x["pass"].get("bytes", 0) for x in steps] == [2, 0, 2, 0]
 
 
-def test_an_axis_becomes_columns(found):
-    modes = found.where(precision="bf16").pivot("mode", "forward", "step")
+def test_an_axis_becomes_columns(small_frame):
+    modes = small_frame.where(precision="bf16").pivot("mode", "forward", "step")
     assert [(x["size"], x["step"].why) for x in modes] == [
         ("small", ""),
         ("2.7B", "out of memory"),

@@ -9,39 +9,39 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.source_hash import source_hash
 from systems.records.store import RecordError
-from tests.factories import committed, make_gpu, make_record
+from tests.factories import make_gpu, make_record, read_record
 from tools import regen_tables
 from tools.render import load
 
 
 @pytest.fixture
-def primary(monkeypatch, tmp_path):
+def read_primary(monkeypatch, tmp_path):
     """Return the primary GPU for this text in mkdocs.yml."""
     monkeypatch.setattr(load, "ROOT", tmp_path)
 
-    def read(text: str) -> str:
+    def write_and_read(text: str) -> str:
         tag = "slugify: !!python/object/apply:os.system [exit]"
         (tmp_path / "mkdocs.yml").write_text(f"{tag}\nextra:\n  {text}\n  other: 1\n")
         return load.primary_gpu()
 
-    return read
+    return write_and_read
 
 
 @pytest.mark.parametrize("text", ["a-gpu", "'a-gpu'", "a-gpu  # ours"])
-def test_primary_gpu_is_read_as_yaml(primary, text):
-    assert primary(f"primary_gpu: {text}") == "a-gpu"
+def test_primary_gpu_is_read_as_yaml(read_primary, text):
+    assert read_primary(f"primary_gpu: {text}") == "a-gpu"
 
 
 @pytest.mark.parametrize("text", ["primary_gpu:", "primary_gpu: [a]", "primary: a-gpu"])
-def test_a_primary_gpu_that_is_no_name_is_refused(primary, text):
+def test_a_primary_gpu_that_is_no_name_is_refused(read_primary, text):
     with pytest.raises(RecordError, match=r"mkdocs.yml: extra.primary_gpu must name"):
-        primary(text)
+        read_primary(text)
 
 
 def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
-    primary, tmp_path
+    read_primary, tmp_path
 ):
-    primary("primary_gpu: A-GPU")
+    read_primary("primary_gpu: A-GPU")
     reported = make_record("warmup", device=make_gpu("Theirs"))
     reported.kind, reported.source = "reported", "a paper"
     measured = make_record("warmup", device=make_gpu("A GPU"))
@@ -49,12 +49,12 @@ def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
         store.write(record, tmp_path / "results" / record.device.slug / "warmup.json")
     with pytest.raises(RecordError, match=r"'A-GPU', and no .*; there are: a-gpu$"):
         load.load(tmp_path / "results")
-    primary("primary_gpu: a-gpu")
+    read_primary("primary_gpu: a-gpu")
     assert len(load.load(tmp_path / "results")["warmup"]) == 2
 
 
 def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
-    record = committed("warmup")
+    record = read_record("warmup")
     present = source_hash(STEMS["warmup"].module, ["eager"])
     for measured, verified, age in (
         (present, [], "fresh"),
@@ -68,7 +68,7 @@ def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
 
 
 def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
-    record = committed("warmup")
+    record = read_record("warmup")
     path = tmp_path / record.device.slug / "warmup.json"
     store.write(record, path)
     text = path.read_text()

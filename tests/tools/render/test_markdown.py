@@ -22,13 +22,13 @@ def converter() -> markdown.Markdown:
     )
 
 
-def html_of(text: str) -> str:
+def to_html(text: str) -> str:
     return converter().reset().convert(text)
 
 
 def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
     name = "void reduce<float, a|b>(__half*)"
-    page = html_of(table(["head"], [[f"`{name}`"]]))
+    page = to_html(table(["head"], [[f"`{name}`"]]))
     assert page.count("<td") == 1
     assert "reduce&lt;float, a|b&gt;(" in page.replace("<wbr>", "")
     assert (
@@ -40,17 +40,17 @@ def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
 def test_a_long_table_opens_with_its_telling_lines():
     lines = [["" if n < 3 else f"`{n}`", f"{n}"] for n in range(20)]
     telling = [n in (4, 9) for n in range(20)]
-    page = html_of(table(["a", "b"], lines, telling=telling))
+    page = to_html(table(["a", "b"], lines, telling=telling))
     rows = re.findall(r"<tr( class=\"rest\")?>", page)
     assert len(rows) == 21 and rows.count("") == 3
     assert page.count('type="checkbox"> All 20 rows') == 1 and "{:" not in page
-    assert "checkbox" not in html_of(table(["a", "b"], lines[:8], telling=telling[:8]))
-    assert "All 9 rows" in html_of(table(["a", "b"], lines[:9], telling=telling[:9]))
+    assert "checkbox" not in to_html(table(["a", "b"], lines[:8], telling=telling[:8]))
+    assert "All 9 rows" in to_html(table(["a", "b"], lines[:9], telling=telling[:9]))
     of_items = items_table(range(20), ("a", str), ("b", str), telling=(4).__eq__)
-    assert html_of(of_items).count('class="rest"') == 19
+    assert to_html(of_items).count('class="rest"') == 19
 
 
 def test_tabs_that_follow_tabs_are_a_set_of_their_own():
     sets = "\n\n".join([tabs([("A", "1"), ("B", "2")])] * 2)
-    page = html_of(sets)
+    page = to_html(sets)
     assert page.count('class="tabbed-set') == 2

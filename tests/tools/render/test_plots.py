@@ -7,8 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from systems import ROOT
-from tests.factories import RESULTS, committed
-from tests.tools.render.svgs import figures, outside, overlapping, struck, words
+from tests.factories import RESULTS, read_record
+from tests.tools.render.svgs import cut_texts, figures, overlaps, strikes, words
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, curve, label, plot
@@ -30,8 +30,8 @@ def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
         wide, narrow = figure.findall("svg")
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
         for svg in (wide, narrow):
-            assert outside(svg) == struck(svg) == []
-            assert "plot" not in svg.get("class") or overlapping(svg) == []
+            assert cut_texts(svg) == strikes(svg) == []
+            assert "plot" not in svg.get("class") or overlaps(svg) == []
             assert svg.get("aria-label").endswith(".")
 
 
@@ -55,7 +55,7 @@ def test_no_curve_leaves_its_axes(monkeypatch):
     left: list[str] = []
     name_lines = plots.name_lines
 
-    def look(figure: Figure) -> None:
+    def check_limits(figure: Figure) -> None:
         for axes in figure.axes:
             (x0, x1), (y0, y1) = sorted(axes.get_xlim()), sorted(axes.get_ylim())
             for dots in (one for one in axes.lines if one.get_marker() == "o"):
@@ -64,7 +64,7 @@ def test_no_curve_leaves_its_axes(monkeypatch):
                     left.append(f"{axes.get_title('left')}: {dots.get_label()}")
         name_lines(figure)
 
-    monkeypatch.setattr(plots, "name_lines", look)
+    monkeypatch.setattr(plots, "name_lines", check_limits)
     everything.render_all(RESULTS)
     assert left == []
 
@@ -90,7 +90,7 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         curve(axes, [1, 2], [3, 4], label="<b>")
         label(axes, "a half", 1, 3)
 
-    text = plot(committed("warmup"), "x", draw, 'It is `x" b="<i>`.', "Key.")
+    text = plot(read_record("warmup"), "x", draw, 'It is `x" b="<i>`.', "Key.")
     (figure,) = figures(text, "plotted")
     assert "<b>" not in text and "<i>" not in text
     assert figure.get("id") == "warmup-x-nvidia-h200"
@@ -98,20 +98,20 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         assert svg.get("aria-label") == 'It is x" b="<i>.'
         heights = {w.text: float(w.get("y")) for w in svg.iter("text")}
         assert heights["<b>"] - heights["ours"] >= 13
-        assert "a half" in heights and not outside(svg)
+        assert "a half" in heights and not cut_texts(svg)
         next(svg.iter("text")).set("x", "-40")
-        assert len(outside(svg)) == 1
+        assert len(cut_texts(svg)) == 1
 
 
 def test_a_word_that_a_line_goes_through_is_found():
-    text = plot(committed("warmup"), "x", crossing, "One is struck.")
+    text = plot(read_record("warmup"), "x", draw_crossing, "One is struck.")
     (figure,) = figures(text, "plotted")
     for svg in figure.findall("svg"):
-        assert struck(svg) == ["struck"] and overlapping(svg) == []
+        assert strikes(svg) == ["struck"] and overlaps(svg) == []
         assert {"beside", "1,000"} <= {word.text for word in words(svg)}
 
 
-def crossing(figure: Figure) -> None:
+def draw_crossing(figure: Figure) -> None:
     axes = figure.subplots()
     curve(axes, [0, 500], [0, 500], label="beside")
     curve(axes, [0, 1000], [1000, 0], label="above the last tick")

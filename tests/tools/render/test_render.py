@@ -3,14 +3,14 @@
 import pytest
 
 from systems.records import store
-from tests.factories import committed
+from tests.factories import read_record
 from tools.render import everything, load, markdown
 from tools.render.spanning import explorer
 from tools.render.stems import warmup
 
 
 def test_the_line_under_a_table_has_the_age_of_its_record_and_a_link(monkeypatch):
-    record = committed("warmup")
+    record = read_record("warmup")
     said = {"fresh": "", "verified": " · verified", "stale": " · **stale**{ .old }"}
     for age, shown in said.items():
         monkeypatch.setattr(markdown, "age", lambda record, age=age: age)
@@ -23,14 +23,14 @@ def test_the_line_under_a_table_has_the_age_of_its_record_and_a_link(monkeypatch
 
 
 def test_what_a_reader_must_know_stands_once_on_a_page():
-    record = committed("warmup")
+    record = read_record("warmup")
     record.notes = ["on 16 of 64 cores"]
     assert f" · {record.notes[0]} · " in markdown.conditions([record])
     assert record.notes[0] not in markdown.provenance(record)
 
 
 def test_a_misplaced_record_is_refused(tmp_path):
-    record = committed("warmup")
+    record = read_record("warmup")
     store.write(record, tmp_path / "nvidia-a100" / "warmup.json")
     with pytest.raises(store.RecordError, match="misplaced"):
         load.load(tmp_path)
@@ -42,7 +42,7 @@ def test_a_misplaced_record_is_refused(tmp_path):
 
 def test_a_number_that_no_row_has_is_not_measured():
     """Records of older code may lack numbers."""
-    record = committed("warmup")
+    record = read_record("warmup")
     for row in record.rows:
         del row.metrics["forward_ms"]
     files, facts = everything.build_stem("warmup", [record])
@@ -54,7 +54,7 @@ def test_an_error_of_a_builder_is_raised_and_names_its_records(monkeypatch):
     """The error does not say that the record is damaged."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
-        everything.build_stem("warmup", [committed("warmup")])
+        everything.build_stem("warmup", [read_record("warmup")])
     assert raised.value.__notes__ == ["while rendering nvidia-h200/warmup.json"]
 
 

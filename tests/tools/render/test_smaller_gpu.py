@@ -6,34 +6,34 @@ from pathlib import Path
 import pytest
 
 from systems.records import store
-from tests.factories import RECORDS, make_gpu, on_smaller
-from tests.tools.render.svgs import by_lot
+from tests.factories import RECORDS, limit_memory, make_gpu
+from tests.tools.render.svgs import draw_some
 from tools.render import everything, load, plots
 
 RESIDUE = re.compile(r"not\s+measured|\bnan\b", re.IGNORECASE)
 OUT_OF_MEMORY = re.compile("out of memory|OOM")
 
 
-def rendered(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
+def render_smaller(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
     """Render everything for a GPU with this memory; return stems that lost rows."""
     name = f"NVIDIA A100-SXM4-80GB limited to {gib} GiB"
     gpu, lost = make_gpu(name, capability="8.0", memory_bytes=gib * 2**30), set()
     for path in RECORDS:
         record = store.read(path)
         if path.parent.name == "nvidia-h200":
-            record = on_smaller(record, gpu)
+            record = limit_memory(record, gpu)
             if any(row.status == "out_of_memory" for row in record.rows):
                 lost.add(record.stem)
         store.write(record, results / record.device.slug / path.name)
     with pytest.MonkeyPatch.context() as patch:
         (results.parent / "mkdocs.yml").write_text(f"extra:\n  primary_gpu: {gpu.slug}")
         patch.setattr(load, "ROOT", results.parent)
-        patch.setattr(plots, "draw_svg", by_lot("", 8))
+        patch.setattr(plots, "draw_svg", draw_some("", 8))
         files = everything.render_all(results)
     return files, lost
 
 
-def more(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]):
+def rises(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]):
     """Return the files in which a pattern occurs more often than before."""
     count = {name: len(pattern.findall(text)) for name, text in before.items()}
     return {name for name in now if len(pattern.findall(now[name])) > count[name]}
@@ -42,10 +42,10 @@ def more(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]):
 @pytest.mark.slow
 def test_what_does_not_fit_is_out_of_memory_in_every_file(tmp_path):
     """Some rows fit on no current GPU."""
-    enough, always = rendered(tmp_path / "1000", 1000)
-    small, lost = rendered(tmp_path / "40", 40)
+    enough, always = render_smaller(tmp_path / "1000", 1000)
+    small, lost = render_smaller(tmp_path / "40", 40)
     assert always == {"attention", "end_to_end", "model_attention", "peak_memory"}
     assert lost >= always | {"kernel_profile"}
-    assert not more(RESIDUE, enough, small)
-    stems = {name.partition("-")[0] for name in more(OUT_OF_MEMORY, enough, small)}
+    assert not rises(RESIDUE, enough, small)
+    stems = {name.partition("-")[0] for name in rises(OUT_OF_MEMORY, enough, small)}
     assert stems >= {"end_to_end", "attention", "peak_memory", "kernel_profile"}

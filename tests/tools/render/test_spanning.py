@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from systems.formulas.fit import peak_bytes
 from systems.formulas.memory_costs import Pass
 from systems.records.store import RecordError
-from tests.factories import RESULTS, committed, make_gpu, make_record, make_row
+from tests.factories import RESULTS, make_gpu, make_record, make_row, read_record
 from tools.render import load
 from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
 from tools.render.spanning.pages import fragments, page_answer
@@ -19,7 +19,7 @@ FACTS = {"a": {"b": "1 ms"}}
 
 
 @pytest.fixture(scope="module")
-def found():
+def records():
     return load.load(RESULTS)
 
 
@@ -27,8 +27,8 @@ def read_script(text: str) -> dict:
     return json.loads(text.partition(" = ")[2])
 
 
-def test_the_explorer_has_the_median_of_each_metric_under_a_name_in_words(found):
-    data = read_script(explorer.fragments(found)["explorer.js"])
+def test_the_explorer_has_the_median_of_each_metric_under_a_name_in_words(records):
+    data = read_script(explorer.fragments(records)["explorer.js"])
     width, row, lines = len(explorer.TEXTS), [], []
     for same, *rest in data["rows"]:
         row = row[:same] + rest
@@ -44,14 +44,14 @@ def test_the_explorer_has_the_median_of_each_metric_under_a_name_in_words(found)
         if (wanted | {"GPU": "NVIDIA H200"}).items() <= x.items()
         and "mode step" in x["configuration"]
     ]
-    row = committed("end_to_end").find(**config, mode="step")
+    row = read_record("end_to_end").find(**config, mode="step")
     samples = sorted(row.metrics["backward_ms"])
     assert line["value"] == pytest.approx((samples[4] + samples[5]) / 2, rel=1e-5)
     assert (line["unit"], line["samples"]) == ("ms", 10)
 
 
-def test_memory_was_measured_as_the_calculator_computes_it(found):
-    data = read_script(calculator.fragments(found)["calculator.js"])
+def test_memory_was_measured_as_the_calculator_computes_it(records):
+    data = read_script(calculator.fragments(records)["calculator.js"])
     assert len(data["memory"]) >= 15 and len(data["steps"]) >= 20
     for point in data["memory"]:
         names = ("size", "context", "precision", "attention", "checkpoint", "batch")
@@ -59,21 +59,21 @@ def test_memory_was_measured_as_the_calculator_computes_it(found):
         assert peak_bytes(p) == pytest.approx(point["bytes"], rel=0.01)
 
 
-def test_without_records_predictions_stand_and_nothing_is_measured(found):
+def test_without_records_predictions_stand_and_nothing_is_measured(records):
     files, facts = ladder.fragments({}), envelope.facts({})
     assert {*ladder.facts({}).values()} == {"not measured"}
     assert calculator.facts({})["worst"] == "not measured"
     assert "Not compiled" in files["ladder-needs.md"]
     assert "Not measured" in files["ladder-bars.md"]
     assert read_script(calculator.fragments({})["calculator.js"])["memory"] == []
-    assert facts.keys() == envelope.facts(found).keys()
+    assert facts.keys() == envelope.facts(records).keys()
     assert facts["kernel_profile"]["softmax_bytes"] == "4.83 GB"
     assert facts["kernel_profile"]["softmax_over_floor"] == "not measured"
     assert "Not measured yet" in gpu.fragments({})["gpu-timelines.md"]
 
 
 def test_the_ladder_shows_what_was_compiled_for_its_triton_and_gpu_alone():
-    ours = committed("flash_ablation")
+    ours = read_record("flash_ablation")
     other = replace(ours, software={**ours.software, "triton": "0.0.1"})
     elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
     shown = [ladder.needs_table(each) for each in (ours, other, elsewhere)]
@@ -81,7 +81,7 @@ def test_the_ladder_shows_what_was_compiled_for_its_triton_and_gpu_alone():
 
 
 def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():
-    ours = committed("flash_ablation")
+    ours = read_record("flash_ablation")
     rows = [replace(r, metrics={**r.metrics, "ran": "triton"}) for r in ours.rows]
     files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})
     assert "any shape" in files["ladder-forward.md"]
@@ -94,9 +94,9 @@ def test_one_outlying_call_decides_no_step():
     assert step_ms(make_record("flash_ablation", row), "forward") == 1.0
 
 
-def test_launches_bind_where_kernels_are_shorter_than_launches(found):
+def test_launches_bind_where_kernels_are_shorter_than_launches(records):
     launches, softmax, products = envelope.regimes(
-        load.primary_record(found, "kernel_profile")
+        load.primary_record(records, "kernel_profile")
     )
     assert launches["each_us"] < launches["launch_us"]
     assert launches["launch_us"] < softmax["each_us"] < products["each_us"]
@@ -107,7 +107,7 @@ def test_launches_bind_where_kernels_are_shorter_than_launches(found):
 def test_another_gpu_has_no_parts_of_this_one(monkeypatch):
     for module in (envelope, load):
         monkeypatch.setattr(module, "primary_gpu", lambda: "acme-gpu")
-    other = replace(committed("kernel_profile"), device=make_gpu("ACME GPU"))
+    other = replace(read_record("kernel_profile"), device=make_gpu("ACME GPU"))
     assert envelope.facts({"kernel_profile": [other]})["chip"]["sms"] == "not measured"
 
 

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from systems.benchmarking import peers as attentions
 from systems.experiments import peak_memory as memory_experiment
-from tests.factories import committed, make_gpu, make_record, make_row
+from tests.factories import make_gpu, make_record, make_row, read_record
 from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
 from tools.render.rows import say
@@ -22,7 +22,7 @@ from tools.render.stems.peak_memory import rows as memory_rows
 GIB = 2**30
 
 
-def timed(both: float, **metrics) -> Line:
+def line(both: float, **metrics) -> Line:
     """Return a row whose backward pass takes twice its forward pass."""
     errors = {f"{result}_relative_error": 1e-3 for result in RESULTS}
     times = {"forward_ms": [both / 3], "backward_ms": [2 * both / 3], "both_ms": [both]}
@@ -33,21 +33,21 @@ def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
     def ratio(ours: Line, other: Line, of: str = "both") -> str:
         return say(relative_time(Line(ours=ours, other=other), of, "other"), "{:.2f}")
 
-    wrong, waiting = timed(6.0, dq_relative_error=1.1), timed(6.0, both_ms=[6.7])
-    assert ratio(timed(3.0), timed(6.0)) == "0.50"
-    assert ratio(timed(3.0), wrong) == "wrong gradient"
-    assert ratio(timed(3.0), wrong, "forward") == "0.50"
-    assert ratio(timed(3.0), waiting) == ratio(waiting, timed(6.0)) == "launch-bound"
-    assert ratio(waiting, timed(6.0), "forward") == "1.00"
+    wrong, waiting = line(6.0, dq_relative_error=1.1), line(6.0, both_ms=[6.7])
+    assert ratio(line(3.0), line(6.0)) == "0.50"
+    assert ratio(line(3.0), wrong) == "wrong gradient"
+    assert ratio(line(3.0), wrong, "forward") == "0.50"
+    assert ratio(line(3.0), waiting) == ratio(waiting, line(6.0)) == "launch-bound"
+    assert ratio(waiting, line(6.0), "forward") == "1.00"
     # Ratios are medians over rounds if both rows have equally many.
-    rounds = timed(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
-    assert ratio(rounds, timed(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
-    assert ratio(rounds, timed(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"
+    rounds = line(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
+    assert ratio(rounds, line(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
+    assert ratio(rounds, line(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"
 
 
 def test_without_gpu_time_waiting_between_passes_makes_nobody_slower():
-    assert timed(3.0, both_ms=[9.0]).kernel_ms("both") == 3.0
-    assert timed(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
+    assert line(3.0, both_ms=[9.0]).kernel_ms("both") == 3.0
+    assert line(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
 
 
 def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
@@ -112,7 +112,7 @@ def test_kernels_of_any_gpu_are_told_by_their_names():
 
 def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
     """Bounds use the highest clock: measured, or in the data sheet."""
-    record = committed("flash_leaderboard")
+    record = read_record("flash_leaderboard")
     for seen, hertz in ((1000, 1.98e9), (2000, 2e9)):
         record.device.sm_clocks_mhz = [seen]
         rates = leaderboard.device_rates(record)
@@ -129,13 +129,13 @@ def test_the_first_length_that_does_not_fit_follows_from_the_memory():
 
 
 def test_what_runs_of_10b_follows_from_the_memory():
-    record = committed("end_to_end")
+    record = read_record("end_to_end")
     record.device.memory_bytes = 40 * GIB
     assert end_to_end.facts(record)["runs_of_10B"] == "can run none of its passes"
 
 
 def test_a_slower_compiled_step_never_pays():
-    record = committed("compile")
+    record = read_record("compile")
     for row in record.rows:
         if row.config["execution"] == "compiled":
             row.metrics["forward_ms"] = [9 * ms for ms in row.metrics["forward_ms"]]
@@ -144,7 +144,7 @@ def test_a_slower_compiled_step_never_pays():
 
 @pytest.mark.parametrize("differs", ["", "torch", "driver", "gpu"])
 def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
-    profile, clock = committed("kernel_profile"), committed("end_to_end")
+    profile, clock = read_record("kernel_profile"), read_record("end_to_end")
     clock.device, clock.software = make_gpu("A"), {"torch": "2.11"}
     profile.device, profile.software = make_gpu("A"), dict(clock.software)
     if differs == "torch":
@@ -185,7 +185,7 @@ def test_the_modes_of_memory_are_those_of_the_experiment():
 
 
 def test_a_row_without_its_timeline_is_not_drawn():
-    record = committed("peak_memory")
+    record = read_record("peak_memory")
     for row in record.rows:
         row.metrics.pop("timeline", None)
     assert "<svg" not in "".join(peak_memory.fragments([record]).values())

@@ -31,7 +31,7 @@ UNASKED = {
 
 
 @pytest.fixture(scope="module")
-def found():
+def records():
     return load.load(RESULTS)
 
 
@@ -68,7 +68,7 @@ def test_every_answer_stands_on_evidence():
         )
 
 
-def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
+def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(records):
     claimed = {problem.name: set() for problem in PROBLEMS}
     for claim in writeup.all_claims():
         claimed[claim.problem].add(claim.stem)
@@ -76,41 +76,41 @@ def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(found):
         stems = [set(answer.stems) for answer in problem.answers]
         assert claimed[problem.name] <= UNASKED.union(*stems)
         for answer, of in zip(problem.answers, stems, strict=True):
-            measured = writeup.gpus_with_records(answer.stems, found)
+            measured = writeup.gpus_with_records(answer.stems, records)
             assert not measured or claimed[problem.name] & of, answer.page
 
 
-def test_an_answer_needs_every_record_of_the_primary_gpu(found):
-    others = {stem: list(records) for stem, records in found.items()}
+def test_an_answer_needs_every_record_of_the_primary_gpu(records):
+    others = {stem: list(records) for stem, records in records.items()}
     answer = next(a for a in ANSWERS if a.page == "mixed_precision")
-    assert writeup.answered_pages(found)["mixed_precision"]
+    assert writeup.answered_pages(records)["mixed_precision"]
     assert "not measured yet" not in writeup.question_text(answer, known=True)
     assert "not measured yet" in writeup.question_text(answer, known=False)
     # Reported records or some of the stems are not enough for an answer.
     others["end_to_end"] = [
-        record for record in found["end_to_end"] if record.kind == "reported"
+        record for record in records["end_to_end"] if record.kind == "reported"
     ]
     assert not writeup.answered_pages(others)["mixed_precision"]
 
 
-def test_what_needs_no_gpu_is_measured_on_the_meta_device(found):
+def test_what_needs_no_gpu_is_measured_on_the_meta_device(records):
     """Part (f) needs shapes only, so no GPU has a record of it."""
-    ours = [r for r in found["saved_tensors"] if r.kind == "measured"]
+    ours = [r for r in records["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
-    assert writeup.answered_pages(found)["saved_tensors"]
-    assert not writeup.answered_pages({**found, "saved_tensors": []})["saved_tensors"]
+    assert writeup.answered_pages(records)["saved_tensors"]
+    assert not writeup.answered_pages({**records, "saved_tensors": []})["saved_tensors"]
 
 
-def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
+def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(records):
     """Peak memory is measured on GPUs, saved bytes on the meta device."""
     (problem,) = (p for p in PROBLEMS if p.name == "memory_profiling")
     counted = next(c for c in writeup.all_claims() if c.stem == "saved_tensors")
-    ours = next(r for r in found["peak_memory"] if r.kind == "measured")
-    alone = writeup.claim_tabs(problem, {**found, "peak_memory": [ours]})
+    ours = next(r for r in records["peak_memory"] if r.kind == "measured")
+    alone = writeup.claim_tabs(problem, {**records, "peak_memory": [ours]})
     assert "No data here" not in alone and "===" not in alone
     other = copy.deepcopy(ours)
     other.device.name, other.device.slug = "NVIDIA X", "nvidia-x"
-    both = {**found, "peak_memory": [ours, other]}
+    both = {**records, "peak_memory": [ours, other]}
     text = writeup.claim_tabs(problem, both)
     assert re.findall(r'^ +===!? "(.+)"$', text, re.MULTILINE) == [
         "NVIDIA H200",
@@ -119,15 +119,15 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(found):
     holds = f"- **Holds:** {counted.sentence}"
     assert text.count(holds) == 2 and "No data here" not in text
     # Without records of GPUs, claims of the meta device are judged.
-    alone = writeup.claim_tabs(problem, {**found, "peak_memory": []})
+    alone = writeup.claim_tabs(problem, {**records, "peak_memory": []})
     assert alone.count(holds) == 1 and "===" not in alone
 
 
-def linked(entries):
+def list_pages(entries):
     for entry in entries:
         ((title, below),) = entry.items()
         if isinstance(below, list):
-            yield from linked(below)
+            yield from list_pages(below)
         else:
             yield title, below
 
@@ -135,7 +135,7 @@ def linked(entries):
 def test_the_navigation_has_every_page_by_its_own_title():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = yaml.safe_load(re.split(r"\n(?=\w)", nav)[0])
-    shown = [(title, page) for title, page in linked(listed) if page != HOME]
+    shown = [(title, page) for title, page in list_pages(listed) if page != HOME]
     for title, page in shown:
         text = (DOCS / page).read_text(encoding="utf-8")
         # JSON of notebooks escapes line ends.
