@@ -11,7 +11,7 @@ from contextlib import suppress
 from systems import ROOT
 from systems.records.device import find_gpu, gpu_uuid, visible_gpus, why_no_gpu
 from systems.records.store import RecordError, read
-from tools.render.load import files_in
+from tools.render.load import list_files
 from tools.rendering import fail
 
 
@@ -39,13 +39,13 @@ def first_gpus(count: int) -> list[str]:
     return gpus[:count]
 
 
-def longest_first(stems: Iterable[str]) -> list[str]:
+def sort_longest_first(stems: Iterable[str]) -> list[str]:
     """Sort experiments by the measuring time in the guide's records, longest first, so
     that all GPUs finish at about the same time. Experiments without a record come
     first.
     """
     seconds: dict[str, float] = {}
-    for path in files_in(ROOT / "docs" / "results"):
+    for path in list_files(ROOT / "docs" / "results"):
         # Skip invalid records: rendering reports them.
         with suppress(RecordError):
             record = read(path)

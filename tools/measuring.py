@@ -19,7 +19,7 @@ from typing import Any
 
 from systems import ROOT, lacks, plain_console, printable
 from systems.experiments import STEMS
-from tools.states import state_of
+from tools.states import read_state
 
 OUT_OF_TIME = "out of time; run again to go on"
 # Seconds that a child has between SIGTERM and SIGKILL.
@@ -96,7 +96,7 @@ def plan_task(
     try:
         path = record_path(results, device, stem, grid)
         seen = modified_ns(path)
-        state = "" if force else state_of(path)[0]
+        state = "" if force else read_state(path)[0]
     except RecordError as error:
         # Report an unreadable record, and go on with the other experiments.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)

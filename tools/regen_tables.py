@@ -211,9 +211,9 @@ def measure(
         fail(fault)
     if at_once == 1:
         return measure_all(stems, results, quick, force, deadline)
-    from tools.at_once import first_gpus, longest_first
+    from tools.at_once import first_gpus, sort_longest_first
 
-    gpus, stems = first_gpus(at_once), longest_first(stems)
+    gpus, stems = first_gpus(at_once), sort_longest_first(stems)
     return measure_all(stems, results, quick, force, deadline, gpus)
 
 

@@ -18,7 +18,7 @@ def fail(message: str, code: int = 2) -> NoReturn:
     raise SystemExit(code)
 
 
-def texts_in(generated: Path) -> dict[str, str]:
+def read_texts(generated: Path) -> dict[str, str]:
     """Return the text of each file in a folder, by name."""
     return {
         path.name: path.read_text(encoding="utf-8", errors="replace")
@@ -44,7 +44,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     from tools.render import load
 
     folder = generated or load.GENERATED
-    present = texts_in(folder)
+    present = read_texts(folder)
     if generated and present and MARK not in present:
         fail(f"--generated {generated}: holds files that were not rendered")
     # Fail before rendering, which takes seconds, if the folder can't be made.
@@ -78,7 +78,7 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
     from tools.render import load
 
     folder = generated or load.GENERATED
-    wanted, present = render_texts(results), texts_in(folder)
+    wanted, present = render_texts(results), read_texts(folder)
     findings = check_pages(ROOT)
     for name in wanted.keys() | present.keys():
         if (text := wanted.get(name)) != (old := present.get(name)):

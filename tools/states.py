@@ -9,7 +9,7 @@ from systems import printable, torch_misfit
 from systems.experiments import STEMS
 
 
-def state_of(path: Path) -> tuple[str, Any]:
+def read_state(path: Path) -> tuple[str, Any]:
     """Return a record's state and the record, if any. Raise RecordError if damaged."""
     from systems.records import store
     from systems.running.resuming import partial_path
@@ -32,9 +32,9 @@ def print_states(results: Path) -> int:
     from systems.records.store import RecordError
     from systems.running.machine import device_for
     from systems.running.software import kernel_status
-    from tools.render.load import files_in
+    from tools.render.load import list_files
 
-    faults, files = [], files_in(results)
+    faults, files = [], list_files(results)
     lines = [("experiment", "device", "state", "rows", "measured", "min")]
     for stem, entry in STEMS.items():
         here = device_for(entry.full)
@@ -45,7 +45,7 @@ def print_states(results: Path) -> int:
         for slug in sorted(slugs):
             path = results / slug / f"{stem}.json"
             try:
-                state, record = state_of(path)
+                state, record = read_state(path)
             except RecordError as error:
                 state, record = "unreadable", None
                 faults.append(f"error: {error}")

@@ -75,7 +75,7 @@ PAGE: dict[str, Any] = {
 }
 
 
-def records_of(slug: str | None, results: Path = RESULTS) -> list[Record]:
+def gpu_records(slug: str | None, results: Path = RESULTS) -> list[Record]:
     """Return the records of a GPU, by default of the primary GPU."""
     records = [r for rs in load(results).values() for r in rs]
     wanted, slugs = slug or primary_gpu(), sorted({r.device.slug for r in records})
@@ -151,7 +151,7 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
             first = error.message.strip().splitlines()[0]
             fail(f"{chromium} does not print: {first}")
         pdf = PdfWriter(clone_from=path)
-        for entry in entries_of(pdf.outline):
+        for entry in flatten_outline(pdf.outline):
             # Chromium repeats the title of a heading that it moved to the next page.
             half = entry.title[: len(entry.title) // 2]
             if entry.title == 2 * half:
@@ -160,10 +160,10 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
         pdf.write(path)
 
 
-def entries_of(outline: list[Any]) -> Iterator[Any]:
+def flatten_outline(outline: list[Any]) -> Iterator[Any]:
     """Yield the entries of a nested outline in order."""
     for entry in outline:
-        yield from entries_of(entry) if isinstance(entry, list) else [entry]
+        yield from flatten_outline(entry) if isinstance(entry, list) else [entry]
 
 
 def write_zip(target: Path) -> None:
@@ -189,7 +189,7 @@ def main(
 ) -> None:
     try:
         # Check the arguments before anything is written.
-        records = records_of(gpu, results)
+        records = gpu_records(gpu, results)
         label = records[0].device.name if gpu else None
         if not into.is_dir():
             fail(f"--into {into}: no such folder")

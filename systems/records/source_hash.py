@@ -138,13 +138,13 @@ def digest_of(text: str) -> str:
 def load_module(name: str, root: Path) -> Module | None:
     """Return a module of this project; None for packages and other modules."""
     # Skip packages: no __init__ has code that changes a measured result.
-    path = file_of(name, root)
+    path = module_path(name, root)
     if not path.is_file():
         return None
     return parse_module(name, path.read_text(encoding="utf-8"), root)
 
 
-def file_of(name: str, root: Path) -> Path:
+def module_path(name: str, root: Path) -> Path:
     return root.joinpath(*name.split(".")).with_suffix(".py")
 
 
@@ -170,7 +170,7 @@ def parse_module(name: str, source: str, root: Path) -> Module:
 def resolve(place: Place, root: Path) -> Place:
     """Turn (package, name) into (module, None) if the name is a module."""
     inner = ".".join(filter(None, place))
-    return (inner, None) if file_of(inner, root).is_file() else place
+    return (inner, None) if module_path(inner, root).is_file() else place
 
 
 def imported_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:

@@ -46,7 +46,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def configs_of(stem: str, grid: str) -> list[Any]:
+def grid_configs(stem: str, grid: str) -> list[Any]:
     return import_module(STEMS[stem].module).configs(quick=grid == "quick")
 
 
@@ -83,7 +83,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     wanted = [c for c in pending if implementation_or_execution(c) in kinds]
     if len(wanted) < LEAST_ROWS or count < 2 or ends <= started:
         return
-    configs = configs_of(stem, grid)
+    configs = grid_configs(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
     # Distribute each implementation evenly, because their compile times differ.
     kind_of = [implementation_or_execution(config) for config in configs]
@@ -175,7 +175,7 @@ def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
     """Run these rows of an experiment's grid, counted from 0."""
     # Do this first, because the parent may end during the slow imports.
     end_with_parent(parent)
-    module, configs = import_module(STEMS[stem].module), configs_of(stem, grid)
+    module, configs = import_module(STEMS[stem].module), grid_configs(stem, grid)
     for row in rows:
         # Ignore errors, because measuring the row raises and reports them again.
         with contextlib.suppress(Exception):

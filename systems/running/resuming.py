@@ -124,12 +124,12 @@ def why_not_resumable(old: Record, new: Record, configs: list[Any]) -> str | Non
         or any(getattr(old, name) != getattr(new, name) for name in same)
     ):
         return "was measured with other code, versions or device"
-    if odd := outside_grid(old, configs):
+    if odd := rows_outside_grid(old, configs):
         return f"has a row that is not in the grid, {odd[0]}"
     return "was edited by hand" if old.edited else None
 
 
-def outside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
+def rows_outside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
     """Return the configurations of a record's rows that are not in `configs`."""
     grid = [asdict(config) for config in configs]
     return [row.config for row in record.rows if row.config not in grid]
@@ -137,7 +137,7 @@ def outside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
 
 def grid_difference(record: Record, configs: list[Any]) -> str | None:
     """Return how a complete record's rows differ from `configs`, or None."""
-    if odd := outside_grid(record, configs):
+    if odd := rows_outside_grid(record, configs):
         return f"has a row that is not in today's grid, {odd[0]}"
     for config in map(asdict, configs):
         if record.row(config) is None:

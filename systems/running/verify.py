@@ -34,7 +34,7 @@ def metrics_agree(name: str, old: Any, new: Any) -> bool:
     not all deterministic.
     """
     if is_table(old) and is_table(new):
-        return sorted(map(without_times, old)) == sorted(map(without_times, new))
+        return sorted(map(drop_times, old)) == sorted(map(drop_times, new))
     if name == "peak_reserved_bytes" and new is not None:
         return abs(old - new) <= 0.1 * old
     if name.endswith("_error") and isinstance(old, float) and isinstance(new, float):
@@ -92,7 +92,7 @@ def summarize_metric(value: Any) -> str:
     return str(value)
 
 
-def without_times(item: dict[str, Any]) -> str:
+def drop_times(item: dict[str, Any]) -> str:
     """Return an object without its times as JSON, which can be sorted."""
     kept = {key: value for key, value in item.items() if not key.endswith("_ms")}
     return json.dumps(kept, sort_keys=True)

@@ -30,7 +30,7 @@ from systems.running.resuming import resume
 from tests import fake_stem
 from tests.factories import fake_stem_entry, make_gpu
 from tests.needed import require_git
-from tools.states import state_of
+from tools.states import read_state
 
 DRIVER = f"""
 import typer
@@ -227,7 +227,7 @@ def test_work_in_progress_that_cannot_be_read_now_is_kept(
     with pytest.raises(store.UnreadableError, match="can't be read: Permission"):
         resume(partial_file, fresh, [])
     with pytest.raises(store.UnreadableError):
-        state_of(record_file)
+        read_state(record_file)
 
 
 def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record_file):

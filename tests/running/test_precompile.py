@@ -80,7 +80,7 @@ def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
 ):
     monkeypatch.setattr(precompile, "available_cores", lambda: 16)
     monkeypatch.setattr(precompile, "free_gpu_bytes", lambda: room)
-    configs = precompile.configs_of("compile", "full")
+    configs = precompile.grid_configs("compile", "full")
     precompile.compile_ahead("compile", "full", configs, NEVER)
     assert len(shares) == count
     rows = {row for share in shares for row in share}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.factories import make_gpu
 from tools import at_once, measuring
-from tools.at_once import first_gpus, longest_first
+from tools.at_once import first_gpus, sort_longest_first
 from tools.measuring import Outcome, Task, measure_all, plan_task, run_all
 
 MARKUP = "[/red] :smile: \x1b[31m"
@@ -188,4 +188,4 @@ def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch, capsys):
 
 def test_what_nothing_is_known_of_is_first_and_then_what_takes_longest():
     stems = ["model_sizes", "flash_peers", "unknown"]
-    assert longest_first(stems) == ["unknown", "flash_peers", "model_sizes"]
+    assert sort_longest_first(stems) == ["unknown", "flash_peers", "model_sizes"]

@@ -86,7 +86,7 @@ def test_what_goes_wrong_leaves_the_archive_as_it_was(run_main, tmp_path, monkey
     assert run_main(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
     # Outside a repository.
     monkeypatch.setattr(submission, "ROOT", tmp_path)
-    monkeypatch.setattr(submission, "records_of", lambda *_: [])
+    monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     code, said = run_main()
     assert code == 2 and said.count("\n") == 1
@@ -114,7 +114,7 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
         subprocess.run(["git", *command.split()], cwd=root, check=True)
     (root / "forgotten").touch()
     monkeypatch.setattr(submission, "ROOT", root)
-    monkeypatch.setattr(submission, "records_of", lambda *_: [])
+    monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
     code, said = run_main()
     assert code == 2
     assert said.startswith("not in code.zip, not committed: forgotten\nerror: ")

@@ -27,7 +27,7 @@ from systems.records.outcome import NOT_INSTALLED
 from systems.records.record import PHASES, Record, Row
 from systems.records.summary import Summary, summarize
 from tools.render.markdown import items_table
-from tools.render.rows import MISSING, NOT_MEASURED, Missing, say
+from tools.render.rows import MISSING, NOT_MEASURED, Missing, fmt
 
 
 class Line(dict[str, Any]):
@@ -261,7 +261,7 @@ def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
 
     def format_ms(x: Line, ms: float) -> Any:
         # Say "not measured" in rows with wall-clock time only.
-        return say(ms, "{:.1f}") if x else x.missing
+        return fmt(ms, "{:.1f}") if x else x.missing
 
     def launch_bound(x: Line) -> Any:
         over = x["step_ms"] / x.get("step_gpu_ms")

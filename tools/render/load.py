@@ -97,16 +97,16 @@ def read(path: Path) -> Record:
     for i, row in enumerate(record.rows if record.kind == "measured" else ()):
         metrics = {f"metrics.{name}": row.metrics[name] for name in row.metrics}
         for name, value in (row.config | metrics).items():
-            if (kind := kind_of(value)) and kind != kinds.setdefault(name, kind):
+            if (kind := describe_kind(value)) and kind != kinds.setdefault(name, kind):
                 fault = f"{name} is {value!r:.60}, in other rows {kinds[name]}"
                 raise store.RecordError(f"{path}: rows[{i}]: {fault}")
     return record
 
 
-def kind_of(value: Any) -> str:
+def describe_kind(value: Any) -> str:
     """Return the kind of a value, "" if unknown. A list of texts counts as text."""
     if isinstance(value, list):
-        inner = kind_of(value[0]) if value else ""
+        inner = describe_kind(value[0]) if value else ""
         return inner if inner in ("", "text") else f"a list, each {inner}"
     kinds = {bool: "a boolean", int: "a number", float: "a number", str: "text"}
     return "" if value is None else kinds.get(type(value), "an object")
@@ -130,7 +130,7 @@ def is_quick(results: Path) -> bool:
     return Path(os.path.abspath(results)).name == "quick"
 
 
-def files_in(results: Path) -> list[Path]:
+def list_files(results: Path) -> list[Path]:
     """Return the paths of all complete and partial records. Raise OSError for a folder
     that can't be listed, which `glob` would ignore.
     """
@@ -153,7 +153,7 @@ def load(results: Path) -> dict[str, list[Record]]:
     """
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)
-    for path in files_in(results):
+    for path in list_files(results):
         if not path.name.endswith(store.PARTIAL_SUFFIX) and path.parent.name != "quick":
             found[path.stem].append(read(path))
     attach_clock_rows(found)

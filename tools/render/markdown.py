@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, age
-from tools.render.rows import NOT_MEASURED, Missing, measured, say, span
+from tools.render.rows import NOT_MEASURED, Missing, fmt, measured, span
 
 
 def image_label(text: str) -> str:
@@ -150,7 +150,7 @@ def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
     line, explained = [], []
     for _, read, *text in described:
         value = read(item)
-        words = say(value, *text)
+        words = fmt(value, *text)
         if isinstance(value, Missing):
             ran = getattr(item, "row", None) and item
             is_known = words == NOT_MEASURED or any(x is value.row for x in explained)
@@ -260,7 +260,7 @@ def format_ms(value: float) -> str:
 
 
 def gib(value: float, digits: int = 1) -> str:
-    return say(value / 2**30, f"{{:.{digits}f}}")
+    return fmt(value / 2**30, f"{{:.{digits}f}}")
 
 
 def format_significant(value: float) -> str:
@@ -275,13 +275,13 @@ def two_digits(value: float) -> str:
 
 
 def format_gib(value: float) -> str:
-    return say(value / 2**30, lambda gib: f"{format_significant(gib)} GiB")
+    return fmt(value / 2**30, lambda gib: f"{format_significant(gib)} GiB")
 
 
 def format_mib(value: float) -> str:
     """Return whole MiB, or from 1 GiB on GiB with five decimals, for prose."""
     size = gib(value, 5)
-    return say(value, lambda v: f"{size} GiB" if v >= 2**30 else f"{v / 2**20:.0f} MiB")
+    return fmt(value, lambda v: f"{size} GiB" if v >= 2**30 else f"{v / 2**20:.0f} MiB")
 
 
 def typeset(text: str) -> str:

@@ -62,7 +62,7 @@ def data_sheet(slug: str) -> Peak:
     return find_peak(slug) or UNLISTED
 
 
-def say(value: Any, text: Text = "{}") -> str:
+def fmt(value: Any, text: Text = "{}") -> str:
     """Format a value. Missing values become their reason; strings stay unchanged."""
     if isinstance(value, Missing):
         return value.words
@@ -73,7 +73,7 @@ def say(value: Any, text: Text = "{}") -> str:
     return text.format(value) if isinstance(text, str) else text(value)
 
 
-def known(values: Iterable[float]) -> list[float]:
+def dropna(values: Iterable[float]) -> list[float]:
     """Return the values that are not Missing."""
     return [value for value in values if not isinstance(value, Missing)]
 
@@ -86,18 +86,18 @@ def missing_reason(values: Iterable[float]) -> Missing:
 
 def least(values: Iterable[float]) -> float:
     values = list(values)
-    return min(known(values), default=missing_reason(values))
+    return min(dropna(values), default=missing_reason(values))
 
 
 def most(values: Iterable[float]) -> float:
     values = list(values)
-    return max(known(values), default=missing_reason(values))
+    return max(dropna(values), default=missing_reason(values))
 
 
 def span(values: Iterable[float], text: str = "{:.2f}") -> str:
     """Format the range of values, such as "1.20 to 3.40", or "1.20" if they agree."""
     values = list(values)
-    if not (numbers := known(values)):
+    if not (numbers := dropna(values)):
         return missing_reason(values).words
     low, high = (text.format(end(numbers)) for end in (min, max))
     return low if low == high else f"{low} to {high}"
@@ -106,7 +106,7 @@ def span(values: Iterable[float], text: str = "{:.2f}") -> str:
 def describe_range(values: Iterable[float]) -> str:
     """Return a predicate on values, such as "ranges from 1.20 to 3.40"."""
     values = list(values)
-    if known(values):
+    if dropna(values):
         text = span(values)
         return f"ranges from {text}" if " to " in text else f"is {text}"
     return (

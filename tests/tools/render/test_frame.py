@@ -5,7 +5,7 @@ import pytest
 from systems.records.record import Row
 from tests.factories import make_record, make_row
 from tools.render.frame import Frame, frame, gpu_columns
-from tools.render.rows import known, span
+from tools.render.rows import dropna, span
 
 FULL = Row({"size": "2.7B", "mode": "step", "precision": "bf16"}, "out_of_memory")
 
@@ -63,7 +63,7 @@ def test_what_is_missing_says_why_and_what_is_misspelt_fails(small_frame):
 def test_rows_are_joined_with_their_twins(small_frame):
     steps = small_frame.where(mode="step").join("fp32", precision="fp32")
     steps.derive(gain=lambda x: x["fp32"]["step_ms"] / x["step_ms"])
-    assert known(steps.column("gain")) == [3.0, 1.0, 1.0]
+    assert dropna(steps.column("gain")) == [3.0, 1.0, 1.0]
     assert span(steps.where(size="2.7B").column("gain")) == "1.00"
     # Of another frame, by some columns.
     steps.join("pass", small_frame.where(mode="forward"), on=["size"])

@@ -8,7 +8,7 @@ from systems.records.record import Row
 from tests.factories import make_record, make_row
 from tools.render.frame import frame
 from tools.render.markdown import NOTHING_FITS, NOTHING_YET, add_caption, per_device
-from tools.render.rows import MISSING, Missing, describe_range, least, most, say, span
+from tools.render.rows import MISSING, Missing, describe_range, fmt, least, most, span
 
 FULL = Missing("out of memory")
 
@@ -19,7 +19,7 @@ FULL = Missing("out of memory")
     + [abs(FULL), round(FULL, 2), math.ceil(FULL), FULL / MISSING, FULL // 2],
 )
 def test_what_is_computed_with_a_missing_number_is_missing_for_its_reason(result):
-    assert not result and say(result, "{:.2f} ms") == "out of memory"
+    assert not result and fmt(result, "{:.2f} ms") == "out of memory"
     assert f"{result:,.3f}" == str(result) == "out of memory"
     assert not (result > 0 or result <= 0)
 
@@ -30,9 +30,9 @@ def test_missing_numbers_are_not_counted():
 
 
 def test_where_all_ran_out_of_memory_no_sentence_says_that_nothing_was_measured():
-    assert span([MISSING, FULL]) == say(least([MISSING, FULL])) == "out of memory"
+    assert span([MISSING, FULL]) == fmt(least([MISSING, FULL])) == "out of memory"
     assert most(iter([FULL])) is FULL and describe_range([FULL]) == "ran out of memory"
-    assert span([MISSING]) == span([]) == say(most([])) == "not measured"
+    assert span([MISSING]) == span([]) == fmt(most([])) == "not measured"
     assert describe_range([MISSING]) == "was not measured"
 
 

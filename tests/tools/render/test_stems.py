@@ -9,7 +9,7 @@ from systems.experiments import peak_memory as memory_experiment
 from tests.factories import make_gpu, make_record, make_row, read_record
 from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
-from tools.render.rows import say
+from tools.render.rows import fmt
 from tools.render.stems import attention, compile, end_to_end, peak_memory
 from tools.render.stems import flash_accuracy as accuracy
 from tools.render.stems import flash_benchmarking as benchmarking
@@ -31,7 +31,7 @@ def line(both: float, **metrics) -> Line:
 
 def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
     def ratio(ours: Line, other: Line, of: str = "both") -> str:
-        return say(relative_time(Line(ours=ours, other=other), of, "other"), "{:.2f}")
+        return fmt(relative_time(Line(ours=ours, other=other), of, "other"), "{:.2f}")
 
     wrong, waiting = line(6.0, dq_relative_error=1.1), line(6.0, both_ms=[6.7])
     assert ratio(line(3.0), line(6.0)) == "0.50"
@@ -56,7 +56,7 @@ def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
     row.metrics["held_bytes"] = 2**25
     assert benchmarking.memory_mib(Line.of(row)) == 32
     row.metrics["held_bytes"] += 1
-    assert say(benchmarking.memory_mib(Line.of(row))) == "not measured"
+    assert fmt(benchmarking.memory_mib(Line.of(row))) == "not measured"
 
 
 class Moves(TorchDispatchMode):
@@ -124,7 +124,7 @@ def test_the_first_length_that_does_not_fit_follows_from_the_memory():
         gpu = make_gpu(memory_bytes=gib * GIB)
         record = make_record("attention", device=gpu)
         assert attention.accounted_length(record) == length
-        n = attention.shortest_out(gib * GIB)
+        n = attention.shortest_oom(gib * GIB)
         assert peak_bytes(n - 1) <= gib * GIB < peak_bytes(n)
 
 
@@ -156,7 +156,7 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
     attach_clock_rows({"kernel_profile": [profile], "end_to_end": [clock]})
     config = {"size": "small", "context": 128, "mode": "forward", "precision": "fp32"}
     x = kernel_rows.passes(profile).one(**config)
-    assert (say(x["wall_ms"]) == "not measured") == bool(differs)
+    assert (fmt(x["wall_ms"]) == "not measured") == bool(differs)
     # Idle time is 0 if kernels took longer than the timed run.
     if not differs:
         x.row.clock.metrics["forward_ms"] = [0.1]

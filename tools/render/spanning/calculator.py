@@ -23,7 +23,7 @@ from tools.render.editions import LABELS
 from tools.render.frame import Frame, frame
 from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import items_table
-from tools.render.rows import most, say, span
+from tools.render.rows import fmt, most, span
 from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
 
@@ -134,7 +134,7 @@ def memory_points(found: Found) -> list[dict[str, Any]]:
     """Return the measured peaks of requested bytes with their configurations."""
     points = []
     for c in measured_steps(found):
-        p = peak_memory.pass_of(c)
+        p = peak_memory.make_pass(c)
         point = {name: c.config[name] for name in ("size", "context", "batch")}
         point |= {"precision": p.precision, "attention": p.attention}
         points.append({**point, "checkpoint": p.checkpoint, "bytes": c["requested"]})
@@ -157,7 +157,7 @@ def step_points(found: Found) -> list[dict[str, Any]]:
 def largest_error(found: Found) -> float:
     """Return the largest relative error of the formula on a measured peak."""
     return most(
-        abs(peak_bytes(peak_memory.pass_of(c)) / c["requested"] - 1)
+        abs(peak_bytes(peak_memory.make_pass(c)) / c["requested"] - 1)
         for c in measured_steps(found)
     )
 
@@ -165,7 +165,7 @@ def largest_error(found: Found) -> float:
 def facts(found: Found) -> dict[str, str]:
     return {
         "steps": str(len(measured_steps(found))),
-        "worst": say(100 * largest_error(found), "{:.2f} %"),
+        "worst": fmt(100 * largest_error(found), "{:.2f} %"),
         "rounding": span(
             (100 * (c["peak"] / c["requested"] - 1) for c in measured_steps(found)),
             "{:.1f}",

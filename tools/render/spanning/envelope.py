@@ -19,7 +19,7 @@ from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_record
 from tools.render.markdown import percent, two_digits
-from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, most, say
+from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, fmt, most
 from tools.render.stems import warmup
 from tools.render.stems.end_to_end.rows import find_row
 from tools.render.stems.kernel_profile.rows import (
@@ -36,7 +36,7 @@ BATCH = 4
 OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
-def on_other_gpus(value: Callable[[Peak], float], unit: str = " ms") -> str:
+def predict_others(value: Callable[[Peak], float], unit: str = " ms") -> str:
     """Return a prediction for the other GPUs: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if GPUS[name].slug != primary_gpu()]
     return ", ".join(
@@ -131,14 +131,14 @@ def chip_facts() -> dict[str, str]:
     peak, chip = data_sheet(primary_gpu()), find_chip(primary_gpu())
     fp32, bf16 = (ridge_intensity(peak, precision) for precision in ("fp32", "bf16"))
     return {
-        "bandwidth": say(peak.bandwidth / 1e12, "{:.1f} TB/s"),
-        "fp32": say(peak.fp32 / 1e12, "{:g} TFLOP/s"),
-        "bf16": say(peak.bf16 / 1e12, "{:g} TFLOP/s"),
-        "fp32_per_number": say(FP32_BYTES * fp32, "{:.0f}"),
-        "bf16_per_number": say(FP32_BYTES * bf16, "{:.0f}"),
-        "ridge_fp32": say(fp32, "{:.0f}"),
-        "ridge_bf16": say(bf16, "{:.0f}"),
-        "sms": say(chip.sms if chip else MISSING),
+        "bandwidth": fmt(peak.bandwidth / 1e12, "{:.1f} TB/s"),
+        "fp32": fmt(peak.fp32 / 1e12, "{:g} TFLOP/s"),
+        "bf16": fmt(peak.bf16 / 1e12, "{:g} TFLOP/s"),
+        "fp32_per_number": fmt(FP32_BYTES * fp32, "{:.0f}"),
+        "bf16_per_number": fmt(FP32_BYTES * bf16, "{:.0f}"),
+        "ridge_fp32": fmt(fp32, "{:.0f}"),
+        "ridge_bf16": fmt(bf16, "{:.0f}"),
+        "sms": fmt(chip.sms if chip else MISSING),
     }
 
 
@@ -147,29 +147,29 @@ def regime_facts(record: Record | None) -> dict[str, str]:
     peak = data_sheet(primary_gpu())
     of_two = [attention_work("small", 512, part) for part in MATMULS]
 
-    def floor_of(peak: Peak, *works: Work) -> float:
+    def floor_ms(peak: Peak, *works: Work) -> float:
         return 1e3 * sum(floor_seconds(work, peak, "fp32") for work in works)
 
-    floor, floor_of_two = floor_of(peak, SOFTMAX), floor_of(peak, *of_two)
+    floor, floor_of_two = floor_ms(peak, SOFTMAX), floor_ms(peak, *of_two)
     return {
-        "launched": say(launches["calls"], "{:,.0f}"),
-        "launch_every": say(launches["launch_us"], "{:.5f} µs"),
-        "kernel_each": say(launches["each_us"], "{:.5f} µs"),
-        "busy": say(launches["busy"], percent),
+        "launched": fmt(launches["calls"], "{:,.0f}"),
+        "launch_every": fmt(launches["launch_us"], "{:.5f} µs"),
+        "kernel_each": fmt(launches["each_us"], "{:.5f} µs"),
+        "busy": fmt(launches["busy"], percent),
         "softmax_bytes": f"{SOFTMAX.moved_bytes / 1e9:.2f} GB",
         "softmax_intensity": f"{SOFTMAX.intensity:.2f}",
-        "softmax_floor": say(floor, "{:.5f} ms"),
-        "softmax_elsewhere": on_other_gpus(lambda peak: floor_of(peak, SOFTMAX)),
+        "softmax_floor": fmt(floor, "{:.5f} ms"),
+        "softmax_elsewhere": predict_others(lambda peak: floor_ms(peak, SOFTMAX)),
         "products_flops": f"{sum(work.flops for work in of_two) / 1e9:.1f} GFLOP",
-        "products_floor": say(floor_of_two, "{:.5f} ms"),
-        "floor_ratio": say(floor_of_two / floor, "{:.5f}"),
-        "ratio_elsewhere": on_other_gpus(
-            lambda peak: floor_of(peak, *of_two) / floor_of(peak, SOFTMAX), ""
+        "products_floor": fmt(floor_of_two, "{:.5f} ms"),
+        "floor_ratio": fmt(floor_of_two / floor, "{:.5f}"),
+        "ratio_elsewhere": predict_others(
+            lambda peak: floor_ms(peak, *of_two) / floor_ms(peak, SOFTMAX), ""
         ),
-        "softmax_over_floor": say(softmax["ms"] / floor, "{:.5f}"),
-        "softmax_of_fp32": say(softmax["of_fp32"], percent),
+        "softmax_over_floor": fmt(softmax["ms"] / floor, "{:.5f}"),
+        "softmax_of_fp32": fmt(softmax["of_fp32"], percent),
         "products_intensity": f"{PRODUCTS.intensity:.0f}",
-        "products_of_fp32": say(products["of_fp32"], percent),
+        "products_of_fp32": fmt(products["of_fp32"], percent),
     }
 
 
@@ -183,18 +183,18 @@ def step_facts(record: Record | None) -> dict[str, str]:
             key = f"{mode}_2_7B_512_{precision}"
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
             took = find_row(record, "2.7B", 512, mode, precision).ms()
-            found[f"floor_{key}"] = say(floor, "{:.0f} ms")
-            found[f"over_floor_{key}"] = say(took / floor, "{:.5f}")
+            found[f"floor_{key}"] = fmt(floor, "{:.0f} ms")
+            found[f"over_floor_{key}"] = fmt(took / floor, "{:.5f}")
     for context in (128, 256, 1024):
         took = find_row(record, "small", context, "forward", "bf16").gpu_ms()
-        found[f"forward_gpu_small_{context}_bf16"] = say(took, "{:.5f} ms")
+        found[f"forward_gpu_small_{context}_bf16"] = fmt(took, "{:.5f} ms")
     took = find_row(record, "small", 128, "forward", "bf16").ms()
-    found["forward_small_128_bf16"] = say(took, "{:.5f} ms")
+    found["forward_small_128_bf16"] = fmt(took, "{:.5f} ms")
     took = find_row(record, "2.7B", 512, "forward", "fp32").ms()
     return found | {
-        "forward_2_7B_512_fp32": say(took, "{:.0f} ms"),
-        "forward_elsewhere": on_other_gpus(lambda peak: 1e3 * forward / peak.fp32),
-        "step_elsewhere": on_other_gpus(
+        "forward_2_7B_512_fp32": fmt(took, "{:.0f} ms"),
+        "forward_elsewhere": predict_others(lambda peak: 1e3 * forward / peak.fp32),
+        "step_elsewhere": predict_others(
             lambda peak: 1e3 * pass_flops(forward, "forward", "backward") / peak.bf16
         ),
     }
@@ -209,7 +209,7 @@ def two_runs_facts(found: Found) -> dict[str, str]:
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
     return {
         "phases_timed_twice": str(len(pairs) or NOT_MEASURED),
-        "gpu_differs_at_most": say(most(differences), percent),
+        "gpu_differs_at_most": fmt(most(differences), percent),
     }
 
 
@@ -217,7 +217,7 @@ def warmup_facts(record: Record | None) -> dict[str, str]:
     """Return the factor by which a slow first step raises the mean of ten steps."""
     cold = warmup.settings(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
-    return {"mean_predicted": say((slow + 9) / 10, "{:.5f}")}
+    return {"mean_predicted": fmt((slow + 9) / 10, "{:.5f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
@@ -228,10 +228,10 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     peak = data_sheet(primary_gpu())
     ratio = peak.bf16 / peak.fp32
     return {
-        "rates": say(ratio, "{:.5f}"),
-        "rates_elsewhere": on_other_gpus(lambda peak: peak.bf16 / peak.fp32, ""),
-        "product_share": say(100 * share, "{:.1f} %"),
-        "expected_gain": say(1 / (1 - share + share / ratio), "{:.5f}"),
+        "rates": fmt(ratio, "{:.5f}"),
+        "rates_elsewhere": predict_others(lambda peak: peak.bf16 / peak.fp32, ""),
+        "product_share": fmt(100 * share, "{:.1f} %"),
+        "expected_gain": fmt(1 / (1 - share + share / ratio), "{:.5f}"),
     }
 
 
@@ -259,15 +259,15 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     config = {"d": d, "n": n, "dtype": "fp32", "causal": False, "execution": "eager"}
     took = frame(record).one(batch=batch, **config).ms("forward")
     return {
-        "products_floor": say(compute, "{:.5f} ms"),
+        "products_floor": fmt(compute, "{:.5f} ms"),
         "moved": f"{moved / 2**30:.0f} GiB",
         "moved_fused": f"{fused / 2**30:.0f} GiB",
-        "traffic_floor": say(eager, "{:.5f} ms"),
-        "traffic_floor_fused": say(compiled, "{:.5f} ms"),
-        "over_floors": say(took / (compute + eager), "{:.5f}"),
-        "expected_gain": say(gain(compute, eager, compiled), "{:.5f}"),
-        "sum_elsewhere": on_other_gpus(lambda peak: sum(lower_bounds_ms(peak)[:2])),
-        "gain_elsewhere": on_other_gpus(lambda peak: gain(*lower_bounds_ms(peak)), ""),
+        "traffic_floor": fmt(eager, "{:.5f} ms"),
+        "traffic_floor_fused": fmt(compiled, "{:.5f} ms"),
+        "over_floors": fmt(took / (compute + eager), "{:.5f}"),
+        "expected_gain": fmt(gain(compute, eager, compiled), "{:.5f}"),
+        "sum_elsewhere": predict_others(lambda peak: sum(lower_bounds_ms(peak)[:2])),
+        "gain_elsewhere": predict_others(lambda peak: gain(*lower_bounds_ms(peak)), ""),
     }
 
 
@@ -285,12 +285,12 @@ def head_facts(record: Record | None) -> dict[str, str]:
         for name in ("plain", "ours")
     )
     return {
-        "head_moved": say(1e3 * moved / peak.bandwidth, "{:.5f} ms"),
-        "head_elsewhere": on_other_gpus(lambda peak: 1e3 * moved / peak.bandwidth),
-        "head_multiplied": say(1e3 * flops / peak.bf16, "{:.3f} ms"),
-        "head_plain": say(plain, "{:.5f} ms"),
-        "head_ours": say(flash, "{:.5f} ms"),
-        "head_plain_over_ours": say(plain / flash, "{:.0f}"),
+        "head_moved": fmt(1e3 * moved / peak.bandwidth, "{:.5f} ms"),
+        "head_elsewhere": predict_others(lambda peak: 1e3 * moved / peak.bandwidth),
+        "head_multiplied": fmt(1e3 * flops / peak.bf16, "{:.3f} ms"),
+        "head_plain": fmt(plain, "{:.5f} ms"),
+        "head_ours": fmt(flash, "{:.5f} ms"),
+        "head_plain_over_ours": fmt(plain / flash, "{:.0f}"),
     }
 
 
@@ -304,7 +304,7 @@ def attention_facts(profile: Record | None, record: Record | None) -> dict[str, 
         for name in ("eager", "flash")
     )
     return {
-        "attention_share": say(share, percent),
-        "gain_at_most": say(1 / (1 - share), "{:.5f}"),
-        "gain_forward": say(eager / flash, "{:.5f}"),
+        "attention_share": fmt(share, percent),
+        "gain_at_most": fmt(1 / (1 - share), "{:.5f}"),
+        "gain_forward": fmt(eager / flash, "{:.5f}"),
     }

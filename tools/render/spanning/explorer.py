@@ -20,7 +20,7 @@ from tools.render.editions import LABELS
 from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import explorer_name
-from tools.render.rows import say
+from tools.render.rows import fmt
 from tools.render.stems.flash_passes import time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
@@ -140,7 +140,7 @@ def describe_rest(row: Row) -> str:
     """Describe the settings that have no column: "mode forward, batch 4"."""
     shown = {"size", *PRECISION, *CONTEXT}
     return ", ".join(
-        f"{key} {say(value)}"
+        f"{key} {fmt(value)}"
         for key, value in row.config.items()
         if key not in shown and value is not None
     )

@@ -5,7 +5,7 @@ from tools.render.drawing import SMALL, TITLE, Drawing, draw_figure
 from tools.render.frame import Line
 from tools.render.load import Found, primary_record
 from tools.render.markdown import NOTHING_YET, percent, record_address
-from tools.render.rows import known
+from tools.render.rows import dropna
 from tools.render.spanning.envelope import regimes
 
 FINDING = (
@@ -32,7 +32,7 @@ def fragments(found: Found) -> dict[str, str]:
 def timelines(record: Record | None) -> str:
     launches, softmax, products = found = regimes(record)
     rates = [x[name] for x in found[1:] for name in ("of_memory", "of_fp32")]
-    if record is None or len(known([launches["busy"], *rates])) < 5:
+    if record is None or len(dropna([launches["busy"], *rates])) < 5:
         return NOTHING_YET
     alt = (
         f"Launch-bound, the GPU is busy {percent(launches['busy'])} of the time. "

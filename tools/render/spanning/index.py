@@ -5,7 +5,7 @@ from systems.formulas.memory_peak import peak
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, primary_record
 from tools.render.markdown import gib, missing_notice, typeset
-from tools.render.rows import say
+from tools.render.rows import fmt
 from tools.render.standalone import standalone_svg
 from tools.render.stems.peak_memory.figures import timeline_figure
 from tools.render.stems.peak_memory.rows import PLAIN, passes
@@ -40,7 +40,7 @@ def memory_figure(found: Found) -> str:
         f"billion parameters) holds {gib(weights)} GiB of weights and twice that in "
         "optimizer state; the rest is mostly saved activations."
     )
-    rounded = typeset(say(allocated, lambda v: f"{gib(v)} GiB"))
+    rounded = typeset(fmt(allocated, lambda v: f"{gib(v)} GiB"))
     more = HOOK.format(allocated=rounded)
     drawn = timeline_figure(record, "step", finding, more) if record else ""
     return drawn or missing_notice([record] if record else [])

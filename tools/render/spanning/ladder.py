@@ -19,7 +19,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
 from tools.render.markdown import per_device, percent
 from tools.render.plots import ACCENT, GREY, INK, PALE, WARN
-from tools.render.rows import MISSING, known, least, say
+from tools.render.rows import MISSING, dropna, fmt, least
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     FORWARD,
@@ -149,12 +149,12 @@ def bars_figure(record: Record) -> str:
             expected = (
                 x["ms"] * x["speedup"] / (FORWARD[x["step"]].predicted or MISSING)
             )
-            if known([expected]):
+            if dropna([expected]):
                 axes.plot([expected] * 2, [y - 0.42, y + 0.42], color=INK, lw=2)
         plots.label_bars(axes, rungs.column("name"))
         axes.xaxis.set_visible(False)
         axes.set_xlim(0, max(times) * (1.4 if plots.is_narrow(figure) else 1.2))
-        if known([bound]):
+        if dropna([bound]):
             axes.axvline(bound, color=GREY, lw=1.2, ls="--")
             axes.set_title(f"ms; dashed: matmuls, {bound:.2f}")
 
@@ -166,7 +166,7 @@ def bars_figure(record: Record) -> str:
         "ladder",
         draw,
         f"Technique by technique, the forward pass shrinks from "
-        f"{say(start, '{:.1f} ms')} to {say(end, '{:.1f} ms')}.",
+        f"{fmt(start, '{:.1f} ms')} to {fmt(end, '{:.1f} ms')}.",
         "16 causal heads of 16,384 tokens, head dimension 64, bf16. Blue: time saved "
         "by the step; orange: time added. Tick: expected time.",
         height=60 + 28 * len(rungs),
@@ -183,19 +183,19 @@ def facts(found: Found) -> dict[str, str]:
     any_shape, bound = step_ms(record, "plain_forward"), bound_ms(record, "forward")
     two, one = "{:.5f} ms", "{:.5f}"
     return {
-        "first": say(first, two),
-        "first_backward": say(first_back, two),
-        "atomic_backward": say(step_ms(record, "atomic_backward"), two),
-        "two_passes": say(step_ms(record, "plain_backward"), two),
-        "any_shape": say(any_shape, two),
-        "end": say(end, two),
-        "products": say(bound, two),
-        "in_turn": say(bound + bound_ms(record, "forward", "exponentials"), two),
-        "gain": say(first / end, one),
-        "gain_any_shape": say(first / any_shape, one),
-        "gain_backward": say(first_back / back, one),
-        "of_floor": say(bound / end, percent),
-        "backward_of_floor": say(bound_ms(record, "backward") / back, percent),
-        "of_cudnn": say(speed_over_cudnn(found, record, "forward"), percent),
-        "backward_of_cudnn": say(speed_over_cudnn(found, record, "backward"), percent),
+        "first": fmt(first, two),
+        "first_backward": fmt(first_back, two),
+        "atomic_backward": fmt(step_ms(record, "atomic_backward"), two),
+        "two_passes": fmt(step_ms(record, "plain_backward"), two),
+        "any_shape": fmt(any_shape, two),
+        "end": fmt(end, two),
+        "products": fmt(bound, two),
+        "in_turn": fmt(bound + bound_ms(record, "forward", "exponentials"), two),
+        "gain": fmt(first / end, one),
+        "gain_any_shape": fmt(first / any_shape, one),
+        "gain_backward": fmt(first_back / back, one),
+        "of_floor": fmt(bound / end, percent),
+        "backward_of_floor": fmt(bound_ms(record, "backward") / back, percent),
+        "of_cudnn": fmt(speed_over_cudnn(found, record, "forward"), percent),
+        "backward_of_cudnn": fmt(speed_over_cudnn(found, record, "backward"), percent),
     }

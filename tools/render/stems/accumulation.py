@@ -13,7 +13,7 @@ from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import items_table
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import count_true, say
+from tools.render.rows import count_true, fmt
 
 # The assignment's snippets, by the names of their facts.
 SNIPPETS = ("fp32_in_fp32", "fp16_in_fp16", "fp16_in_fp32", "fp16_cast_to_fp32")
@@ -116,7 +116,7 @@ def results_table(record: Record) -> str:
 def stalls_table(record: Record) -> str:
     def last_change(x: Line) -> Any:
         late = x and not x["stalled"]
-        return f"not within {x['steps']:,}" if late else say(x["last_change"], "{:,}")
+        return f"not within {x['steps']:,}" if late else fmt(x["last_change"], "{:,}")
 
     found = sums(record).where(cast="implicit")
     return found.table(
@@ -175,9 +175,9 @@ def facts(record: Record | None) -> dict[str, str]:
     ran = found.where(bool)
     names = (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
     return {
-        **{name: say(found.one(name=name)["total"], "{:.6f}") for name in names},
-        "agreeing": say(count_true(ran.column("alike"))),
-        "stalls_as_predicted": say(count_true(ran.column("as_predicted"))),
+        **{name: fmt(found.one(name=name)["total"], "{:.6f}") for name in names},
+        "agreeing": fmt(count_true(ran.column("alike"))),
+        "stalls_as_predicted": fmt(count_true(ran.column("as_predicted"))),
     }
 
 

@@ -5,7 +5,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
 from tools.render.markdown import items_table
-from tools.render.rows import say
+from tools.render.rows import fmt
 
 NAMES = {
     "parameters": "parameters, inside autocast",
@@ -118,14 +118,14 @@ def counts_table(record: Record) -> str:
 def facts(record: Record | None) -> dict[str, str]:
     plain, cast = (passes(record).one(dtype=dtype) for dtype in ("fp32", "bf16"))
     return {
-        f"{part}_{name}_{dtype}": say(x[name])
+        f"{part}_{name}_{dtype}": fmt(x[name])
         for (part, dtype), names in NAMED.items()
         for x in [frame(record).one(part=part, dtype=dtype)]
         for name in names
     } | {
-        "operations_fp32": say(plain["forward_operations"]),
-        "operations_bf16": say(cast["forward_operations"]),
-        "casts_bf16": say(cast["forward_casts"]),
+        "operations_fp32": fmt(plain["forward_operations"]),
+        "operations_bf16": fmt(cast["forward_operations"]),
+        "casts_bf16": fmt(cast["forward_casts"]),
     }
 
 

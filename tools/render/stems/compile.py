@@ -13,7 +13,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.plots import ACCENT, DARK, GREY, PALE
-from tools.render.rows import describe_range, known, least, most, say, span
+from tools.render.rows import describe_range, dropna, fmt, least, most, span
 
 PRECISIONS = ("fp32", "bf16")
 # The sizes in sentences and in the rows that are visible at first.
@@ -155,9 +155,8 @@ def speedup_figure(record: Record) -> Drawn:
             for place, size in enumerate(TABLE_1):
                 x = found.one(size=size, precision=precision)
                 ends = [100 * x[name] / x["eager.step_ms"] for name in times]
-                plots.curve(
-                    axes, known(ends), [place] * len(known(ends)), marker="", color=PALE
-                )
+                xs = dropna(ends)
+                plots.curve(axes, xs, [place] * len(xs), marker="", color=PALE)
                 for end, color in zip(ends, DOTS.values(), strict=True):
                     plots.curve(
                         axes, [end], [place], color=color, linestyle="", markersize=7
@@ -190,13 +189,13 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     graph = found.where(execution="graph", precision="bf16")
     return {
-        **{f"speedup_2_7B_{p}": say(x["gain"], "{:.5f}") for p, x in large.items()},
-        "graph_small": say(graph.one(size="small")["gain"], "{:.5f}"),
-        "graph_2_7B": say(graph.one(size="2.7B")["gain"], "{:.5f}"),
-        "speedup_least": say(least(model.column("gain")), "{:.5f}"),
-        "speedup_most": say(most(model.column("gain")), "{:.5f}"),
-        **{f"steps_small_{p}": say(x["pays"], "{:,.0f}") for p, x in small.items()},
-        "compile_small_fp32": say(small["fp32"]["compile_s"], "{:.0f} s"),
+        **{f"speedup_2_7B_{p}": fmt(x["gain"], "{:.5f}") for p, x in large.items()},
+        "graph_small": fmt(graph.one(size="small")["gain"], "{:.5f}"),
+        "graph_2_7B": fmt(graph.one(size="2.7B")["gain"], "{:.5f}"),
+        "speedup_least": fmt(least(model.column("gain")), "{:.5f}"),
+        "speedup_most": fmt(most(model.column("gain")), "{:.5f}"),
+        **{f"steps_small_{p}": fmt(x["pays"], "{:,.0f}") for p, x in small.items()},
+        "compile_small_fp32": fmt(small["fp32"]["compile_s"], "{:.0f} s"),
         "forward_gains": span(model.column("forward_gain"), "{:.5f}"),
         "backward_gains": span(model.column("backward_gain"), "{:.5f}"),
     }
@@ -209,7 +208,7 @@ def facts(record: Record | None) -> dict[str, str]:
 )
 def compiling_gains(record: Record) -> Judgement:
     model = steps(record).where(compiled="model")
-    found, of_gpu = (known(model.column(name)) for name in ("gain", "gpu_gain"))
+    found, of_gpu = (dropna(model.column(name)) for name in ("gain", "gpu_gain"))
     numbers = f"Eager time over compiled time of a step: {span(found)}"
     both = f"{numbers}, in GPU time {span(of_gpu)}." if of_gpu else f"{numbers}."
     return found and (min(found) > 1, both)
@@ -223,7 +222,7 @@ def compiling_gains(record: Record) -> Judgement:
 def bf16_gains_more(record: Record) -> Judgement:
     found = steps(record).where(size="2.7B", compiled="model")
     # Older records have no GPU time.
-    of_gpu = known(found.column("gpu_gain"))
+    of_gpu = dropna(found.column("gpu_gain"))
     clock, name = ("GPU", "gpu_gain") if of_gpu else ("Wall-clock", "gain")
     fp32, bf16 = (found.one(precision=p)[name] for p in PRECISIONS)
     numbers = f"{clock} time: fp32 {fp32:.2f}, bf16 {bf16:.2f}."

@@ -6,7 +6,7 @@ from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
-from tools.render.rows import say
+from tools.render.rows import fmt
 
 # Code whose changes make the file of `compile_steps.py` stale: launchers and kernels.
 ABLATION = "systems.experiments.flash_ablation"
@@ -122,4 +122,4 @@ def facts(record: Record | None) -> dict[str, str]:
         "atomic_over_first": speedup(record, "first_backward", "atomic_backward"),
         "plain_over_first": speedup(record, "first_backward", "plain_backward"),
     }
-    return {name: say(value, "{:.5f}") for name, value in gains.items()}
+    return {name: fmt(value, "{:.5f}") for name, value in gains.items()}

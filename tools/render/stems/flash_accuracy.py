@@ -14,7 +14,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import MISSING, count_true, known, most, say
+from tools.render.rows import MISSING, count_true, dropna, fmt, most
 
 RESULTS: tuple[str, ...] = read_constant("flash_accuracy", "RESULTS")
 GRADIENTS = ("dq", "dk", "dv")
@@ -71,7 +71,7 @@ def error_ratios(
     # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
-    return known(error_over_plain(x, of, by) for x in rows for of in judged)
+    return dropna(error_over_plain(x, of, by) for x in rows for of in judged)
 
 
 def ratio_rows(record: Record) -> Frame:
@@ -125,7 +125,7 @@ def ratio_table(record: Record) -> str:
         ("geometric mean", lambda x: geometric_mean(x["over"]), "{:.2f}"),
         ("most", lambda x: max(x["over"]), "{:.2f}"),
         ("results compared", lambda x: len(x["over"])),
-        ("most, largest error", lambda x: say(most(x["largest"]), "{:.2f}")),
+        ("most, largest error", lambda x: fmt(most(x["largest"]), "{:.2f}")),
         left=2,
         telling=lambda x: x["dtype"] == "bf16",
     )
@@ -152,7 +152,7 @@ def ratios_figure(record: Record) -> str:
         plots.draw_legend(figure, DTYPES)
 
     worst = {d: most(error_ratios(errors(record), "triton", d)) for d in DTYPES}
-    told = ", ".join(f"{say(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
+    told = ", ".join(f"{fmt(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
     return plots.plot(
         record,
         "ratios",
@@ -174,12 +174,12 @@ def rounding_error(bits: int) -> float:
     spacing of numbers, divided by the square root of 12.
     """
 
-    def within(x: float) -> float:
+    def probability(x: float) -> float:
         return erf(x / sqrt(2))
 
     powers = range(-20, 4)
     squares = (
-        4.0**power * (within(2.0 ** (power + 1)) - within(2.0**power))
+        4.0**power * (probability(2.0 ** (power + 1)) - probability(2.0**power))
         for power in powers
     )
     return 2.0 ** (1 - bits) * sqrt(sum(squares) / 12)
@@ -202,10 +202,10 @@ def facts(record: Record | None) -> dict[str, str]:
             rounded[f"{name}_{d}"] = x.get(f"o_{NORM}")
     same = [x["differing_calls"] == 0 for x in reproducibility_rows(record)]
     return {
-        **{f"worst_{name}": say(ratio, "{:.2f}") for name, ratio in worst.items()},
-        **{name: say(error, "{:.5f}") for name, error in rounded.items()},
+        **{f"worst_{name}": fmt(ratio, "{:.2f}") for name, ratio in worst.items()},
+        **{name: fmt(error, "{:.5f}") for name, error in rounded.items()},
         "calls_compared": str(read_constant("flash_accuracy", "CALLS")),
-        "same_ours": say(count_true(same)),
+        "same_ours": fmt(count_true(same)),
     }
 
 
@@ -223,7 +223,7 @@ def judge_errors(record: Record, *results: str) -> Judgement:
     for name in OURS:
         for by, words in ((NORM, "norm"), (LARGEST, "largest single error")):
             every = {d: most(error_ratios(found, name, d, results, by)) for d in DTYPES}
-            every = {d: ratio for d, ratio in every.items() if known([ratio])}
+            every = {d: ratio for d, ratio in every.items() if dropna([ratio])}
             text = ", ".join(f"{d} {ratio:.2f}" for d, ratio in every.items())
             told.append(f"{NAMES[name]}, {words}: {text}")
             worst += every.values()

@@ -14,7 +14,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_mib, format_ms, percent
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import MISSING, count_true, data_sheet, known, least, say, span
+from tools.render.rows import MISSING, count_true, data_sheet, dropna, fmt, least, span
 from tools.render.stems.flash_passes import (
     PASSES,
     SAID,
@@ -164,7 +164,7 @@ def format_ratio_and_range(x: Line) -> Any:
 def slower_shapes_table(record: Record) -> str:
     found = shapes(record)
     lines = Frame(
-        Line({of: known(found.column(f"{of} / {name}")) for of in PASSES}, beside=label)
+        Line({p: dropna(found.column(f"{p} / {name}")) for p in PASSES}, beside=label)
         for name, label in NAMES.items()
         if name in OTHERS
     )
@@ -200,16 +200,16 @@ def rates_figure(record: Record) -> Drawn:
         for axes, dtype in zip(plots.panels(figure, 2), DTYPES, strict=True):
             draw_curves(axes, found.where(dtype=dtype), lambda x: tflops(x, "both"))
             axes.set_ylim(bottom=0)
-            peak = say(peak_tflops(record, dtype), "; the data sheet's peak is {:.0f}")
+            peak = fmt(peak_tflops(record, dtype), "; the data sheet's peak is {:.0f}")
             axes.set_title(f"{dtype}, TFLOP/s{peak}")
 
     longest = found.one(dtype="bf16", n=max(found.column("n")))
     plain = tflops(longest["plain"], "both") / peak_tflops(record, "bf16")
     return (
         draw,
-        f"At {say(longest['n'], '{:,}')} tokens in bf16 FlashAttention runs at "
-        f"{say(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
-        f"{say(plain, percent)}.",
+        f"At {fmt(longest['n'], '{:,}')} tokens in bf16 FlashAttention runs at "
+        f"{fmt(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
+        f"{fmt(plain, percent)}.",
         f"Forward and backward of one causal head, head dimension {D}. FlashAttention "
         f"forms each fp32 matmul from {LIMB_PRODUCTS} bf16 matmuls.",
     )
@@ -227,10 +227,10 @@ def memory_figure(record: Record) -> Drawn:
         axes.set_title("memory above the inputs, MiB")
 
     longest = found.one(n=max(found.column("n"), default=0))
-    ours, plain = (say(longest[f"{n}.mib"], "{:,.0f} MiB") for n in ("ours", "plain"))
+    ours, plain = (fmt(longest[f"{n}.mib"], "{:,.0f} MiB") for n in ("ours", "plain"))
     return (
         draw,
-        f"FlashAttention needs {ours} for {say(longest['n'], '{:,}')} tokens, "
+        f"FlashAttention needs {ours} for {fmt(longest['n'], '{:,}')} tokens, "
         f"plain PyTorch {plain}.",
         f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
         "logarithmic: a line twice as steep grows with the square of N.",
@@ -256,12 +256,12 @@ def facts(record: Record | None) -> dict[str, str]:
             )
             for dtype in DTYPES
         },
-        "faster_bf16_1024": say(middle["both / plain"], "{:.5f}"),
-        "faster_bf16_65536": say(longest["both / plain"], "{:.5f}"),
-        "growth_128_1024": say(growth, "{:.5f}"),
+        "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),
+        "faster_bf16_65536": fmt(longest["both / plain"], "{:.5f}"),
+        "growth_128_1024": fmt(growth, "{:.5f}"),
         "memory_ours_bf16": format_mib(longest["ours.mib"] * MIB),
         "memory_plain_bf16": format_mib(longest["plain.mib"] * MIB),
-        "limb_peak": say(limb_peak, "{:.0f} TFLOP/s"),
+        "limb_peak": fmt(limb_peak, "{:.0f} TFLOP/s"),
     }
 
 
@@ -279,11 +279,11 @@ def prediction_facts(longest: Line) -> dict[str, str]:
         ),
         "plain_moved": f"{moved / 1e9:.0f} GB",
         "ours_flops": f"{work / 1e12:.2f} TFLOP",
-        "plain_predicted": say(plain_ms, "{:.3g} ms"),
-        "plain_took": say(longest["plain.both_kernel"], "{:.3g} ms"),
-        "ours_predicted": say(ours_ms, "{:.3g} ms"),
-        "ours_took": say(longest["ours.both_kernel"], "{:.3g} ms"),
-        "faster_predicted": say(plain_ms / ours_ms, "{:.0f}"),
+        "plain_predicted": fmt(plain_ms, "{:.3g} ms"),
+        "plain_took": fmt(longest["plain.both_kernel"], "{:.3g} ms"),
+        "ours_predicted": fmt(ours_ms, "{:.3g} ms"),
+        "ours_took": fmt(longest["ours.both_kernel"], "{:.3g} ms"),
+        "faster_predicted": fmt(plain_ms / ours_ms, "{:.0f}"),
         "score_matrix": format_mib(2 * scores),
         "memory_plain_predicted": format_mib(2 * PLAIN_HOLDS * scores),
         "memory_ours_predicted": format_mib(returned + 12 * LONGEST),
@@ -301,7 +301,7 @@ def prediction_facts(longest: Line) -> dict[str, str]:
 )
 def fused_keeps_up(record: Record) -> Judgement:
     every = shapes(record)
-    found = known(r for of in PASSES for r in every.column(f"{of} / plain"))
+    found = dropna(r for of in PASSES for r in every.column(f"{of} / plain"))
     lost = sum(faster < 1 for faster in found)
     said = f"{len(found)} pairs{f', {lost} of them below one' if lost else ''}"
     numbers = f"Plain PyTorch's time over FlashAttention's: {span(found)}, {said}."
@@ -322,5 +322,5 @@ def fused_memory_linear(record: Record) -> Judgement:
         return LONGEST * (returned + sums + of_rows) / MIB
 
     every = shapes(record).where(dtype="bf16", n=LONGEST)
-    found = known(x["ours.mib"] / linear_mib(x) for x in every)
+    found = dropna(x["ours.mib"] / linear_mib(x) for x in every)
     return found and (max(found) <= 1.05, f"Memory over this limit: {span(found)}.")

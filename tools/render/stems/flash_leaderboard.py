@@ -9,7 +9,7 @@ from systems.records.summary import summarize
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import format_ms, per_device, percent
-from tools.render.rows import MISSING, say
+from tools.render.rows import MISSING, fmt
 from tools.render.stems.flash_passes import peak_tflops
 
 NAMES = {
@@ -168,9 +168,9 @@ def facts(record: Record | None) -> dict[str, str]:
     found = kernel_rows(record)
     forward, one_pass = (found.one(role=role) for role in ("forward", "one_pass"))
     return {
-        "forward_products": say(forward[FLOOR], "{:.5f} ms"),
-        "one_pass_products": say(one_pass[FLOOR], "{:.5f} ms"),
-        "one_pass_additions": say(one_pass["additions"], "{:.5f} ms"),
-        "forward_over_floor": say(forward["over_floor"], "{:.5f}"),
-        "one_pass_over_floor": say(one_pass["over_floor"], "{:.5f}"),
+        "forward_products": fmt(forward[FLOOR], "{:.5f} ms"),
+        "one_pass_products": fmt(one_pass[FLOOR], "{:.5f} ms"),
+        "one_pass_additions": fmt(one_pass["additions"], "{:.5f} ms"),
+        "forward_over_floor": fmt(forward["over_floor"], "{:.5f}"),
+        "one_pass_over_floor": fmt(one_pass["over_floor"], "{:.5f}"),
     }

@@ -12,7 +12,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.markdown import items_table, per_device, percent
 from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
-from tools.render.rows import Missing, count_true, known, measured, most, say, span
+from tools.render.rows import Missing, count_true, dropna, fmt, measured, most, span
 from tools.render.stems.flash_passes import (
     PASSES,
     count_flops,
@@ -221,12 +221,12 @@ def throughput_figure(record: Record) -> Drawn | None:
 
     over = {"FlashAttention-4's": "fa4", "cuDNN's": "sdpa_cudnn"}
     ratios = {whose: shapes(record).column(f"both / {n}") for whose, n in over.items()}
-    told = " and ".join(f"{span(r)} of {x} time" for x, r in ratios.items() if known(r))
-    if not told:
+    ranges = [f"{span(r)} of {x} time" for x, r in ratios.items() if dropna(r)]
+    if not ranges:
         return None
     return (
         draw,
-        f"Over the table's shapes, the Hopper kernel takes {told}.",
+        f"Over the table's shapes, the Hopper kernel takes {' and '.join(ranges)}.",
         f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
         "see the table.",
     )
@@ -254,7 +254,7 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **{name: span(values, "{:.5f}") for name, values in over.items()},
         **{
-            f"{name}_lost": say(count_true(value > 1 for value in known(values)))
+            f"{name}_lost": fmt(count_true(value > 1 for value in dropna(values)))
             for name, values in over.items()
         },
         "triton_64": ratio_range("ours_triton", "sdpa_cudnn", d=64),
@@ -262,17 +262,17 @@ def facts(record: Record | None) -> dict[str, str]:
         "over_flash": span(found.column("both / sdpa_flash"), "{:.5f}"),
         "fp32_both": span(shapes(record, "fp32").column("both / sdpa_efficient")),
         "order_costs_fa4": ratio_range("fa4_ordered", "fa4"),
-        "shapes": say(len(found) or Missing()),
-        "error_over_rival_most": say(most(map(error_ratio, found)), "{:.5f}"),
-        "test_forward_over_any": say(1 / test["forward / ours_triton"], "{:.5f}"),
-        "test_backward_over_any": say(1 / test["backward / ours_triton"], "{:.5f}"),
-        "short_over_cudnn": say(calls[0] / calls[1], "{:.5f}"),
-        "fa4_error_80": say(largest_error(wide, *RESULTS), "{:.2g}"),
+        "shapes": fmt(len(found) or Missing()),
+        "error_over_rival_most": fmt(most(map(error_ratio, found)), "{:.5f}"),
+        "test_forward_over_any": fmt(1 / test["forward / ours_triton"], "{:.5f}"),
+        "test_backward_over_any": fmt(1 / test["backward / ours_triton"], "{:.5f}"),
+        "short_over_cudnn": fmt(calls[0] / calls[1], "{:.5f}"),
+        "fa4_error_80": fmt(largest_error(wide, *RESULTS), "{:.2g}"),
     }
 
 
 def faster_everywhere(record: Record, name: str) -> Judgement:
-    found = known(shapes(record).column(f"both / {name}"))
+    found = dropna(shapes(record).column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
     numbers = f"Relative time: {span(found)}, slower at {slower} shapes."
     return found and (max(found) < 1, numbers)

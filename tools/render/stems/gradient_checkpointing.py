@@ -26,7 +26,7 @@ from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.load import read_constant
 from tools.render.markdown import format_gib, format_mib
 from tools.render.plots import ACCENT, DARK, GREY
-from tools.render.rows import MISSING, known, most, say
+from tools.render.rows import MISSING, dropna, fmt, most
 
 GIB = 2**30
 # Lengths of runs of blocks that are recomputed together.
@@ -123,7 +123,7 @@ def orders_table(_: list[Record]) -> str:
     p = make_pass()
     n = p.shape.num_layers
 
-    def most_inputs(strategy: str) -> int:
+    def count_inputs(strategy: str) -> int:
         return max(count_kept_inputs(strategy, n, block) for block in range(1, n + 1))
 
     runs = ("runs of k = 6 ≈ √N blocks", "N/k inputs, k blocks", "2 N", "runs")
@@ -133,8 +133,8 @@ def orders_table(_: list[Record]) -> str:
         ("nothing", "N blocks", "N", "none", 0, n),
         ("every block by itself", "N inputs, 1 block", "2 N", "runs", n, 1),
         (*runs, -(-n // 6), 6),
-        (*halves, "halving", most_inputs("halving"), 1),
-        (*chain, "chain", most_inputs("chain"), 1),
+        (*halves, "halving", count_inputs("halving"), 1),
+        (*chain, "chain", count_inputs("chain"), 1),
     ]
     head = ("recomputed", "in memory at most", "blocks computed")
     names = (*head, "strategy", "inputs", "blocks")
@@ -186,7 +186,7 @@ def rows_table(record: Record) -> str:
 def runs_figure(record: Record) -> Drawn:
     every = passes(record)
     found = select_runs(every)
-    if not known(found.column("peak")):
+    if not dropna(found.column("peak")):
         return None
 
     def draw(figure: Figure) -> None:
@@ -263,7 +263,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "block": format_gib(block_saved(p)),
         "block_plain": format_gib(block_saved(make_pass("eager"))),
         "kept_run": name_run(row_with_least(predicted, "predicted_kept")),
-        "slower": say(best["step_ms"] / none["step_ms"], "{:.2f}"),
+        "slower": fmt(best["step_ms"] / none["step_ms"], "{:.2f}"),
         "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",
         "weighed": f"{weighed:.1f}",
@@ -280,9 +280,9 @@ def facts(record: Record | None) -> dict[str, str]:
 )
 def peaks_as_predicted(record: Record) -> Judgement:
     every = passes(record)
-    ratios = known(every.column("peak_over") + every.column("kept_over"))
+    ratios = dropna(every.column("peak_over") + every.column("kept_over"))
     errors = [abs(ratio - 1) for ratio in ratios]
-    largest = say(100 * most(errors), "{:.2f} %")
+    largest = fmt(100 * most(errors), "{:.2f} %")
     numbers = f"Off by at most {largest}, over {len(errors)} peaks."
     return errors and (max(errors) < 0.01, numbers)
 
@@ -294,9 +294,9 @@ def peaks_as_predicted(record: Record) -> Judgement:
 )
 def one_block_is_best(record: Record) -> Judgement:
     found = passes(record)
-    flash = known(select_runs(found).column("peak"))
+    flash = dropna(select_runs(found).column("peak"))
     runs = found.where(strategy="runs", attention="eager").arrange(run=RUNS)
-    plain = known(runs.column("peak"))
+    plain = dropna(runs.column("peak"))
     if len(flash) < 2 or len(plain) < 2:
         return None
     numbers = f"Peaks, GiB: {', '.join(f'{v / GIB:.1f}' for v in [*flash, *plain])}."

@@ -4,7 +4,7 @@ from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
 from tools.render.markdown import per_device, percent
-from tools.render.rows import most, say
+from tools.render.rows import fmt, most
 
 fragments = Fragments()
 
@@ -65,8 +65,8 @@ def facts(record: Record | None) -> dict[str, str]:
     """Return the largest difference between clocks, and the most that waiting adds."""
     forward = passes(record).where(mode="forward")
     return {
-        "clock_adds_at_most": say(
+        "clock_adds_at_most": fmt(
             most(map(abs, forward.column("clock_adds"))), percent
         ),
-        "waiting_adds_at_most": say(most(forward.column("waiting_adds")), percent),
+        "waiting_adds_at_most": fmt(most(forward.column("waiting_adds")), percent),
     }

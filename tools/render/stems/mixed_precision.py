@@ -10,7 +10,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import add_caption, gib, typeset
 from tools.render.plots import ACCENT, DARK, GREY
-from tools.render.rows import MISSING, NOT_MEASURED, known, say
+from tools.render.rows import MISSING, NOT_MEASURED, dropna, fmt
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16 autocast", "bf16_pure": "pure bf16"}
 WATCHED = {
@@ -39,15 +39,15 @@ def runs(record: Record | None) -> Frame:
     return Frame(sorted(found.where(learning_rate=rate), key=lambda x: x["seed"]))
 
 
-def differences(record: Record | None, precision: str) -> list[float]:
+def loss_differences(record: Record | None, precision: str) -> list[float]:
     """Return final losses minus fp32's with the same seed (same weights and data)."""
-    return known(runs(record).where(precision=precision).column("against"))
+    return dropna(runs(record).where(precision=precision).column("against"))
 
 
 def format_final_loss(found: Frame) -> str:
     """Return "2.107 (2.098 to 2.115)": the mean, minimum and maximum over seeds."""
-    if not (losses := known(found.column("final"))):
-        return say(found.one().missing)
+    if not (losses := dropna(found.column("final"))):
+        return fmt(found.one().missing)
     return f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
 
 
@@ -58,7 +58,7 @@ def precision_rows(record: Record | None) -> Frame:
         tried = runs(record).where(precision=precision)
         ran = tried.where(bool)
         x = summarize(ran) if ran else tried.one()
-        against = differences(record, precision) if precision != "fp32" else []
+        against = loss_differences(record, precision) if precision != "fp32" else []
         x["name"] = name
         x["against"] = typeset(", ".join(f"{apart:+.4f}" for apart in against))
         found.append(x)
@@ -203,7 +203,7 @@ def loss_figure(record: Record) -> str:
     told = [
         f"{text} ends {format_difference(found)} fp32"
         for precision, text in list(PRECISIONS.items())[1:]
-        if (found := differences(record, precision))
+        if (found := loss_differences(record, precision))
     ]
     return plots.plot(
         record,
@@ -220,10 +220,10 @@ def loss_figure(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     found = runs(record).where(precision="fp32")
-    autocast, pure = (differences(record, p) for p in ("bf16", "bf16_pure"))
+    autocast, pure = (loss_differences(record, p) for p in ("bf16", "bf16_pure"))
     return {
-        "floor": say(found.one()["floor"], "{:.3f}"),
+        "floor": fmt(found.one()["floor"], "{:.3f}"),
         "bf16_against_fp32": format_difference(autocast),
-        "bf16_verdict": compare_spread(autocast, known(found.column("final"))),
+        "bf16_verdict": compare_spread(autocast, dropna(found.column("final"))),
         "bf16_pure_against_fp32": format_difference(pure),
     }

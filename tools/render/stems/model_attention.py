@@ -8,7 +8,7 @@ from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import format_ms, gib
 from tools.render.plots import ACCENT, DARK, GREY
-from tools.render.rows import say, span
+from tools.render.rows import fmt, span
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
@@ -96,10 +96,10 @@ def facts(record: Record | None) -> dict[str, str]:
     large, middle, long = (found.one(size=s, context=c) for s, c in NAMED)
     short = found.one(size="small", context=1024)
     return {
-        "faster_2_7B_1024": say(large["gain"], "{:.5f}"),
-        "faster_small_4096": say(middle["gain"], "{:.5f}"),
-        "gpu_small_1024": say(short["gpu_gain"], "{:.5f}"),
-        "memory_flash_small_16384": say(long["flash.peak"] / 2**30, "{:.5f} GiB"),
-        "memory_growth": say(long["flash.peak"] / short["flash.peak"], "{:.5f}"),
+        "faster_2_7B_1024": fmt(large["gain"], "{:.5f}"),
+        "faster_small_4096": fmt(middle["gain"], "{:.5f}"),
+        "gpu_small_1024": fmt(short["gpu_gain"], "{:.5f}"),
+        "memory_flash_small_16384": fmt(long["flash.peak"] / 2**30, "{:.5f} GiB"),
+        "memory_growth": fmt(long["flash.peak"] / short["flash.peak"], "{:.5f}"),
         "sdpa_over_ours": span(found.column("sdpa_over_ours"), "{:.5f}"),
     }

@@ -6,7 +6,7 @@ from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, frame
 from tools.render.markdown import gib
-from tools.render.rows import say
+from tools.render.rows import fmt
 
 PARTS = ("embedding", "attention", "feed_forward", "norms", "head")
 fragments = Fragments()
@@ -50,10 +50,10 @@ def facts(record: Record | None) -> dict[str, str]:
     large, larger = (models(record).one(size=size) for size in ("2.7B", "10B"))
     share = 100 * large["feed_forward_parameters"] / large["parameters"]
     return {
-        "parameters_2_7B": say(large["parameters"] / 1e9, "{:.1f} billion"),
-        "feed_forward_share_2_7B": say(share, "{:.0f} %"),
-        "weights_2_7B": say(large["weights"], lambda v: f"{gib(v, 5)} GiB"),
-        "lasting_10B": say(4 * larger["weights"] / 2**30, "{:.0f} GiB"),
+        "parameters_2_7B": fmt(large["parameters"] / 1e9, "{:.1f} billion"),
+        "feed_forward_share_2_7B": fmt(share, "{:.0f} %"),
+        "weights_2_7B": fmt(large["weights"], lambda v: f"{gib(v, 5)} GiB"),
+        "lasting_10B": fmt(4 * larger["weights"] / 2**30, "{:.0f} GiB"),
         "named_2_7B": f"{ungated_parameters(SIZES['2.7B']) / 1e9:.2f}",
     }
 

@@ -10,7 +10,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Line, frame
-from tools.render.rows import say
+from tools.render.rows import fmt
 
 STAGES = {
     "mean": "mean",
@@ -64,7 +64,7 @@ def first_magnitude(x: Line, stage: str, text: str) -> str:
     """Return the smallest magnitude at which a stage has this mark, or "none"."""
     found = zip(MAGNITUDES, error_marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
-    return say(first if x else x.missing)
+    return fmt(first if x else x.missing)
 
 
 def output_error(x: Line, magnitude: int = ONE) -> float | None:
@@ -72,7 +72,7 @@ def output_error(x: Line, magnitude: int = ONE) -> float | None:
     return x["output_error"][magnitude]
 
 
-def in_percent(error: float | None) -> str:
+def to_percent(error: float | None) -> str:
     if error is None:
         return "not finite"
     return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2f} %"
@@ -112,19 +112,19 @@ def widths_figure(record: Record) -> Drawn:
     if not (widths := frame(record).values("width")):
         return None
 
-    def row_of(dtype: str, compute: str) -> list[str]:
+    def find_row(dtype: str, compute: str) -> list[str]:
         found = (find_norm(record, dtype, compute, width) for width in widths)
         return [error_marks(x, "output")[ONE] for x in found]
 
     lines = {
         dtype: {
-            COMPUTE[compute]: row_of(dtype, compute)
+            COMPUTE[compute]: find_row(dtype, compute)
             for compute in frame(record, norm="layer", dtype=dtype).values("compute")
         }
         for dtype in DTYPES
     }
     running, library = (
-        say(output_error(find_norm(record, "bf16", compute, WIDEST)), in_percent)
+        fmt(output_error(find_norm(record, "bf16", compute, WIDEST)), to_percent)
         for compute in ("running", "library")
     )
     return (
@@ -168,10 +168,10 @@ def facts(record: Record | None) -> dict[str, str]:
     widest = {
         way: output_error(find_norm(record, "bf16", way, WIDEST)) for way in COMPUTE
     }
-    return {f"bf16_{way}": say(error, in_percent) for way, error in widest.items()} | {
+    return {f"bf16_{way}": fmt(error, to_percent) for way, error in widest.items()} | {
         "fp16_square_overflows": first_magnitude(fp16, "square", "∞"),
         "bf16_square_overflows": first_magnitude(bf16, "square", "∞"),
-        "fp16_smallest_output": say(output_error(fp16, 0), in_percent),
+        "fp16_smallest_output": fmt(output_error(fp16, 0), to_percent),
     }
 
 
@@ -200,5 +200,5 @@ def bf16_sums_need_fp32(record: Record) -> Judgement:
     running, library = map(output_error, ways)
     if not (running and library):
         return None
-    texts = f"Off by {in_percent(running)} and by {in_percent(library)}"
+    texts = f"Off by {to_percent(running)} and by {to_percent(library)}"
     return running > 10 * library, f"{texts} at width {WIDEST:,}."

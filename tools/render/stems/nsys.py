@@ -4,7 +4,7 @@ from systems.records.record import PHASES, Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import NOT_MEASURED, known, span
+from tools.render.rows import NOT_MEASURED, dropna, span
 from tools.render.stems.kernel_profile.rows import pass_ms, wall_ms
 
 fragments = Fragments()
@@ -65,7 +65,7 @@ def facts(record: Record | None) -> dict[str, str]:
 )
 def instruments_agree(record: Record) -> Judgement:
     found = steps(record).where(bool)
-    ratios = known(found.column("ratio"))
+    ratios = dropna(found.column("ratio"))
     as_many = all(x["nsys_kernels"] == x["torch_kernels"] for x in found)
     numbers = f"nsys over torch.profiler: {span(ratios, '{:.3f}')}."
     return ratios and (as_many and all(abs(r - 1) <= 0.03 for r in ratios), numbers)

@@ -20,7 +20,7 @@ from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import format_mib, per_device, percent
 from tools.render.plots import ACCENT, INK
-from tools.render.rows import known, measured, say
+from tools.render.rows import dropna, fmt, measured
 
 MIB = 2**20
 CONTEXTS = (128, 512, 2048)
@@ -140,7 +140,7 @@ def example_table(record: Record, reported: Record | None) -> str:
     found.join("handout", frame(reported), ("part", "compiled"))
 
     def in_handout(metric: str, text: str) -> Any:
-        return lambda x: "".join(map(text.format, known([x["handout"].get(metric)])))
+        return lambda x: "".join(map(text.format, dropna([x["handout"].get(metric)])))
 
     return found.table(
         ("what", lambda x: NAMES[x["part"]]),
@@ -199,11 +199,11 @@ def facts(record: Record | None) -> dict[str, str]:
             f"block_{c}": format_mib(blocks(record).one(context=c)["total"])
             for c in CONTEXTS
         },
-        "five": "; ".join(five) or say(block.missing),
+        "five": "; ".join(five) or fmt(block.missing),
         "parameter_gradients": format_mib(block["parameter_gradient_bytes"]),
         "input_gradient": format_mib(block["input_gradient_bytes"]),
-        "norm_saved": say(norm["saved"]),
-        "norm_compiled_saved": say(compiled["saved"]),
+        "norm_saved": fmt(norm["saved"]),
+        "norm_compiled_saved": fmt(compiled["saved"]),
     }
 
 

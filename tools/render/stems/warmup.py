@@ -11,7 +11,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import known, say
+from tools.render.rows import dropna, fmt
 
 PASSES = ("forward", "loss", "backward")
 MEDIANS = ("first", "second", "third", "median", "settled", "halves", "mean")
@@ -44,7 +44,7 @@ def settings(record: Record | None) -> Frame:
         if samples:
             of_all = summarize(samples)
             line["spread"] = f"{of_all.mean:.1f} ± {of_all.std:.1f}"
-            columns = {name: known(same.column(name)) for name in MEDIANS}
+            columns = {name: dropna(same.column(name)) for name in MEDIANS}
             line |= {name: median(values) for name, values in columns.items() if values}
         rows.append(line)
     return Frame(rows)
@@ -105,7 +105,7 @@ def steps_figure(record: Record) -> str:
             steps = range(skipped + 1, skipped + 1 + len(times))
             plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and x is found.where(warmup=0)[0]:
-                times_as_long = say(ratio, "{:.0f}")
+                times_as_long = fmt(ratio, "{:.0f}")
                 told = f"{times[0]:,.0f} ms; median: {times_as_long} times a later step"
                 plots.label(
                     axes, told, 1, times[0], ha="left", va="center", offset=(10, 0)
@@ -117,7 +117,7 @@ def steps_figure(record: Record) -> str:
         record,
         "steps",
         draw,
-        f"Without warm-up the first step takes {say(ratio, '{:.0f}')} times as long as "
+        f"Without warm-up the first step takes {fmt(ratio, '{:.0f}')} times as long as "
         "a steady-state one.",
         "Blue: a process without warm-up. Grey: processes whose first steps were "
         "warm-up and were not timed. The vertical axis is logarithmic.",
@@ -130,10 +130,10 @@ def facts(record: Record | None) -> dict[str, str]:
     cold, after_2 = found.one(warmup=0), found.one(warmup=2)
     settled = cold["settled"]
     return {
-        "first_step": say(cold["first"], "{:.0f} ms"),
-        "first_over_settled": say(cold["first"] / settled, "{:.0f}"),
-        "mean_over_settled": say(cold["mean"] / settled, "{:.5f}"),
-        "halves_after_2": say(after_2["halves"], "{:.5f}"),
+        "first_step": fmt(cold["first"], "{:.0f} ms"),
+        "first_over_settled": fmt(cold["first"] / settled, "{:.0f}"),
+        "mean_over_settled": fmt(cold["mean"] / settled, "{:.5f}"),
+        "halves_after_2": fmt(after_2["halves"], "{:.5f}"),
     }
 
 

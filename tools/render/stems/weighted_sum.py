@@ -7,7 +7,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_ms, percent
-from tools.render.rows import MISSING, data_sheet, most, say
+from tools.render.rows import MISSING, data_sheet, fmt, most
 
 NAMES = {
     "ours": "this kernel",
@@ -94,11 +94,11 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     over = bf16["backward"] / least["backward", "bf16"]
     return {
-        "arithmetic": say(1e6 * 2 * N * D / peak.fp32, "{:.0f} µs"),
+        "arithmetic": fmt(1e6 * 2 * N * D / peak.fp32, "{:.0f} µs"),
         **{
-            f"predicted_{of}_{dtype}": say(ms, "{:.3f} ms")
+            f"predicted_{of}_{dtype}": fmt(ms, "{:.3f} ms")
             for (of, dtype), ms in least.items()
         },
-        "of_copy_fp32": say(fp32["forward_rate"] / fp32["copy.forward_rate"], percent),
-        "backward_bf16_over": say(over, "{:.5f}"),
+        "of_copy_fp32": fmt(fp32["forward_rate"] / fp32["copy.forward_rate"], percent),
+        "backward_bf16_over": fmt(over, "{:.5f}"),
     }

@@ -13,7 +13,7 @@ from tools.render.fragments import Drawn
 from tools.render.frame import Frame, frame
 from tools.render.markdown import format_at_most, format_ms, gib, table, two_digits
 from tools.render.plots import ACCENT, DARK
-from tools.render.rows import MISSING, most, say
+from tools.render.rows import MISSING, fmt, most
 from tools.render.stems.attention import compiled
 from tools.render.stems.attention.columns import (
     BATCH,
@@ -115,7 +115,7 @@ def accounted_length(record: Record) -> int:
     return n
 
 
-def shortest_out(memory_bytes: float) -> int:
+def shortest_oom(memory_bytes: float) -> int:
     """Return the smallest N whose predicted peak exceeds this memory."""
     every = range(1, 2**24)
     return every[bisect_left(every, True, key=lambda n: peak_bytes(n) > memory_bytes)]
@@ -162,7 +162,7 @@ def times_figure(record: Record) -> Drawn:
         f"From N = {LONGEST // 2:,} to {LONGEST:,} the time of an eager pass grows by "
         f"a factor of {' and '.join(grown)}."
         if grown
-        else f"An eager pass at N = {LONGEST:,}: {say(factors['forward'])}.",
+        else f"An eager pass at N = {LONGEST:,}: {fmt(factors['forward'])}.",
         f"Median times in fp32, d = {WIDTH}, no mask. Times that grow with N² run "
         "parallel to the dotted line. The next page explains <em>compiled</em>.",
     )
@@ -195,7 +195,7 @@ def memory_figure(record: Record) -> Drawn:
             plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")
 
-    told = say(largest_error(record), format_at_most)
+    told = fmt(largest_error(record), format_at_most)
     return (
         draw,
         f"Kept memory grows with N² and differs from its prediction by {told} from "
@@ -219,18 +219,18 @@ def facts(record: Record | None) -> dict[str, str]:
     n = accounted_length(record) if record and memory else 0
     kept = {e: find_pass(found, e=e)["kept"] for e in EXECUTIONS}
     return {
-        **{of: say(find_pass(found).ms(of), "{:.5f} ms") for of in PASSES},
-        "forward_16": say(find_pass(found, d=16).ms("forward"), "{:.5f} ms"),
-        "forward_128": say(find_pass(found, d=128).ms("forward"), "{:.5f} ms"),
-        **{f"growth_{of}": say(growth_factor(found, of), "{:.5f}") for of in PASSES},
-        **{f"per_square_{e}": say(kept[e] / LONGEST**2, "{:.5f}") for e in EXECUTIONS},
+        **{of: fmt(find_pass(found).ms(of), "{:.5f} ms") for of in PASSES},
+        "forward_16": fmt(find_pass(found, d=16).ms("forward"), "{:.5f} ms"),
+        "forward_128": fmt(find_pass(found, d=128).ms("forward"), "{:.5f} ms"),
+        **{f"growth_{of}": fmt(growth_factor(found, of), "{:.5f}") for of in PASSES},
+        **{f"per_square_{e}": fmt(kept[e] / LONGEST**2, "{:.5f}") for e in EXECUTIONS},
         "one_matrix": f"{gib(BATCH * LONGEST**2 * 4, 5)} GiB",
-        "kept": say(kept["eager"], lambda v: f"{gib(v, 5)} GiB"),
-        "tried_need": f"{gib(peak_bytes(n), 5)} GiB" if n else say(MISSING),
-        "shortest_out": say(memory, lambda size: two_digits(shortest_out(size))),
-        "out_on_40": two_digits(shortest_out(GPUS["a100-40"].free_bytes)),
-        "out_on_80": two_digits(shortest_out(GPUS["a100-80"].free_bytes)),
-        "tried_length": say(n or MISSING, "{:,}"),
+        "kept": fmt(kept["eager"], lambda v: f"{gib(v, 5)} GiB"),
+        "tried_need": f"{gib(peak_bytes(n), 5)} GiB" if n else fmt(MISSING),
+        "shortest_out": fmt(memory, lambda size: two_digits(shortest_oom(size))),
+        "out_on_40": two_digits(shortest_oom(GPUS["a100-40"].free_bytes)),
+        "out_on_80": two_digits(shortest_oom(GPUS["a100-80"].free_bytes)),
+        "tried_length": fmt(n or MISSING, "{:,}"),
         "tried_eager": describe_outcome(record, n, "eager"),
         **compiled.facts(record),
     }

@@ -11,7 +11,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import describe_range, known, say, span
+from tools.render.rows import describe_range, dropna, fmt, span
 from tools.render.stems.attention.columns import (
     EXECUTIONS,
     LONGEST,
@@ -129,7 +129,7 @@ def speedup_figure(record: Record) -> Drawn:
             plots.heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
 
-    told = describe_range(known(found.column("gain")) or found.column("gain"))
+    told = describe_range(dropna(found.column("gain")) or found.column("gain"))
     return (
         draw,
         f"Eager time over compiled time of both passes {told}.",
@@ -147,9 +147,9 @@ def facts(record: Record | None) -> dict[str, str]:
             f"speedups_{name}": span(found.where(n=ns).column("gain"), "{:.5f}")
             for name, ns in shown.items()
         },
-        **{f"speedup_{of}": say(longest[f"{of}_gain"], "{:.5f}") for of in PASSES},
+        **{f"speedup_{of}": fmt(longest[f"{of}_gain"], "{:.5f}") for of in PASSES},
         **{
-            f"{of}_kernels_{e}": say(
+            f"{of}_kernels_{e}": fmt(
                 find_pass(every, KERNELS_AT, e=e).get(f"{of}_kernels")
             )
             for e in EXECUTIONS
@@ -165,6 +165,6 @@ def facts(record: Record | None) -> dict[str, str]:
     "in every cell.",
 )
 def compiled_attention_faster(record: Record) -> Judgement:
-    found = known(compiled_passes(record).column("gain"))
+    found = dropna(compiled_passes(record).column("gain"))
     numbers = f"Eager time over compiled time: {span(found)} over {len(found)} cells."
     return found and (min(found) > 1, numbers)

@@ -13,7 +13,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.markdown import gib, percent
-from tools.render.rows import MISSING, known, most, say, span
+from tools.render.rows import MISSING, dropna, fmt, most, span
 from tools.render.stems.end_to_end.figures import (
     phases_figure,
     shares_figure,
@@ -162,14 +162,14 @@ def facts(record: Record | None) -> dict[str, str]:
     short, fp32 = {"context": 128, "precision": "fp32"}, {"precision": "fp32"}
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
     small_bf16 = forward.one(size="small", context=512, precision="bf16")
-    variations = known(select_repeatable(found).where(**fp32).column("variation"))
+    variations = dropna(select_repeatable(found).where(**fp32).column("variation"))
     steady = sum(variation < 0.02 for variation in variations)
-    gains = known(bf16.column("pass_gain"))
+    gains = dropna(bf16.column("pass_gain"))
     step_fp32, step_bf16 = (
         of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
     )
     return {
-        "forward_small_128_fp32": say(
+        "forward_small_128_fp32": fmt(
             forward.one(size="small", **short)["step_ms"], "{:.5f} ms"
         ),
         **{
@@ -177,21 +177,21 @@ def facts(record: Record | None) -> dict[str, str]:
             for phase, rows in (("forward", forward), ("backward", of_steps))
             for key, size in (("small", "small"), ("2_7B", "2.7B"))
         },
-        "share_2_7B_512_fp32": say(large_512["share"], percent),
-        "pass_share_fp32_2_7B_512": say(step_fp32["pass_share"], percent),
-        "pass_share_bf16_2_7B_512": say(step_bf16["pass_share"], percent),
-        "variation_most": say(most(variations), percent),
-        "growth_small_bf16": say(small_bf16["growth"], "{:.5f}"),
-        "growth_2_7B_fp32": say(large_512["growth"], "{:.5f}"),
-        "flops_growth_small": say(small_flops(512) / small_flops(128), "{:.5f}"),
-        "speedup_small_128": say(bf16.one(size="small", context=128)["gain"], "{:.5f}"),
-        "gain_most": say(most(gains), "{:.5f}"),
-        "speedup_2_7B_512": say(step_bf16["gain"], "{:.5f}"),
+        "share_2_7B_512_fp32": fmt(large_512["share"], percent),
+        "pass_share_fp32_2_7B_512": fmt(step_fp32["pass_share"], percent),
+        "pass_share_bf16_2_7B_512": fmt(step_bf16["pass_share"], percent),
+        "variation_most": fmt(most(variations), percent),
+        "growth_small_bf16": fmt(small_bf16["growth"], "{:.5f}"),
+        "growth_2_7B_fp32": fmt(large_512["growth"], "{:.5f}"),
+        "flops_growth_small": fmt(small_flops(512) / small_flops(128), "{:.5f}"),
+        "speedup_small_128": fmt(bf16.one(size="small", context=128)["gain"], "{:.5f}"),
+        "gain_most": fmt(most(gains), "{:.5f}"),
+        "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
         "backward_over_forward": span(backward_over_forward(of_steps), "{:.5f}"),
-        "steady_rows": f"{steady} of {len(variations)}" if variations else say(MISSING),
-        "slower_cells": say(sum(g < 1 for g in gains), f"{{}} of {len(gains)}"),
-        "gpu_memory": say(gpu_memory(record), lambda v: f"{gib(v, 5)} GiB"),
-        "memory_2_7B_512_fp32": say(step_fp32[PEAK], lambda v: f"{gib(v, 5)} GiB"),
+        "steady_rows": f"{steady} of {len(variations)}" if variations else fmt(MISSING),
+        "slower_cells": fmt(sum(g < 1 for g in gains), f"{{}} of {len(gains)}"),
+        "gpu_memory": fmt(gpu_memory(record), lambda v: f"{gib(v, 5)} GiB"),
+        "memory_2_7B_512_fp32": fmt(step_fp32[PEAK], lambda v: f"{gib(v, 5)} GiB"),
         "runs_of_10B": passes_of_10b(record),
     }
 
@@ -199,7 +199,7 @@ def facts(record: Record | None) -> dict[str, str]:
 def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
     """Return "38.32 ± 0.36 ms"."""
     x = found.one(**wanted)
-    return f"{x[f'{phase} ±']} ms" if x else say(x.missing)
+    return f"{x[f'{phase} ±']} ms" if x else fmt(x.missing)
 
 
 def select_repeatable(found: Frame) -> Frame:
@@ -209,7 +209,7 @@ def select_repeatable(found: Frame) -> Frame:
 
 def backward_over_forward(of_steps: Frame) -> list[float]:
     """Return the ratio of backward to forward time of each fp32 step."""
-    return known(of_steps.where(precision="fp32").column("backward_over_forward"))
+    return dropna(of_steps.where(precision="fp32").column("backward_over_forward"))
 
 
 def small_flops(context: int) -> int:
@@ -234,7 +234,7 @@ def passes_of_10b(record: Record | None) -> str:
     """Describe which fp32 passes of 10B fit in this GPU's memory, by formula."""
     room = gpu_memory(record) - CONTEXT_BYTES
     needs = [predicted_bytes(mode, "fp32") for mode in MODES]
-    return CAN_RUN[sum(need <= room for need in needs)] if room else say(room)
+    return CAN_RUN[sum(need <= room for need in needs)] if room else fmt(room)
 
 
 # Claims -------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ def backward_about_twice(record: Record) -> Judgement:
 )
 def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
-    found = known(select_repeatable(grown).column("variation"))
-    largest = say(most(found), percent)
+    found = dropna(select_repeatable(grown).column("variation"))
+    largest = fmt(most(found), percent)
     numbers = f"Std over mean: at most {largest}, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)
 
@@ -275,7 +275,7 @@ def passes_steady(record: Record) -> Judgement:
 )
 def gain_grows(record: Record) -> Judgement:
     bf16 = steps(record).where(context=512, precision="bf16")
-    found = known(bf16.arrange(size=TABLE_1).column("pass_kernel_gain"))
+    found = dropna(bf16.arrange(size=TABLE_1).column("pass_kernel_gain"))
     clock = "GPU" if has_gpu_time(record) else "wall-clock"
     texts = ", ".join(f"{g:.2f}" for g in found)
     numbers = f"fp32 over bf16 in {clock} time: {texts}."

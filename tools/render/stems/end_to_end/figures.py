@@ -13,7 +13,7 @@ from tools.render.fragments import Drawn
 from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import ACCENT, DARK, PALE
-from tools.render.rows import known, span
+from tools.render.rows import dropna, span
 from tools.render.stems.end_to_end.rows import BATCH, has_gpu_time, passes, steps
 
 Cell = Callable[[float], tuple[str, float]]
@@ -34,7 +34,7 @@ def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
 def shares_figure(record: Record) -> Drawn:
     """Draw shares of the peak rate; nothing if the GPU's data sheet is not listed."""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
-    if not known(found.column("share")):
+    if not dropna(found.column("share")):
         return None
 
     def cell_look(share: float) -> tuple[str, float]:
@@ -98,7 +98,7 @@ def speedup_figure(record: Record) -> Drawn:
     clocks = {"GPU time": "pass_kernel_gain", "wall-clock time": "pass_gain"}
     if not has_gpu_time(record):
         del clocks["GPU time"]
-    gains = {clock: known(found.column(name)) for clock, name in clocks.items()}
+    gains = {clock: dropna(found.column(name)) for clock, name in clocks.items()}
     most = max(map(max, gains.values()))
     ranges = ", ".join(f"{span(of)} in {clock}" for clock, of in gains.items())
 

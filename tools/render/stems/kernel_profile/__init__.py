@@ -17,7 +17,7 @@ from tools.render.markdown import (
     per_device,
     percent,
 )
-from tools.render.rows import Missing, known, most, say, span
+from tools.render.rows import Missing, dropna, fmt, most, span
 from tools.render.stems.kernel_profile import rows
 from tools.render.stems.kernel_profile.figures import causes_figure, roofline_figure
 
@@ -205,27 +205,27 @@ def facts(record: Record | None) -> dict[str, str]:
     mark_us = most(found.where(bool).column("thousand_marks_ms"))
     return {
         **{
-            f"{name}_{key}": say(x[f"{name}_ms"], format_ms)
+            f"{name}_{key}": fmt(x[f"{name}_ms"], format_ms)
             for key, x in (("small_128", short), ("2_7B", large))
             for name in ("profiled", "span", "busy")
         },
-        "wall_2_7B": say(large["wall_ms"], format_ms),
+        "wall_2_7B": fmt(large["wall_ms"], format_ms),
         **{
-            f"matmul_{name}_{key}": say(x[f"matmul_{name}"], percent)
+            f"matmul_{name}_{key}": fmt(x[f"matmul_{name}"], percent)
             for key, x in (("small", small), ("2_7B", large))
             for name in ("forward", "both", "step")
         },
-        "idle_small_128": say(short["idle_share"], percent),
-        "matmul_step_2_7B_bf16": say(in_bf16["matmul_step"], percent),
-        "softmax_small": say(rows.category_share(small, "softmax"), percent),
-        "elementwise_small": say(rows.category_share(small, "elementwise"), percent),
-        "idle_small_128_bf16": say(idle, percent),
-        "copies_2_7B_128_bf16": say(early["copies_share"], percent),
-        "copies_2_7B_1024_bf16": say(late["copies_share"], percent),
-        "per_weight_2_7B_128_bf16": say(1 - grown / early["copies"], percent),
+        "idle_small_128": fmt(short["idle_share"], percent),
+        "matmul_step_2_7B_bf16": fmt(in_bf16["matmul_step"], percent),
+        "softmax_small": fmt(rows.category_share(small, "softmax"), percent),
+        "elementwise_small": fmt(rows.category_share(small, "elementwise"), percent),
+        "idle_small_128_bf16": fmt(idle, percent),
+        "copies_2_7B_128_bf16": fmt(early["copies_share"], percent),
+        "copies_2_7B_1024_bf16": fmt(late["copies_share"], percent),
+        "per_weight_2_7B_128_bf16": fmt(1 - grown / early["copies"], percent),
         **top_facts(small),
         **attention_facts(rows.attention_parts(record, size="small", context=512)),
-        "mark_us": say(mark_us, "{:.5f} µs"),
+        "mark_us": fmt(mark_us, "{:.5f} µs"),
     }
 
 
@@ -237,9 +237,9 @@ def top_facts(x: Line) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name in ("forward", "both"):
         top = x[f"top_{name}"]
-        texts[f"top_{name}_small"] = say(top["code"])
-        texts[f"top_{name}_calls_small"] = say(top["calls"], "{:g}")
-        texts[f"top_{name}_share_small"] = say(top["of_whole"], percent)
+        texts[f"top_{name}_small"] = fmt(top["code"])
+        texts[f"top_{name}_calls_small"] = fmt(top["calls"], "{:g}")
+        texts[f"top_{name}_share_small"] = fmt(top["of_whole"], percent)
     return texts
 
 
@@ -250,12 +250,12 @@ def attention_facts(parts: Frame) -> dict[str, str]:
     ms = scores["part_ms"] + output["part_ms"]
     flops = scores["flops"] + output["flops"]
     return {
-        "softmax_bandwidth_small": say(softmax["of_bandwidth"], percent),
-        "softmax_ms_small": say(softmax["part_ms"], "{:.5f} ms"),
-        "softmax_kernels_small": say(softmax["calls"], "{:g}"),
-        "products_ms_small": say(ms, "{:.5f} ms"),
-        "time_ratio_small": say(ms / softmax["part_ms"], "{:.5f}"),
-        "flops_ratio_small": say(flops / softmax["flops"], "{:.0f}"),
+        "softmax_bandwidth_small": fmt(softmax["of_bandwidth"], percent),
+        "softmax_ms_small": fmt(softmax["part_ms"], "{:.5f} ms"),
+        "softmax_kernels_small": fmt(softmax["calls"], "{:g}"),
+        "products_ms_small": fmt(ms, "{:.5f} ms"),
+        "time_ratio_small": fmt(ms / softmax["part_ms"], "{:.5f}"),
+        "flops_ratio_small": fmt(flops / softmax["flops"], "{:.0f}"),
     }
 
 
@@ -269,7 +269,7 @@ def attention_facts(parts: Frame) -> dict[str, str]:
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
     found = rows.passes(record).where(mode="forward", precision="fp32")
-    kernels: list[Any] = known(x[top] for x in found for top in TOPS.values())
+    kernels: list[Any] = dropna(x[top] for x in found for top in TOPS.values())
     multiply = [kernel["category"] == MATMUL for kernel in kernels]
     numbers = f"{sum(multiply)} of {len(multiply)} passes."
     return multiply and (all(multiply), numbers)
@@ -287,7 +287,7 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
     softmax = rows.attention_parts(record).where(
         lambda x: x["context"] >= 512, part=rows.SOFTMAX_PART
     )
-    found = known(1 / x["of_bandwidth"] for x in softmax)
+    found = dropna(1 / x["of_bandwidth"] for x in softmax)
     numbers = f"Time over the floor: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
 
@@ -305,7 +305,7 @@ def kernels_are_attributed(record: Record) -> Judgement:
     lost = most(map(rows.unmarked_share, ran))
     gap = most([0.0, *(abs(rows.name_disagreement(x)) for x in ran)])
     numbers = (
-        f"Time outside phases: {say(lost, format_at_most)}; difference between names "
-        f"and operations: at most {say(gap, percent)}."
+        f"Time outside phases: {fmt(lost, format_at_most)}; difference between names "
+        f"and operations: at most {fmt(gap, percent)}."
     )
-    return known([lost]) and (lost < 0.01 and gap < 0.03, numbers)
+    return dropna([lost]) and (lost < 0.01 and gap < 0.03, numbers)

@@ -20,7 +20,7 @@ from tools.render.markdown import (
     percent,
     two_digits,
 )
-from tools.render.rows import say
+from tools.render.rows import fmt
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
@@ -34,7 +34,7 @@ from tools.render.stems.peak_memory.rows import (
     category_bytes,
     largest_error,
     largest_groups,
-    pass_of,
+    make_pass,
     passes,
 )
 
@@ -152,13 +152,13 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         **{f"{mode}_fp32": format_mib(pass_at(mode, "fp32")["peak"]) for mode in MODES},
         "step_bf16": format_mib(step_bf16["peak"]),
-        "beyond_weights": say(beyond_weights / 2**30, "{:.0f}"),
-        "forward_bf16_over_fp32": say(growth, "{:.5f}"),
+        "beyond_weights": fmt(beyond_weights / 2**30, "{:.0f}"),
+        "forward_bf16_over_fp32": fmt(growth, "{:.5f}"),
         "forward_copies_bf16": format_mib(
             category_bytes(forward_bf16, "weight copies")
         ),
-        "place_fp32": say(step["place"]),
-        "place_short": say(pass_at("step", "fp32", 128)["place"]),
+        "place_fp32": fmt(step["place"]),
+        "place_short": fmt(pass_at("step", "fp32", 128)["place"]),
         "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),
         "agrees": format_agreement(largest_error(record)),
         "forward_largest": format_mib(
@@ -170,7 +170,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 def format_agreement(error: float) -> str:
     """Describe a relative error: "to the byte" or "within 0.40 %"."""
-    return "to the byte" if error == 0 else say(100 * error, "within {:.2f} %")
+    return "to the byte" if error == 0 else fmt(100 * error, "within {:.2f} %")
 
 
 def formula_facts() -> dict[str, str]:
@@ -246,7 +246,7 @@ def largest_are_scores(record: Record) -> Judgement:
     x = passes(record).one(**AT, mode="forward", precision="fp32")
     if not (found := largest_groups(x)):
         return None
-    derived, size = attention_saved(pass_of(x))["exponentials"], found[0]["bytes"]
+    derived, size = attention_saved(make_pass(x))["exponentials"], found[0]["bytes"]
     attention = all("scaled_dot_product_attention" in g["code"] for g in found)
     numbers = f"Largest {format_mib(size)}, a score matrix {format_mib(derived)}."
     return size == derived and attention, numbers

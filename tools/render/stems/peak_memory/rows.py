@@ -38,7 +38,7 @@ def passes(record: Record | None) -> Frame:
     return frame(record).derive(
         name=lambda x: MODES[x["mode"]],
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
-        predicted=lambda x: sum(peak(pass_of(x)).values()),
+        predicted=lambda x: sum(peak(make_pass(x)).values()),
         peak=lambda x: x["peak_allocated_bytes"] if x else missing_peak(x),
         requested=lambda x: x["peak_requested_bytes"] if x else missing_peak(x),
         off=lambda x: x["requested"] / x["predicted"] - 1,
@@ -47,7 +47,7 @@ def passes(record: Record | None) -> Frame:
     )
 
 
-def pass_of(x: Line) -> Pass:
+def make_pass(x: Line) -> Pass:
     given: dict[str, Any]
     given = {f.name: x[f.name] for f in fields(Pass) if f.name in x.config}
     given["checkpoint"] = int(x["checkpoint"])
@@ -88,7 +88,7 @@ def largest_error(record: Record | None) -> float:
     return most(
         abs(category_bytes(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
-        for name, value in category_peaks(pass_of(x)).items()
+        for name, value in category_peaks(make_pass(x)).items()
         if value and name in PREDICTED
     )
 
