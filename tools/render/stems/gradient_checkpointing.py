@@ -158,7 +158,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 @fragments.add(
     "table.md",
     "Peak and time by what is recomputed; beside each peak, its ratio to the predicted "
-    "peak.",
+    "peak. GPU time is of other passes than wall-clock time.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_least(predicted_runs(), "predicted_kept")
