@@ -123,21 +123,21 @@ def format_small_share(share: float) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape: forward, backward, and the two "
     "together, without a loss. Times are medians by `do_bench`, which include waits "
-    "for launches. The last column compares GPU time if the record has it, as a median "
-    "over rounds with its range.",
+    "for launches. The speedup is of GPU time if the record has it, as a median over "
+    "rounds with its range.",
 )
 def latency_table(record: Record) -> str:
-    found, names = shapes(record), ("ours", "plain")
+    found, names = shapes(record), {"ours": "flash", "plain": "plain"}
     shown: list[tuple[Any, ...]] = [
-        (f"{name}, {SAID[of]}, ms", f"{name}.{of}_ms", format_ms)
-        for name in names
+        (f"{label}, {SAID[of]}, ms", f"{name}.{of}_ms", format_ms)
+        for name, label in names.items()
         for of in PASSES
     ]
     if any(x["ours"].get("both_gpu_ms", 0) for x in found):
         head = f"{SAID['both']}, GPU, ms"
         shown += [
-            (f"{name}, {head}", lambda x, n=name: x[n].get("both_gpu_ms"), format_ms)
-            for name in names
+            (f"{label}, {head}", lambda x, n=name: x[n].get("both_gpu_ms"), format_ms)
+            for name, label in names.items()
         ]
     return found.table(
         "dtype",
@@ -145,7 +145,7 @@ def latency_table(record: Record) -> str:
         ("N", "n"),
         *shown,
         ("plain / flash, forward + backward", format_ratio_and_range, "{:.2f}"),
-        ("ours ran", lambda x: kernel_family(x["ours"])),
+        ("flash kernel", lambda x: kernel_family(x["ours"])),
         telling=lambda x: x["d"] == D and x["n"] in TELLING,
     )
 

@@ -198,7 +198,7 @@ def loss_figure(record: Record) -> str:
             plots.curve(apart, steps, mean, **plain, color=color, label=label)
         flat = {"color": DARK, "linewidth": 1, **plain}
         plots.curve(apart, (1, len(fp32)), (0, 0), **flat)
-        apart.set(xlabel="step", title="minus that of fp32")
+        apart.set(xlabel="step", title="minus the loss in fp32")
 
     told = [
         f"{text} ends {format_difference(found)} fp32"
