@@ -1,5 +1,5 @@
-"""The CUDA allocator's history without a GPU: storages of fake tensors as blocks of a
-pool. On a GPU test_recorder.py holds the real allocator to the same sums.
+"""The CUDA allocator's history without a GPU: storages of fake tensors are blocks of a
+pool. On a GPU, test_recorder.py checks the same sums with the real allocator.
 """
 
 import sys

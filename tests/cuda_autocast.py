@@ -1,5 +1,5 @@
-"""Autocast as CUDA has it, on a CPU: inside, `torch.autocast("cpu", torch.bfloat16)`
-casts and caches what CUDA's does. test_autocast.py compares with a GPU's record."""
+"""CUDA's autocast on a CPU: inside, `torch.autocast("cpu", torch.bfloat16)` casts and
+caches as on CUDA. test_autocast.py compares the results with a GPU's record."""
 
 import warnings
 from collections.abc import Iterator

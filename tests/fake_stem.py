@@ -1,4 +1,4 @@
-"""An experiment of the tests' own that sleeps, without torch.
+"""An experiment for tests that sleeps and needs no torch.
 
 python -m tests.fake_stem --index 3
 """

@@ -1,1 +1,1 @@
-"""What follows from shapes: FLOPs, bytes and lower bounds on time. Imports no torch."""
+"""Formulas of a model's shape: FLOPs, bytes, lower bounds on time. Imports no torch."""

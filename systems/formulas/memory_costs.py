@@ -190,7 +190,7 @@ def residual_bytes(p: Pass) -> int:
 
 
 def weight_bytes(p: Pass) -> int:
-    """Return the bytes of all parameters, also of all gradients or one AdamW moment."""
+    """Return the bytes of all weights, equal to those of the gradients or a moment."""
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d
@@ -221,7 +221,7 @@ def count_segments(p: Pass) -> int:
 
 
 def graph_bytes(p: Pass) -> int:
-    """Return the bytes a forward pass saves, with logits; of a segment its input."""
+    """Return the bytes that a forward pass saves, with logits. Segments save inputs."""
     if p.checkpoint:
         blocks = count_segments(p) * residual_bytes(p)
     else:

@@ -148,7 +148,7 @@ def _make_table(title: str, items: list[dict[str, Any]]) -> Table:
 
 
 def _format_metric(value: Any) -> str:
-    """Format a metric; of a long list only both ends."""
+    """Format a metric; shorten a long list to its first and last items."""
     if isinstance(value, list):
         if len(value) > 12:
             value = [*value[:3], "...", *value[-3:]]

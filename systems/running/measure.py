@@ -98,7 +98,7 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.compiled_folder()):
             raise CannotStart(fault)
-        # Otherwise PyTorch's compiler sets another one, without the kernels compiled
+        # Otherwise PyTorch's compiler uses another folder, without kernels compiled
         # ahead.
         os.environ["TRITON_CACHE_DIR"] = str(machine.compiled_folder())
     module = import_module(stem.module)

@@ -1,4 +1,4 @@
-"""Where a record is written, by whom, and whether an unfinished one may be continued.
+"""Find and lock the file of a record, and continue an unfinished record if possible.
 
 An unfinished record is `<stem>.partial.json` beside the record.
 """

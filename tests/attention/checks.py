@@ -117,7 +117,7 @@ def run_reference(
 
 
 class SplitProduct(torch.autograd.Function):
-    """Multiply sums of two bfloat16 numbers, with gradients computed the same way."""
+    """A matmul of float32 split into bfloat16 limbs, forward and backward."""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
@@ -131,13 +131,13 @@ class SplitProduct(torch.autograd.Function):
 
 
 def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b by three products of bfloat16 limbs, summed in float32."""
+    """Return a @ b as the float32 sum of three matmuls of bfloat16 limbs."""
     (a_high, a_low), (b_high, b_low) = two_limbs(a), two_limbs(b)
     return a_low @ b_high + a_high @ b_low + a_high @ b_high
 
 
 def two_limbs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split float32 into the nearest bfloat16, and that nearest to the remainder."""
+    """Split float32 into its nearest bfloat16 and the one nearest to the rest."""
     high = x.bfloat16().float()
     return high, (x - high).bfloat16().float()
 
@@ -150,7 +150,7 @@ def hide_later_keys(s: Tensor) -> Tensor:
 def run_in_limbs(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None
 ) -> dict[str, Tensor]:
-    """Return the results of `run_class` by plain attention with `split_product`."""
+    """Return the results of `run_class` by plain attention with `matmul_limbs`."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     s = SplitProduct.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     s = hide_later_keys(s) if causal else s
@@ -193,13 +193,13 @@ def check_against_reference(
     scale: float | None = None,
     split: bool = False,
 ) -> None:
-    """Each error is at most twice that of plain PyTorch in the same precision, plus a
-    band for rounding, and capped.
+    """Check that each error is at most CAP, and at most twice that of plain PyTorch in
+    the same precision plus a margin for rounding.
 
-    The band: one unit of the result's dtype at its largest value, what float32 sums
-    leave where the exact result cancels, what n additions that round gather, and the
-    rounding of the saved lse, which is float32 for all inputs. With `split`, plain
-    attention with split products is the measure, and the band has what delta adds.
+    The margin adds the spacing of numbers at the largest value, errors of float32 sums
+    whose terms cancel, errors of n additions, and the rounding of lse to float32. With
+    `split`, errors are compared with those of plain attention in limbs, and the margin
+    includes the effect of delta's error.
     """
     actual = actual if isinstance(actual, Mapping) else to_dict(actual)
     exact = run_reference(q, k, v, do, causal, scale)
@@ -289,7 +289,7 @@ def poison_buffers(launches) -> Iterator[list[Tensor]]:
 
 
 class Like:
-    """A stand-in for a GPU tensor with the properties that the predicate reads."""
+    """A stand-in for a GPU tensor with the properties that `choose_backend` reads."""
 
     def __init__(self, x: torch.Tensor, device: str = "cuda:0"):
         self.x, self.device = x, torch.device(device)

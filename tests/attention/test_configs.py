@@ -156,6 +156,6 @@ def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
     assert choose_head_swizzle(k, 16, False, "half") == 1
     long = k._replace(shape=(1, 1, 2**22, 64))
     assert choose_head_swizzle(long, 1, True, "half") == 1
-    # At most as many as there are heads, because kernels count tiles of a group in 32
+    # At most the number of heads, because kernels count the tiles of a group with 32
     # bits.
     assert choose_head_swizzle(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3

@@ -58,7 +58,7 @@ def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 # Every configuration by (GPU, arithmetic, head dimension): the three kernels of one
-# entry are checked together. Where few rows have no entry, it is that of many.
+# entry are checked together. Without an entry for few rows, that for many applies.
 ENTRIES = {
     (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
     for arch, kinds in drop_duplicates(CONFIGS).items()

@@ -70,7 +70,7 @@ PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
 
 
 def has_hopper() -> bool:
-    """Run with any Triton: these tests decide which versions `VERSIONS` lists."""
+    """Return whether the GPU is a Hopper; tests run with Tritons beyond `VERSIONS`."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
@@ -304,7 +304,7 @@ def test_gradients_of_copies_lie_as_a_compiler_was_promised(layout, device):
 
 
 def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
-    """Return (head, tile of queries, partial dq before) of each step of a program."""
+    """Yield (head, query tile, number of earlier partials) for a program's steps."""
     pytest.importorskip("triton.experimental.gluon")
     from systems.attention.hopper.shift import Program, get_item, get_tile
 
@@ -341,7 +341,7 @@ def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
 
 
 def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, order):
-    """Return for each program its item and (head, tile of queries, partials before)."""
+    """Yield each program's item, and (head, query tile, earlier partials) by step."""
     pytest.importorskip("triton.experimental.gluon")
     from systems.attention.hopper.ordered import Walk, get_item, get_tile
 
@@ -358,7 +358,7 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
 
 
 def random_orders(cases: int):
-    """Return random (heads, kv_heads, n_q, n_k, causal, order) as the launcher's."""
+    """Yield random (heads, kv_heads, n_q, n_k, causal, order) as in real launches."""
     draw = random.Random(0)
     for _ in range(cases):
         kv_heads, shared = draw.choice((1, 2, 3, 8)), draw.choice((1, 1, 2, 4, 8))
@@ -431,7 +431,7 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
 
 @pytest.mark.parametrize("program", range(5))
 def test_the_drawing_shows_the_walk(program):
-    """Two heads and five tiles are drawn; a drawn step is BESIDE kernel steps."""
+    """The drawing has two heads and five tiles; a drawn step is BESIDE kernel steps."""
     svg = (ROOT / "docs/drawings/ordered-walk-wide.svg").read_text("utf-8")
     static, *_, last = svg.split('class="frame"')
     shown = re.findall(r'<text x="(\d+)" y="([\d.]+)">(\d)<', static + last)
@@ -501,7 +501,7 @@ ORDERED = {
 
 
 def list_orders(heads: int, shared: int, causal: bool) -> list[Ordered]:
-    """Return orders: all heads forwards, backwards, or both; also divided groups."""
+    """Return orders of heads: forwards, backwards or both; also with divided groups."""
     if not causal:
         found = [Ordered(1, heads), Ordered(heads, heads)]
     else:
@@ -657,7 +657,7 @@ def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causa
 @needs_hopper
 @pytest.mark.parametrize(("backend", "n"), [("hopper", 100), ("auto", 8192)])
 def test_the_public_class_runs_them(backend, n, monkeypatch):
-    """Small inputs by backend name, large ones by "auto"; do has stride zero."""
+    """Run small inputs by backend name, large ones by "auto"; do has stride zero."""
     # Skip the version check: `VERSIONS` lists a version only after this passes.
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
@@ -698,7 +698,7 @@ def test_gradients_of_what_tma_cannot_read(
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_only_do_cannot_be_read(n, monkeypatch):
-    """Slices of joined gradients are such; the backend depends on q, k and v only."""
+    """Only q, k and v decide the backend; a slice of joined gradients is unreadable."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))

@@ -1,4 +1,4 @@
-"""Scores past 2³¹, whose rounding exp2 can't take (pytorch/pytorch#121558)."""
+"""Scores above 2³¹, whose rounding errors overflow exp2 (pytorch/pytorch#121558)."""
 
 import numpy as np
 import pytest

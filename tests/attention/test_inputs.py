@@ -149,7 +149,7 @@ def nested_tensor(*parts: torch.Tensor) -> torch.Tensor:
 
 
 def qkv(*options, K=None, V=None) -> list[Any]:
-    """q, k, v that are right but for those that are given, and options."""
+    """Return valid q, k and v, except those given, followed by the options."""
     q = zeros(2, 8, 4)
     return [q, q if K is None else K, q if V is None else V, *options]
 

@@ -62,7 +62,7 @@ def fake_gpu(monkeypatch):
 
 
 def test_every_launch_asks_for_products_and_sums_in_one():
-    """Triton 3.9 warns without the option, whose default will change."""
+    """Without `enable_fp_fusion` Triton 3.9 warns, because its default will change."""
     launched = set()
     for path in (ROOT / "systems").rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
@@ -137,7 +137,7 @@ HOOKS = ["launch_enter_hook", "launch_exit_hook"]
     ("put", "second"), [("added", "with hooks"), (print, "with hooks"), (None, "again")]
 )
 def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
-    """Hooks are a chain or a single function, by Triton version."""
+    """Triton's hooks are a chain or a single function, depending on its version."""
     kernel, x, chain = Kernel(), aligned_view(), getattr(knobs.runtime, hook)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     launch(x, x)

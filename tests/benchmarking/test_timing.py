@@ -23,7 +23,7 @@ def test_phases_are_kept_by_name_in_order_and_an_exception_leaves_no_sample():
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_sample_is_the_time_inside_of_a_repeat_s_phase(monkeypatch, device):
-    """Synchronize with a GPU before reading the clock at either end."""
+    """A GPU is synchronized before each of the two readings of the clock."""
     calls, ticks = [], count(step=0.25)
     names = "synchronize", "reset_peak_memory_stats", "empty_cache"
     peaks = {"max_memory_allocated": 7, "max_memory_reserved": 9}

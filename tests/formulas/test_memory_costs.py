@@ -51,9 +51,9 @@ def record_pass(monkeypatch, *fields, **others) -> dict:
 
 
 def allocator_peaks(monkeypatch, p: Pass) -> dict[int, int]:
-    """The allocator's peaks in the second step of a run like `p`: up to the gradient of
-    the head's input, in the backward pass of the last norm and of each block, the last
-    one first, and in what follows.
+    """Return the allocator's peaks in the second step of `p`, by stage: 0 until the
+    gradient of the head's input exists, 1 backward of the final norm, then backward of
+    each block from the last to the first, and the rest of the step.
     """
     peaks: dict[int, int] = {}
     monkeypatch.setitem(SIZES, "tested", p.shape)
@@ -88,7 +88,7 @@ def allocator_peaks(monkeypatch, p: Pass) -> dict[int, int]:
             autocast = precision_context(precision, "cpu")
             training_step(model, token_ids, targets, autocast, optimizer)
         note_peak(len(watched))
-        # Before the allocator goes that their storages tell of their end.
+        # Free the tensors before the allocator that counts them.
         del model, token_ids, targets, optimizer, watched, module
     return peaks
 
@@ -162,7 +162,7 @@ def test_any_step_s_peak_is_its_formula(monkeypatch, p):
     moments = {
         when: sum(moment.values()) for when, moment in peak_candidates(p).items()
     }
-    # Temporaries of a few numbers a token or a word are not counted elsewhere.
+    # The formulas neglect temporaries of a few numbers per token or word.
     for place, begins, near in (
         (0, ("forward", "after", "backward, the loss"), 0.006),
         (1, "backward, the last norm", 5e-5),

@@ -36,7 +36,7 @@ WAYS = [
 
 
 def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
-    """Return the peaks of a pass that allocates gradients, and that finds them."""
+    """Return peaks of passes that allocate gradients, and that already have them."""
     monkeypatch.setitem(SIZES, "tested", p.shape)
     with allocator(monkeypatch) as memory:
         model = build_model("tested", p.context, p.vocab, p.attention)
@@ -65,7 +65,7 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
 
 
 def test_what_the_forward_pass_keeps():
-    """The number of saved block inputs, for half blocks and nested runs."""
+    """Of eight blocks, half blocks save 16 inputs, halving 2 and the chain 1."""
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
     for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
@@ -90,12 +90,12 @@ def test_nested_runs_in_closed_form():
         assert n * forward_passes("chain", n) == n * (n + 3) / 2
         kept = [count_kept_inputs("halving", n, block) for block in range(1, n + 1)]
         assert max(kept) == 1 + log
-    # Of five as two and three: 3 of the halves around a block are firsts of their own.
+    # Five blocks are halved into two and three: three more block computations.
     assert 5 * forward_passes("halving", 5) == 2 * 5 + 3
 
 
 def test_by_hand_nothing_is_held_before_a_gradient_came_in():
-    """With existing gradients, the peak is in the forward pass, equal for both."""
+    """With existing gradients, both strategies have the same peak: the forward pass."""
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     (made, kept), (by_hand, kept_by_hand) = (
         strategy_peaks(p, "runs"),

@@ -1,4 +1,4 @@
-"""Sums, spans and the timeline of a profile, from kernels made here."""
+"""Sums, spans and the timeline of a profile, from kernels written by hand."""
 
 import pytest
 

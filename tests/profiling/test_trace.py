@@ -1,4 +1,4 @@
-"""Both readers, on traces made here: phases, rows, one-line errors."""
+"""Both readers, on traces written by hand: phases, rows, one-line errors."""
 
 import gzip
 import json
@@ -188,7 +188,7 @@ def test_a_broken_torch_trace_is_one_clear_line(tmp_path, text):
     assert re.search(rf"t\.json {BROKEN_TORCH[text]}", said)
 
 
-# What is wrong with one event of a trace that is right otherwise.
+# Faults of one event in an otherwise valid trace.
 WRONG_EVENTS = [
     *(("kernel", {"ts": at}) for at in ("55", None, math.nan, math.inf)),
     *(("kernel", {"dur": took}) for took in ("10", math.inf, -1)),

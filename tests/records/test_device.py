@@ -151,7 +151,7 @@ def test_a_driver_through_which_nothing_can_be_asked_is_named(fake_nvml, monkeyp
 
 
 def test_a_gpu_that_torch_alone_finds_is_not_ready(fake_nvml, monkeypatch, capsys):
-    """Without NVML, records could not name it."""
+    """Without NVML, records could not name the GPU."""
     fake_nvml.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
     monkeypatch.setattr(check_setup, "default_device", lambda: "cuda")

@@ -118,7 +118,7 @@ def test_few_rows_one_core_or_no_time_are_not_worth_it(
 
 @pytest.mark.parametrize("started", [2, 3])
 def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, started):
-    """As if a container allowed only two processes."""
+    """The system refuses another process, as a container may."""
     children, popen = [], subprocess.Popen
 
     def start(command, **options):

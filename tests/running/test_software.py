@@ -121,7 +121,7 @@ class Numbered:
     ],
 )
 def test_a_library_of_others_counts_where_it_runs(configs, count):
-    """A record without the library's rows stays valid if the library changes."""
+    """A record without rows of FlashAttention-4 stays fresh if its version changes."""
     found = {"torch": "2.11.0", PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}
     assert drop_peer(found, configs) == expected

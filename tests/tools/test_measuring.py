@@ -51,7 +51,7 @@ def run_one(stem: str = "fake") -> Outcome:
         (f"print({ROW!r}); raise SystemExit(130)", 130),
         (f"print({ROW!r}); raise SystemExit(0)", 0),
         (f"print({ROW!r}); 1 / 0", 1),
-        # After its last report.
+        # Killed after its last report.
         (f"print({ROW!r}); print({DONE!r}, flush=True); {KILL.format('KILL')}", -9),
     ],
 )

@@ -238,7 +238,7 @@ def kill(candidate: Candidate) -> str:
 
 
 def interrupt(candidate: Candidate) -> str:
-    """Ctrl-C while compiling, sent to all processes of the terminal."""
+    """Send Ctrl-C while compiling, as a terminal sends it to all its processes."""
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGINT)
         # One of the compilers: a second signal would end the tests.

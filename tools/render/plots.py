@@ -56,7 +56,7 @@ STYLE = rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), False, Fals
 Draw = Callable[[Figure], None]
 # CSS class of texts over lines; they get an outline in the background colour.
 OVER_LINES = "over"
-# Options of a text at a distance from its point in pixels.
+# Options of a text that is offset in pixels from its point.
 OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 
 

@@ -68,7 +68,7 @@ def step_ptrs(
     ptr, tile_offsets, start, rows, columns, stride_n, stride_d, RECOMPUTE: tl.constexpr
 ):
     """Return pointers to a step's tile, whose `rows` begin at `start`: the offsets of
-    the first tile plus an advance, or to save registers (RECOMPUTE) computed anew.
+    the first tile plus an advance, or recomputed to save registers (RECOMPUTE).
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
@@ -79,7 +79,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return the first step of this split in a loop after `steps` earlier steps."""
+    """Return this split's first step in a loop that follows `steps` other steps."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 

@@ -34,11 +34,11 @@ UNDRAWN = re.compile(
     r"api/|notebooks/exercises|"
     r"(setup|hand_in|test_fails|calculator|writeup|reference|bibliography)\.html$"
 )
-# Pages whose headings name the content of tables.
+# Pages whose tables have headings instead of captions.
 HEADED = re.compile(r"api/|(reference|bibliography)\.html$")
 # Long tables that are shown completely: the page's subject, or a sum.
 LONG = re.compile(r"\. (Every graded problem|The graded problems)")
-# Text of pages without measurements.
+# Phrases that templates produce from numbers that are missing or round to zero.
 RESIDUE = re.compile(
     r"\bnone of (?:\d|none)|\bwithin [-−+]?0\.0+\s?%|\bat most 0\.0+\s?%"
     r"|\bnot looked into|\bnot taken apart|\bnot measured yet|[-−]0\.00?\s?%",

@@ -33,7 +33,7 @@ class Word:
     right: float
     top: float
     bottom: float
-    # Whether an outline separates it from the grid.
+    # Whether an outline separates the text from the grid.
     rimmed: bool
 
 

@@ -15,7 +15,7 @@ from tools.render import everything
 from tools.render.claims import claims_in, verdict
 from tools.render.markdown import NOTHING_FITS, NOTHING_YET
 
-# Rows to remove of n, and their replacement.
+# Indices of the rows to remove from n rows.
 LOST = {
     "all": lambda n: range(n),
     "half": lambda n: random.Random(0).sample(range(n), n // 2),

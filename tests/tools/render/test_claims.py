@@ -1,4 +1,4 @@
-"""Claims: altered records turn each verdict."""
+"""An altered record changes the verdict of each claim."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +75,7 @@ def reverse(claim: str, **wanted: Any) -> Callable[[Record], None]:
 
 
 LAYER = {"norm": "layer", "dtype": "bf16"}
-# Alterations that turn each claim.
+# The alteration of a record that changes each claim's verdict.
 ALTERED = {
     "deterministic_mode_is_beaten": reverse(
         "deterministic_mode_is_beaten", implementation="ours"

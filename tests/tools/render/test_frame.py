@@ -65,7 +65,7 @@ def test_rows_are_joined_with_their_twins(small_frame):
     steps.derive(gain=lambda x: x["fp32"]["step_ms"] / x["step_ms"])
     assert dropna(steps.column("gain")) == [3.0, 1.0, 1.0]
     assert span(steps.where(size="2.7B").column("gain")) == "1.00"
-    # Of another frame, by some columns.
+    # Join rows of another frame that agree in these columns.
     steps.join("pass", small_frame.where(mode="forward"), on=["size"])
     assert [x["pass"].get("bytes", 0) for x in steps] == [2, 0, 2, 0]
 

@@ -94,7 +94,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def needs_table(record: Record | None) -> str:
-    """Return what each step's kernels need, compiled with the record's Triton."""
+    """Return a table of each step's kernel resources, with the record's Triton."""
     version = record.software.get("triton", "") if record else ""
     there = read_steps().get(version)
     if record is None or record.device.capability != "9.0" or not there:

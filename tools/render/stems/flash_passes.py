@@ -16,7 +16,7 @@ WAITS = 1.1
 
 
 def is_launch_bound(x: Line) -> bool:
-    """Return whether both passes in a row exceed WAITS times the sum of each alone."""
+    """Return whether both passes together exceed WAITS times the sum of each alone."""
     if "both_ms" not in x.metrics:
         return False
     return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])

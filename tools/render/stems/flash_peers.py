@@ -68,7 +68,7 @@ def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
 
 
 def every_shape(record: Record | None) -> Frame:
-    """Return a row per shape with each implementation's row and relative time."""
+    """Return a row per shape: each implementation's results, and our relative time."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,

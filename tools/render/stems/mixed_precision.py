@@ -78,7 +78,7 @@ def summarize(ran: Frame) -> Line:
 
 
 def unchanged_percent(ran: Frame, name: str) -> float:
-    """Return the mean percentage of elements that a step leaves unchanged."""
+    """Return the mean percentage of a tensor's elements that a step doesn't change."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 
