@@ -57,8 +57,8 @@ def run_first(module, **options):
 
 @pytest.mark.slow
 @interpreted
-def test_without_the_maximum_only_large_scores_fail(changed):
-    module = changed(
+def test_without_the_maximum_only_large_scores_fail(change_module):
+    module = change_module(
         "systems/attention/first.py",
         "tl.maximum(m, tl.max(s, 1))",
         "tl.zeros_like(m)",
@@ -73,8 +73,8 @@ def test_without_the_maximum_only_large_scores_fail(changed):
 
 @pytest.mark.slow
 @interpreted
-def test_without_delta_only_the_gradient_of_v_is_right(changed):
-    module = changed(
+def test_without_delta_only_the_gradient_of_v_is_right(change_module):
+    module = change_module(
         "systems/attention/first.py",
         "p * (dp - delta[:, None])",
         "p * dp",

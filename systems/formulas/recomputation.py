@@ -52,7 +52,7 @@ def forward_passes(strategy: str, layers: int) -> float:
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return for each half with the block, largest first, whether it is a second one."""
+    """Return whether each half with the block is a second one, the largest first."""
     if layers == 1:
         return []
     middle = layers // 2

@@ -112,8 +112,8 @@ def test_the_newest_cuda_that_the_driver_runs(fake_nvml):
 
 
 @pytest.mark.parametrize("refused", LESS)
-def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(driver, refused):
-    driver.refused = {refused}
+def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(fake_nvml, refused):
+    fake_nvml.refused = {refused}
     assert find_gpu() == structs.replace(WHOLE, **{LESS[refused]: None})
 
 
