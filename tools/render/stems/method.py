@@ -62,11 +62,11 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the largest difference between clocks, and the most that waiting adds."""
-    forward = passes(record).where(mode="forward")
+    """Return the most that the clock adds, and waiting to passes not launch-bound."""
+    found = passes(record)
+    full = found.where(lambda x: x["clock_ms"] <= 1.1 * x["cupti"])
+    clock = most(map(abs, found.where(mode="forward").column("clock_adds")))
     return {
-        "clock_adds_at_most": fmt(
-            most(map(abs, forward.column("clock_adds"))), percent
-        ),
-        "waiting_adds_at_most": fmt(most(forward.column("waiting_adds")), percent),
+        "clock_adds_at_most": fmt(clock, percent),
+        "waiting_adds_at_most": fmt(most(full.column("waiting_adds")), percent),
     }
