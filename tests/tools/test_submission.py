@@ -19,10 +19,10 @@ from tools.render.spanning.writeup import load_problems
 PRINT = """
 import sys
 from pathlib import Path
-from tools.submission import records_of, describe_records, write_pdf
+from tools.submission import gpu_records, describe_records, write_pdf
 
 folder, site = map(Path, sys.argv[1:])
-write_pdf(folder / "writeup.pdf", None, describe_records(records_of(None)), site)
+write_pdf(folder / "writeup.pdf", None, describe_records(gpu_records(None)), site)
 """
 DAY = r"\d{4}-\d\d-\d\d"
 # An unpacked archive is no repository.
