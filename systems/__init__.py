@@ -1,7 +1,9 @@
 """Measure how fast and memory-hungry transformers are on a GPU."""
 
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -42,14 +44,30 @@ def need(*modules: str) -> None:
 
 
 def without_traceback(kind: Any, error: Any, trace: Any) -> None:
-    """Exception hook: one line after Ctrl-C, or if a full disk cut a compiled file."""
+    """Exception hook: one line after Ctrl-C, or for modules that can't be imported."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
     elif issubclass(kind, EOFError) and "marshal" in str(error):
         said = "a full disk cut compiled files: delete the folders named __pycache__"
         print(f"error: {said}, here and in .venv", file=sys.stderr)
+    elif said := import_fault(error):
+        print(f"error: {said}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def import_fault(error: BaseException) -> str:
+    """Return which package of others can't be imported and why, or ""."""
+    folders = tuple(f"{ROOT / name}{os.sep}" for name in ("systems", "tools"))
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.line or "" for frame in frames if frame.filename.startswith(folders)]
+    # The last line of our own is the import statement, if what it imports fails.
+    importing = r"(?:from |import |import_module\(\")(\w+)"
+    package = re.match(importing, lines[-1]) if lines else None
+    if package is None or package[1] in ("systems", "tools"):
+        return ""
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return printable(f"{package[1]} can't be imported: {reason}")
 
 
 def torch_misfit() -> str:
@@ -76,6 +94,12 @@ def printable(text: str) -> str:
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
         for c in text
     )
+
+
+def environment_for_git() -> dict[str, str]:
+    """Return the environment without what names another repository, as in its hooks."""
+    names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
+    return {key: text for key, text in os.environ.items() if key not in names}
 
 
 def plain_console() -> Any:

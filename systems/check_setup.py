@@ -10,11 +10,6 @@ from systems import align, lacks, need, printable, run_as_command, torch_misfit
 
 if __name__ == "__main__":
     need("torch", "jaxtyping", "msgspec", "packaging")
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        # OSError if a shared library is missing.
-        raise SystemExit(f"error: torch can't be imported: {error}") from error
 
 import torch
 

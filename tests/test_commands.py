@@ -55,6 +55,19 @@ def test_help_has_an_example_on_a_line_of_its_own(command):
     assert any(x.startswith(HELPS[command]) for x in lines), done.stdout
 
 
+BROKEN = {"-m systems.check_setup": 1, "tools/tune_flash.py": 1}
+BROKEN |= {"tools/regen_tables.py --quick --only norm_precision --results": 2}
+
+
+@pytest.mark.parametrize("command", BROKEN)
+def test_a_package_that_cannot_be_imported_is_named(tmp_path, command):
+    (tmp_path / "torch.py").write_text("raise ValueError('\\nbad\\nsettings')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = python(*command.split(), tmp_path, env=environment)
+    assert done.returncode == BROKEN[command] and "Traceback" not in done.stderr
+    assert done.stderr.endswith("error: torch can't be imported: bad\n")
+
+
 def test_compiled_files_that_a_full_disk_cut_are_named(tmp_path):
     """No command works until the damaged file is deleted."""
     (tmp_path / "cut.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + b"\xe3")

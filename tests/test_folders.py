@@ -132,8 +132,6 @@ def test_a_room_stays_within_its_budget(room):
     assert sum(len(text.splitlines()) for text in texts) <= MOST_LINES[room]
 
 
-# What is written about the folders ---------------------------------------------------
-
 GUIDES = {name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "README.md")}
 
 

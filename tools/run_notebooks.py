@@ -6,17 +6,17 @@ runs no code.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from systems import need  # noqa: E402
+from systems import need, run_as_command  # noqa: E402
+from systems.records.files import write_atomically  # noqa: E402
 
 if __name__ == "__main__":
-    need("nbformat", "nbclient", "torch")
+    need("nbformat", "nbclient", "torch", "typer")
 
 import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
@@ -47,8 +47,11 @@ def execute_notebook(path: Path) -> str:
     return nbformat.writes(notebook) + "\n"
 
 
-if __name__ == "__main__":
-    argparse.ArgumentParser(description="Execute the notebooks.").parse_args()
+def main() -> None:
     for notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
-        notebook.write_text(execute_notebook(notebook), encoding="utf-8")
+        write_atomically(notebook, execute_notebook(notebook))
         print(notebook.name)
+
+
+if __name__ == "__main__":
+    run_as_command(main, __doc__)

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes imports work without installation.
-from systems import ROOT, need, run_as_command  # noqa: E402
+from systems import ROOT, environment_for_git, need, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
     need("msgspec", "typer")
@@ -114,9 +114,8 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 def run_command(failure: str, *command: str) -> str:
     """Return a command's output. On failure exit with its last warning or line."""
     try:
-        return subprocess.check_output(
-            command, cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
+        options: Any = {"env": environment_for_git(), "stderr": subprocess.PIPE}
+        return subprocess.check_output(command, cwd=ROOT, text=True, **options)
     except FileNotFoundError:
         fail(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:

@@ -25,7 +25,6 @@ from systems.profiling import probes
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "execution"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "wall time": "between two synchronisations, one pair around each pass",

@@ -25,7 +25,6 @@ from systems.records.outcome import Turns, Unsupported, out_of_memory_reason
 from systems.running import precompile as precompiled
 from systems.running.command import main, option
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "execution"
 # Prefixes of metrics that are measured once, because they need empty caches.
 ONCE = ("warmup_", "again_", "compiled_at_once")

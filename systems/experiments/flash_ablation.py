@@ -39,7 +39,6 @@ from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "step"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "inputs": "standard normal, seed 0; causal",

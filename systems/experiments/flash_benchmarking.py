@@ -21,7 +21,6 @@ from systems.precision.dtypes import DTYPES
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "do_bench": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the "

@@ -21,7 +21,6 @@ from systems.profiling.probes import kernel_samples_ms
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "do_bench": "triton.testing.do_bench, L2 cache emptied before each call; before "

@@ -19,7 +19,6 @@ from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = gpu_time.COLD_CLOCK | {
     "order": "every implementation in turn, five rounds",

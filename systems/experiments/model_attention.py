@@ -20,7 +20,6 @@ from systems.model.sizes import SIZES, TABLE_1
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "attention"
 PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",

@@ -18,7 +18,6 @@ from systems.records.outcome import Turns
 from systems.running.command import main, option
 from systems.weighted_sum import weighted_sum
 
-# Rows that differ only in this field are measured in alternation.
 IN_TURNS = "implementation"
 PROTOCOL = {
     "gpu time": gpu_time.COLD_CLOCK["gpu time"],

@@ -60,7 +60,6 @@ class Chip:
     exponentials_per_clock: int = 16
 
 
-# For a device, the longest key that is a prefix of its slug applies.
 CHIPS = {
     "nvidia-h200": Chip(132, 1.98e9, 4096, 256),
     "nvidia-h100": Chip(132, 1.98e9, 4096, 256),

@@ -19,11 +19,6 @@ class Summary:
     min: float
     max: float
 
-    @property
-    def variation(self) -> float:
-        """The coefficient of variation: standard deviation over mean."""
-        return self.std / self.mean
-
 
 def summarize(samples: Sequence[float]) -> Summary:
     """Return the statistics of samples. Raise ValueError if there are none."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from systems import lacks, run_as_command
+from systems import import_fault, lacks, run_as_command
 from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import Device, why_no_gpu
@@ -133,13 +133,17 @@ def main(
         raise typer.Exit(measure_stem(stem, results, grid, deadline, seen))
     except (CannotStart, RecordError) as error:
         stop(str(error))
-    except OSError as error:
+    except Exception as error:
+        if said := import_fault(error):
+            stop(said)
+        if not isinstance(error, OSError):
+            raise
         stop(describe_error(error, results))
 
 
 def describe_error(error: OSError, results: Path) -> str:
     """Return which file can't be written and why; a full disk's error names none."""
-    if error.errno is None:  # A library can't be loaded.
+    if error.errno is None:
         return str(error)
     where = error.filename2 or error.filename or results
     remedy = "free space, remove what is in the way, or give another --results"

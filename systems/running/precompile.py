@@ -90,8 +90,10 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
     if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
+        import torch
+
         needs = {row: needed(configs[row]) for row in rows}
-        shares = shares_that_fit(needs, count, free_gpu_bytes())
+        shares = shares_that_fit(needs, count, torch.cuda.mem_get_info()[0])
     module = "systems.running.precompile"
     own = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
@@ -139,15 +141,6 @@ def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[in
     return []
 
 
-def free_gpu_bytes() -> int:
-    import torch
-
-    return torch.cuda.mem_get_info()[0]
-
-
-# What an experiment's `precompile` keeps ----------------------------------------------
-
-
 def ahead(name: str) -> Path | None:
     """Return the folder for a cell's compiled code, or None without compiling ahead."""
     folder = os.environ.get(AHEAD)
@@ -166,9 +159,6 @@ def cold_samples(folder: Path | None) -> dict[str, Any]:
     if folder is None or not (folder / COLD).is_file():
         return {}
     return json.loads((folder / COLD).read_text())
-
-
-# One of the processes -----------------------------------------------------------------
 
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:

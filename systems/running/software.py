@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
-from systems import ROOT, lacks
+from systems import ROOT, environment_for_git, lacks
 from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
 from systems.experiments import STEMS
@@ -57,11 +57,12 @@ def git_state() -> Git | None:
             return Git(commit, dirty=False)
     except ValueError as error:
         raise CannotStart(str(error)) from None
+    own: Any = {"env": environment_for_git(), "capture_output": True, "text": True}
 
     def git(*arguments: str) -> str:
         # Git would lock the index, which somebody may be committing from.
         line = ("git", "--no-optional-locks", "-C", ROOT, *arguments)
-        done = subprocess.run(line, capture_output=True, text=True, check=True)
+        done = subprocess.run(line, check=True, **own)
         return done.stdout.strip()
 
     try:

@@ -237,9 +237,6 @@ def test_an_attention_implementation_counts_only_when_named(rehash):
     assert rehash(["fast", "eager"]) == rehash(["eager", "fast"])
 
 
-# The house ----------------------------------------------------------------------------
-
-
 def test_what_is_moved_split_and_reached_otherwise_has_the_same_hash(rehash):
     before = rehash(
         stem="from systems import a\ndef run():\n    return a.f() + a.g()",

@@ -25,7 +25,7 @@ from systems.records import store
 from systems.records.device import CPU
 from systems.records.record import Git
 from systems.records.source_hash import source_hash
-from systems.running import groups, machine, measure
+from systems.running import groups, machine, measure, software
 from systems.running.resuming import resume
 from tests import fake_stem
 from tests.factories import fake_stem_entry, make_gpu
@@ -414,7 +414,9 @@ def test_a_tree_without_a_commit_says_so(
 ):
     if installed:
         require_git()
-    monkeypatch.setenv("GIT_DIR", "/nonexistent")
+    # The environment names another repository, as it does in that one's hooks.
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
+    monkeypatch.setattr(software, "ROOT", tmp_path)
     monkeypatch.delenv("GIT_COMMIT", raising=False)
     if not installed:
         monkeypatch.setenv("PATH", str(tmp_path))

@@ -12,9 +12,6 @@ GIB = 2**30
 MEMINFO = "MemTotal: 9 kB\nMemAvailable:    8388608 kB\n"
 
 
-# The host -----------------------------------------------------------------------------
-
-
 def write_system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path:
     """Make a root with these files; in names, __ stands for / and - for a dot."""
     for name, text in ({"proc__meminfo": meminfo} | files).items():
@@ -72,7 +69,6 @@ from resource import RLIMIT_DATA, getrlimit, setrlimit
 import systems.experiments.attention as stem
 from systems.records.outcome import measure_row
 from systems.running import machine
-from tests.needed import python
 machine.find_gpu = lambda: None
 machine.free_host_bytes = lambda: 2**30
 machine.limit_host_memory()

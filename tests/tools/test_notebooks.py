@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +25,13 @@ x
 $$"""
 
 
-def test_help_runs_no_notebook() -> None:
-    line = [sys.executable, run_notebooks.__file__, "--help"]
-    assert ".ipynb" not in subprocess.check_output(line, text=True)
+def test_a_notebook_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
+    (tmp_path / "a.ipynb").write_text("edited")
+    monkeypatch.setattr(run_notebooks, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(run_notebooks, "execute_notebook", lambda path: "\ud800")
+    with pytest.raises(UnicodeError):
+        run_notebooks.main()
+    assert (tmp_path / "a.ipynb").read_text() == "edited"
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
     for command in ("init -q", "add tracked", author):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
     (root / "forgotten").touch()
+    monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
     monkeypatch.setattr(submission, "ROOT", root)
     monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
     code, said = run_main()

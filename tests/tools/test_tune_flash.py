@@ -192,9 +192,6 @@ def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
     assert tables.isdisjoint(reached.places)
 
 
-# The command --------------------------------------------------------------------------
-
-
 @pytest.fixture
 def fake_tuning(a100, monkeypatch):
     """Tune as on an A100, with a kernel's time equal to its number of stages."""

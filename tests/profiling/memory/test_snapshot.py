@@ -230,9 +230,6 @@ def test_what_expandable_segments_add_to_a_history_changes_nothing():
     assert build_history(pool.snapshot(), marks) == plain
 
 
-# Histories that give no picture -------------------------------------------------------
-
-
 def drop_free(snapshot):
     (trace, _) = snapshot["device_traces"]
     freed = ("free_completed", 40 * MIB)

@@ -137,9 +137,6 @@ def facts(record: Record | None) -> dict[str, str]:
     }
 
 
-# Claims -------------------------------------------------------------------------------
-
-
 @claim(
     "benchmarking_script",
     "After two warm-up steps there is no trend: the first half of the steps takes as "

@@ -29,7 +29,7 @@ def passes(record: Record | None) -> Frame:
     return found.derive(
         growth=lambda x: x["step_ms"] / x["short.step_ms"],
         share=lambda x: share_of_peak(slug, x, x["step_ms"]),
-        variation=lambda x: x.summary().variation,
+        variation=lambda x: x.summary().std / x.summary().mean,
     )
 
 
