@@ -103,12 +103,8 @@ def choices_table(record: Record) -> str:
 
 
 def step_ms(record: Record | None, step: str) -> float:
-    """Return the median GPU time of a step in ms. In older records return the second
-    fastest `do_bench` time, because the clock of the GPU was highest at a step's start.
-    """
-    x = frame(record).one(step=step)
-    samples = sorted(x.samples("time"))
-    return x.gpu_ms("time") or (samples[:2][-1] if samples else x.missing)
+    """Return the median GPU time of a step in ms."""
+    return frame(record).one(step=step).gpu_ms("time")
 
 
 def speedup(record: Record | None, before: str, after: str) -> float:

@@ -2,23 +2,22 @@
 
 from systems.records.record import Record
 from tools.render.fragments import Fragments
-from tools.render.frame import Frame, frame
-from tools.render.markdown import per_device, percent
+from tools.render.frame import LAUNCH_BOUND, Frame, frame
+from tools.render.markdown import percent
 from tools.render.rows import fmt, most
 
 fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return passes timed by each clock; `cupti` is missing in older records."""
+    """Return passes with the times that clock and waiting add, relative."""
     return frame(record).derive(
-        mode=lambda x: x.get("mode", "forward"),
         # Relative time that this guide's clock adds to CUDA events, and that
         # synchronizing after each pass adds to passes in a queue.
         clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
         waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
         cupti=lambda x: x.get("step_gpu_ms"),
-        ratio=lambda x: x.get("graph_ms") / x["cupti"],
+        ratio=lambda x: x["graph_ms"] / x["cupti"],
     )
 
 
@@ -36,26 +35,20 @@ def clocks_table(record: Record) -> str:
     )
 
 
-@fragments.add_file(
+@fragments.add(
     "instruments.md",
     "GPU time of the same pass by two instruments: the sum of its kernels by CUPTI, "
     "and the pass replayed as CUDA graphs, by events.",
 )
-def instruments_file(records: list[Record]) -> str:
-    timed = [record for record in records if instruments_table(record)]
-    return per_device(timed, instruments_table) if timed else ""
-
-
 def instruments_table(record: Record) -> str:
-    found = passes(record).where(lambda x: x["cupti"])
-    return found.table(
+    return passes(record).table(
         "size",
         "context",
         "precision",
         ("pass", "mode"),
         ("wall, ms", "clock_ms", "{:.3f}"),
         ("CUPTI, ms", "cupti", "{:.3f}"),
-        ("graph, ms", lambda x: x.get("graph_ms"), "{:.3f}"),
+        ("graph, ms", "graph_ms", "{:.3f}"),
         ("graph / CUPTI", "ratio", "{:.3f}"),
         left=4,
     )
@@ -64,7 +57,7 @@ def instruments_table(record: Record) -> str:
 def facts(record: Record | None) -> dict[str, str]:
     """Return the most that the clock adds, and waiting to passes not launch-bound."""
     found = passes(record)
-    full = found.where(lambda x: x["clock_ms"] <= 1.1 * x["cupti"])
+    full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
     clock = most(map(abs, found.where(mode="forward").column("clock_adds")))
     return {
         "clock_adds_at_most": fmt(clock, percent),
