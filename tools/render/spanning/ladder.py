@@ -158,7 +158,7 @@ def bars_figure(record: Record) -> str:
             axes.axvline(bound, color=GREY, lw=1.2, ls="--")
             axes.set_title(f"ms; dashed: matmuls, {bound:.2f}")
 
-    if not rungs:
+    if not dropna(rungs.column("ms")):
         return ""
     start, end = rungs[0]["ms"], least(rungs.column("ms"))
     return plots.plot(
