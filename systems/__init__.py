@@ -37,13 +37,13 @@ def lacks(*modules: str) -> str:
 
 def need(*modules: str) -> None:
     """Exit with one line if a module is missing; also make Ctrl-C print one line."""
-    sys.excepthook = without_traceback
+    sys.excepthook = hide_traceback
     if said := lacks(*modules):
         print(f"error: {said}", file=sys.stderr)
         raise SystemExit(2)
 
 
-def without_traceback(kind: Any, error: Any, trace: Any) -> None:
+def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
     """Exception hook: one line after Ctrl-C, or for modules that can't be imported."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)

@@ -37,10 +37,10 @@ class Allocator(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, result)):
             if isinstance(leaf, Tensor):
-                self.see(leaf.untyped_storage())
+                self.allocate(leaf.untyped_storage())
         return result
 
-    def see(self, storage: torch.UntypedStorage) -> None:
+    def allocate(self, storage: torch.UntypedStorage) -> None:
         address, size = storage._cdata, storage.nbytes()
         if address in self.live or not size:
             return

@@ -76,7 +76,7 @@ def limit_memory(record: Record, gpu: Device) -> Record:
     return replace(record, device=gpu, rows=rows)
 
 
-# An experiment of the tests' own ------------------------------------------------------
+# An experiment for tests --------------------------------------------------------------
 
 
 def fake_stem_entry(*kinds: str) -> Stem:

@@ -83,7 +83,7 @@ def add_round(
     counted: bool = False,
 ) -> None:
     """Run a warm-up pass, then add GPU times with a cold L2 cache to `metrics`, and
-    their median (`forward_rounds_ms`), by which alternating implementations compare.
+    their median (`forward_rounds_ms`), for comparing alternating implementations.
     """
     if device != "cuda":
         return

@@ -267,10 +267,10 @@ class Canonical:
 
     def text(self, node: Any) -> str:
         if isinstance(node, list):
-            return f"[{','.join(self.text(item) for item in without_docstring(node))}]"
+            return f"[{','.join(self.text(item) for item in drop_docstring(node))}]"
         if not isinstance(node, ast.AST):
             return repr(node)
-        if (place := self.place_of(node)) is not None:
+        if (place := self.find_place(node)) is not None:
             name = place[1] or "module"
             if place[0] != OTHERS:
                 self.references.append(place)
@@ -309,20 +309,20 @@ class Canonical:
         inner.references = self.references
         return inner
 
-    def place_of(self, node: ast.AST) -> Place | None:
+    def find_place(self, node: ast.AST) -> Place | None:
         """Return the place that a name, or a module's attribute, refers to, or None."""
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             place = self.known.get(node.id)
             return resolve(place, self.root) if place else None
         if isinstance(node, ast.Attribute):
-            inner = self.place_of(node.value)
+            inner = self.find_place(node.value)
             # Resolve `systems.a.b` step by step.
             if inner is not None and inner[1] is None:
                 return resolve((inner[0], node.attr), self.root)
         return None
 
 
-def without_docstring(nodes: list[Any]) -> list[Any]:
+def drop_docstring(nodes: list[Any]) -> list[Any]:
     """Return a body without docstring and imports."""
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]

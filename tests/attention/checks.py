@@ -62,15 +62,15 @@ def make_inputs(
     """Return normal q, k, v and do; scores have a standard deviation of sigma."""
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(*shape: int) -> Tensor:
+    def draw_normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     lead_k = lead if lead_k is None else lead_k
     tensors = (
-        normal(*lead, n_q, d) * sigma,
-        normal(*lead_k, n_k, d),
-        normal(*lead_k, n_k, d),
-        normal(*lead, n_q, d),
+        draw_normal(*lead, n_q, d) * sigma,
+        draw_normal(*lead_k, n_k, d),
+        draw_normal(*lead_k, n_k, d),
+        draw_normal(*lead, n_q, d),
     )
     q, k, v, do = (x.to(device, dtype) for x in tensors)
     return q, k, v, do

@@ -1,4 +1,4 @@
-"""Compilation is counted, not timed in samples, and starts from empty caches."""
+"""Compilations are counted, excluded from timed samples, and start without caches."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""The language has its entropy, and each precision its dtypes."""
+"""The synthetic language has the stated entropy, and precisions the right dtypes."""
 
 import math
 import re

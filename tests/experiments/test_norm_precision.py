@@ -53,7 +53,7 @@ def test_each_stage_is_in_the_dtype_that_the_configuration_says(config):
 
 def measure_norm(norm: str, dtype: str, width: int, compute: str) -> Line:
     config = Config(norm, dtype, width, compute)
-    return Line.of(measure_row(config, norm_precision.run))
+    return Line.from_row(measure_row(config, norm_precision.run))
 
 
 def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():

@@ -62,7 +62,7 @@ def test_a_page_shows_every_output_and_no_error(path: Path) -> None:
 def make_page(tmp_path: Path) -> Any:
     """Return the page of a notebook with a text cell and a code cell."""
 
-    def page_of(
+    def render_cell(
         *outputs: Any, source: str = "if a < b:\n    print(a)", **of: Any
     ) -> str:
         code = new_code_cell(source, outputs=list(outputs), metadata=of)
@@ -76,7 +76,7 @@ def make_page(tmp_path: Path) -> Any:
         assert shown.meta == {"description": "Of a."}
         return notebooks.on_page_content(nb2html(str(path)), page=shown)
 
-    return page_of
+    return render_cell
 
 
 def test_a_notebook_looks_like_the_other_pages(make_page: Any) -> None:

@@ -519,12 +519,12 @@ def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(rerun, tm
 
 
 def test_a_full_disk_names_the_file(rerun, tmp_path, monkeypatch):
-    def full(*_):
+    def fail_when_full(*_):
         raise OSError(ENOSPC, "No space left on device")
 
     path = tmp_path / "generated/facts.yml"
     path.unlink()
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail_when_full)
     done = rerun("--render")
     message = f"error: can't use {path}: No space left on device\n"
     assert (done.code, done.err) == (2, message)

@@ -126,7 +126,7 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
     # As at the end of a time limit.
     slurm("scancel", "--batch", "--signal=USR1", f"{job}_0")
     wait_until(lambda: count_starts() == 2)
-    # Another task, or this one again.
+    # This job preempts another task, or the same one again.
     submit("--partition=urgent", "--gres=gpu:1", "--wrap", "sleep 1")
     wait_until(lambda: count_starts() == 4)
     wait_until(lambda: not slurm("squeue", "--noheader"))

@@ -219,10 +219,10 @@ def test_what_can_not_begin_is_one_line(fake_tuning, capsys, monkeypatch):
     assert "--force" in error_line(capsys)
     fake_tuning.path.unlink()
 
-    def full(*_):
+    def fail_when_full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", fail_when_full)
     assert "No space left" in error_line(capsys)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "torch sees none here" in error_line(capsys)

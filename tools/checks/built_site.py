@@ -71,14 +71,14 @@ class Site:
             for path, page in self.pages.items()
         }
 
-    def name(self, path: Path) -> str:
+    def page_name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
 
 def check(site: Site) -> list[str]:
     """Return the distinct findings on all pages, in order of the pages."""
     findings = [
-        f"{site.name(path)}: {one}"
+        f"{site.page_name(path)}: {one}"
         for path in site.pages
         for one in check_page(site, path)
     ]
@@ -88,7 +88,7 @@ def check(site: Site) -> list[str]:
 def check_page(site: Site, path: Path) -> Iterator[str]:
     page = site.pages[path]
     # The theme gives the 404 page absolute paths and no title.
-    is_404 = site.name(path) == "404.html"
+    is_404 = site.page_name(path) == "404.html"
     main = next(iter(page.xpath("//article | //main") or page.xpath("//body")), page)
     yield from check_text(main)
     yield from check_structure(page, main)

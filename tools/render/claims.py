@@ -43,7 +43,7 @@ def claim(
     return make_claim
 
 
-def claims_in(builder: ModuleType) -> list[Claim]:
+def list_claims(builder: ModuleType) -> list[Claim]:
     """Return the claims that a builder defines or imports."""
     return [value for value in vars(builder).values() if isinstance(value, Claim)]
 

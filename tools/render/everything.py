@@ -13,7 +13,7 @@ from types import ModuleType
 
 from systems.experiments import STEMS
 from systems.records.record import Record
-from tools.render.claims import claims_in
+from tools.render.claims import list_claims
 from tools.render.load import Found, is_primary, load, primary_gpu
 from tools.render.markdown import conditions, round_numbers, snippet_sections, typeset
 from tools.render.rows import measured
@@ -84,7 +84,7 @@ def build_stem(
     """Judge a stem's claims; return its files and facts. Errors name its records."""
     builder = import_module(f"tools.render.stems.{stem}")
     try:
-        for claim in claims_in(builder):
+        for claim in list_claims(builder):
             for record in measured(records):
                 claim.judge(record)
         files = builder.fragments(records)

@@ -36,7 +36,7 @@ class Line(dict[str, Any]):
     row: Row | None = None
 
     @classmethod
-    def of(cls, row: Row) -> "Line":
+    def from_row(cls, row: Row) -> "Line":
         line = cls(row.config)
         line.row = row
         return line
@@ -249,7 +249,7 @@ class Frame(list[Line]):
 
 def frame(record: Record | None, **wanted: Any) -> Frame:
     """Return the rows of a record with these values, including rows without numbers."""
-    return Frame(map(Line.of, record.rows if record else ())).where(**wanted)
+    return Frame(map(Line.from_row, record.rows if record else ())).where(**wanted)
 
 
 # A step is launch-bound if its wall-clock time over GPU time exceeds this ratio.
@@ -263,7 +263,7 @@ def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
         # Say "not measured" in rows with wall-clock time only.
         return fmt(ms, "{:.1f}") if x else x.missing
 
-    def launch_bound(x: Line) -> Any:
+    def launch_bound_text(x: Line) -> Any:
         over = x["step_ms"] / x.get("step_gpu_ms")
         return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing
 
@@ -273,5 +273,5 @@ def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
     return [
         ("step, GPU, ms", lambda x: format_ms(x, x.get("step_gpu_ms"))),
         ("step, waiting, ms", lambda x: format_ms(x, waiting_ms(x))),
-        ("step is", launch_bound),
+        ("step is", launch_bound_text),
     ]

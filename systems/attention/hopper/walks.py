@@ -34,7 +34,7 @@ DEALT_TILES = 256
 # causal mask if a program has several query heads; twice as many without a mask, or if
 # each query head has its own programs.
 SIDE_TILES = 128
-# Key tiles of all heads that go backwards (at least two heads, at most half of them).
+# Key tiles, in all, of the heads that go backwards: at least two heads, at most half.
 BACKWARDS_TILES = 256
 # Fewest key tiles of a single KV head for the ordered walk, because no other head fills
 # the SMs at its end.

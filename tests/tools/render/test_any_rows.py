@@ -12,7 +12,7 @@ from systems.records import store
 from systems.records.record import Record
 from tests.factories import make_gpu, read_record
 from tools.render import everything
-from tools.render.claims import claims_in, verdict
+from tools.render.claims import list_claims, verdict
 from tools.render.markdown import NOTHING_FITS, NOTHING_YET
 
 # Indices of the rows to remove from n rows.
@@ -57,7 +57,7 @@ def test_facts_and_claims_do_without_rows(stem, pattern, status):
     names = builder.facts(None).keys()
     for record in (smaller, move_to_other_gpu(smaller)):
         facts = builder.facts(record)
-        verdicts = [verdict(claim, record) for claim in claims_in(builder)]
+        verdicts = [verdict(claim, record) for claim in list_claims(builder)]
         assert facts.keys() == names
         assert not NO_NUMBER.search("\n".join([*facts.values(), *verdicts]))
         if pattern == "all":

@@ -26,7 +26,7 @@ def line(both: float, **metrics) -> Line:
     """Return a row whose backward pass takes twice its forward pass."""
     errors = {f"{result}_relative_error": 1e-3 for result in RESULTS}
     times = {"forward_ms": [both / 3], "backward_ms": [2 * both / 3], "both_ms": [both]}
-    return Line.of(make_row({"n": 1}, **errors | times | metrics))
+    return Line.from_row(make_row({"n": 1}, **errors | times | metrics))
 
 
 def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
@@ -54,9 +54,9 @@ def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
     """o and three gradients take 32 MiB each."""
     row = make_row({"d": 64, "n": 65536, "dtype": "bf16"}, peak_allocated_bytes=2**26)
     row.metrics["held_bytes"] = 2**25
-    assert benchmarking.memory_mib(Line.of(row)) == 32
+    assert benchmarking.memory_mib(Line.from_row(row)) == 32
     row.metrics["held_bytes"] += 1
-    assert fmt(benchmarking.memory_mib(Line.of(row))) == "not measured"
+    assert fmt(benchmarking.memory_mib(Line.from_row(row))) == "not measured"
 
 
 class Moves(TorchDispatchMode):
@@ -173,7 +173,8 @@ def test_two_kernels_of_one_tile_are_counted_apart():
         {"name": name.format(stage), "calls": calls, "total_ms": ms, **kernel}
         for stage, calls, ms in ((4, 24, 1.0), (3, 85, 6.0))
     ]
-    first, second = kernel_rows.kernels_by_name(Line.of(make_row({}, kernels=kernels)))
+    profiled = Line.from_row(make_row({}, kernels=kernels))
+    first, second = kernel_rows.kernels_by_name(profiled)
     assert first.short == second.short
     assert (first.calls, first.ms, second.calls) == (85, 6.0, 24)
 

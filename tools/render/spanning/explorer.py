@@ -123,7 +123,7 @@ def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]
     if record.stem != "flash_peers" or implementation == RIVAL:
         return
     beside = record.find(**row.config | {"implementation": RIVAL})
-    ours, cudnn = (Line.of(one) if one else Line() for one in (row, beside))
+    ours, cudnn = (Line.from_row(one) if one else Line() for one in (row, beside))
     names = {"forward": "forward", "backward": "backward"}
     for name, said in (names | {"both": METRICS["both_ms"]}).items():
         if ours.kernel_ms(name) and cudnn.kernel_ms(name):

@@ -46,7 +46,7 @@ class Layer:
         return sum(kernel.ms for kernel in self.kernels)
 
     @property
-    def work(self) -> str:
+    def tally(self) -> str:
         """The number of kernels and memory operations: "57 kernels and 1 memset"."""
         kinds = Counter(
             name if name in NO_KERNELS else "kernel"
@@ -87,7 +87,7 @@ def fragments() -> dict[str, str]:
         "nsys-layer.md": plots.make_figure(
             "nsys-layer",
             lambda figure: draw_layer(figure, shown),
-            f"The CPU takes {shown.launching_ms:.1f} ms to launch {shown.work} of one "
+            f"The CPU takes {shown.launching_ms:.1f} ms to launch {shown.tally} of one "
             f"layer, which the GPU runs in {shown.busy_ms:.1f} ms, so the GPU waits.",
             "The second layer of a forward pass of small at context 512, fp32, as "
             "Nsight Systems 2025.3 recorded it on an NVIDIA H200. The profiler itself "

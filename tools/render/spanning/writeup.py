@@ -9,7 +9,7 @@ from textwrap import indent
 
 from systems.experiments import STEMS
 from systems.records.record import Record
-from tools.render.claims import Claim, claims_in, verdict
+from tools.render.claims import Claim, list_claims, verdict
 from tools.render.load import Found, is_gpu_record, primary_gpu
 from tools.render.markdown import add_caption, items_table, snippet_sections, tabs
 
@@ -117,7 +117,7 @@ def question_text(answer: Answer, known: bool) -> str:
 
 def all_claims() -> list[Claim]:
     builders = (import_module(f"tools.render.stems.{stem}") for stem in STEMS)
-    return [claim for builder in builders for claim in claims_in(builder)]
+    return [claim for builder in builders for claim in list_claims(builder)]
 
 
 def claim_tabs(problem: Problem, found: Found) -> str:

@@ -87,7 +87,7 @@ def stages_figure(record: Record) -> Drawn:
         }
         for dtype in DTYPES
     }
-    sizes = [as_power_of_ten(str(round(math.log10(size)))) for size in MAGNITUDES]
+    sizes = [format_power(str(round(math.log10(size)))) for size in MAGNITUDES]
     fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
     fits = first_magnitude(bf16, "square", "∞")
     return (
@@ -142,14 +142,14 @@ def draw_maps(
         plots.panels(figure, len(lines), beside=1), lines.items(), strict=True
     ):
         rows = {
-            name: [(as_power_of_ten(text), cell_shade(text)) for text in line]
+            name: [(format_power(text), cell_shade(text)) for text in line]
             for name, line in of.items()
         }
         plots.heat_map(axes, rows, heads)
         axes.set_title(f"{dtype}, by {label}")
 
 
-def as_power_of_ten(mark: str) -> str:
+def format_power(mark: str) -> str:
     """Return "10⁻⁴" for "-4"."""
     digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
     return mark if mark in (*LOST, "", "exact") else f"10{mark.translate(digits)}"

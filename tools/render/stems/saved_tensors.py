@@ -139,17 +139,17 @@ def example_table(record: Record, reported: Record | None) -> str:
     found = rows(record).where(heads=16)
     found.join("handout", frame(reported), ("part", "compiled"))
 
-    def in_handout(metric: str, text: str) -> Any:
+    def format_reported(metric: str, text: str) -> Any:
         return lambda x: "".join(map(text.format, dropna([x["handout"].get(metric)])))
 
     return found.table(
         ("what", lambda x: NAMES[x["part"]]),
         ("run", lambda x: "compiled" if x["compiled"] else "as written"),
         ("tensors saved", "saved"),
-        ("handout, tensors", in_handout("saved", "{}")),
+        ("handout, tensors", format_reported("saved", "{}")),
         ("MiB, each memory once", lambda x: x["total"] / MIB, "{:,.2f}"),
         ("MiB, each time", lambda x: x["bytes_if_counted_each_time"] / MIB, "{:,.2f}"),
-        ("handout, MiB", in_handout("mib", "{:,.7g}")),
+        ("handout, MiB", format_reported("mib", "{:,.7g}")),
         left=2,
     )
 
@@ -171,14 +171,14 @@ def operations_figure(record: Record) -> Drawn:
             plots.label_bars(axes, names)
             axes.set_title(f"context {x['context']:,}, MiB")
 
-    def attention(x: Line) -> str:
+    def attention_share(x: Line) -> str:
         held = sum(x["counted"].get(name, 0) for name in list(OPERATIONS)[:2])
         return f"{percent(held / x['total'])} at context {x['context']:,}"
 
     return (
         draw,
         "Of a block's saved bytes, softmax and attention's matmuls and mask hold "
-        f"{' and '.join(map(attention, found))}.",
+        f"{' and '.join(map(attention_share, found))}.",
         "Bars: counted by hooks in fp32, each storage once, for the operation that "
         "saved it first. Upright marks: predicted from shapes.",
     )

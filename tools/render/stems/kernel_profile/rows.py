@@ -46,7 +46,7 @@ def passes(record: Record | None) -> Frame:
 def wall_ms(x: Line, *phases: str) -> float:
     """Return the wall-clock time of phases (default: all) in `end_to_end`."""
     clock = x.row.clock if x and x.row else None
-    return Line.of(clock).ms(*phases) if clock else x.missing
+    return Line.from_row(clock).ms(*phases) if clock else x.missing
 
 
 def link_clock(record: Record, shown: str) -> str:

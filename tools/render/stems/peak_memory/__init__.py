@@ -140,17 +140,17 @@ def remedies_table(record: Record) -> str:
 def facts(record: Record | None) -> dict[str, str]:
     found = passes(record).where(size=SIZE, **PLAIN)
 
-    def pass_at(mode: str, precision: str, context: int = LONGEST) -> Line:
+    def find_pass(mode: str, precision: str, context: int = LONGEST) -> Line:
         return found.one(mode=mode, precision=precision, context=context)
 
-    forward, forward_bf16 = pass_at("forward", "fp32"), pass_at("forward", "bf16")
-    step, step_bf16 = pass_at("step", "fp32"), pass_at("step", "bf16")
+    forward, forward_bf16 = find_pass("forward", "fp32"), find_pass("forward", "bf16")
+    step, step_bf16 = find_pass("step", "fp32"), find_pass("step", "bf16")
     weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
     beyond_weights = step["peak_allocated_bytes"] - weights
     growth = forward_bf16["peak"] / forward["peak"]
     groups = largest_groups(forward)
     return {
-        **{f"{mode}_fp32": format_mib(pass_at(mode, "fp32")["peak"]) for mode in MODES},
+        **{f"{m}_fp32": format_mib(find_pass(m, "fp32")["peak"]) for m in MODES},
         "step_bf16": format_mib(step_bf16["peak"]),
         "beyond_weights": fmt(beyond_weights / 2**30, "{:.0f}"),
         "forward_bf16_over_fp32": fmt(growth, "{:.5f}"),
@@ -158,7 +158,7 @@ def facts(record: Record | None) -> dict[str, str]:
             category_bytes(forward_bf16, "weight copies")
         ),
         "place_fp32": fmt(step["place"]),
-        "place_short": fmt(pass_at("step", "fp32", 128)["place"]),
+        "place_short": fmt(find_pass("step", "fp32", 128)["place"]),
         "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),
         "agrees": format_agreement(largest_error(record)),
         "forward_largest": format_mib(
