@@ -38,8 +38,8 @@ def lacks(*modules: str) -> str:
 def need(*modules: str) -> None:
     """Exit with one line if a module is missing; also make Ctrl-C print one line."""
     sys.excepthook = hide_traceback
-    if said := lacks(*modules):
-        print(f"error: {said}", file=sys.stderr)
+    if text := lacks(*modules):
+        print(f"error: {text}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -48,10 +48,10 @@ def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
     elif issubclass(kind, EOFError) and "marshal" in str(error):
-        said = "a full disk cut compiled files: delete the folders named __pycache__"
-        print(f"error: {said}, here and in .venv", file=sys.stderr)
-    elif said := import_fault(error):
-        print(f"error: {said}", file=sys.stderr)
+        text = "a full disk cut compiled files: delete the folders named __pycache__"
+        print(f"error: {text}, here and in .venv", file=sys.stderr)
+    elif text := import_fault(error):
+        print(f"error: {text}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -57,8 +57,8 @@ def run_once(device: str) -> dict[str, list[float]]:
 
 def attention_status(device: str) -> dict[str, str]:
     """Return whether each of this project's attention kernels runs here, or why not."""
-    if said := lacks("triton"):
-        return {"hopper, triton": f"need Triton: {said}"}
+    if text := lacks("triton"):
+        return {"hopper, triton": f"need Triton: {text}"}
     from systems.attention.triton.available import describe_kernels
 
     return describe_kernels(torch.device(device))

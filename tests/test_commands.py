@@ -31,8 +31,8 @@ def test_a_command_without_its_packages_is_one_line(command):
     # -S hides all installed packages.
     done = run_python("-S", *command.split(), env={})
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    said = f"error: {COMMANDS[command]} is not installed here: run `make .venv/all`"
-    assert done.stderr.startswith(said)
+    text = f"error: {COMMANDS[command]} is not installed here: run `make .venv/all`"
+    assert done.stderr.startswith(text)
 
 
 # Commands, and a line of their --help, which computes nothing.
@@ -101,8 +101,8 @@ def test_what_was_printed_before_an_error_arrives():
 def test_the_interpreter_compiles_nothing_and_says_so():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = run_python("tools/compile_steps.py", env=environment)
-    said = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    text = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
 
 
 @pytest.mark.parametrize("module", ["experiments.autocast", "check_setup"])
@@ -120,8 +120,8 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path, module):
     with child:
         assert child.stdout is not None and child.stdout.readline() == "1\n"
         child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=30)
-    assert said == "Aborted!\n" and child.returncode in (130, -signal.SIGINT)
+        _, text = child.communicate(timeout=30)
+    assert text == "Aborted!\n" and child.returncode in (130, -signal.SIGINT)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="without make")

@@ -178,8 +178,8 @@ CASES = [(name, *case) for name, cases in MISTAKES.items() for case in cases]
 
 @pytest.mark.parametrize(("name", "wrong", "words"), CASES, ids=str)
 def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
-    said = find_mistake(checks, name, wrong, tmp_path / f"{name}.py")
-    assert re.search(words, said, re.DOTALL), said
+    text = find_mistake(checks, name, wrong, tmp_path / f"{name}.py")
+    assert re.search(words, text, re.DOTALL), text
 
 
 def test_what_is_no_python_is_told_by_its_line(checks, tmp_path):
@@ -191,13 +191,13 @@ def test_what_is_no_python_is_told_by_its_line(checks, tmp_path):
 
 def test_the_page_shows_what_a_check_says(checks, tmp_path):
     path = tmp_path / "3_online_softmax.py"
-    said = find_mistake(checks, path.stem, FORGOTTEN, path)
+    text = find_mistake(checks, path.stem, FORGOTTEN, path)
     page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
     shown = page.split("```text\n")[1].split("\n```")[0]
     # exp differs in the last bits between CPUs.
     number = re.compile(r"\d\.\d+")
-    assert number.sub("", shown) == number.sub("", said)
-    ours, theirs = (number.findall(x) for x in (shown, said))
+    assert number.sub("", shown) == number.sub("", text)
+    ours, theirs = (number.findall(x) for x in (shown, text))
     assert [float(x) for x in ours] == pytest.approx([*map(float, theirs)], rel=1e-3)
 
 

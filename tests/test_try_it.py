@@ -122,8 +122,8 @@ def test_a_wide_accumulator_saves_the_sum():
         command = f"accumulation --value bf16 --accumulator {accumulator}"
         assert command in read_section("accumulation")
         found = accumulation.run(accumulation.Config("bf16", accumulator))
-        said = float(facts["accumulation"][fact])
-        assert found["cpu_result"] == pytest.approx(said, abs=1e-6)
+        value = float(facts["accumulation"][fact])
+        assert found["cpu_result"] == pytest.approx(value, abs=1e-6)
 
 
 def test_the_error_of_a_running_sum_grows_with_the_width():

@@ -77,7 +77,7 @@ def test_batched_gradients_and_second_derivatives_are_refused_in_words(way, devi
 
 def test_bad_input_is_refused(device):
     x, w = (torch.zeros(s, device=device) for s in ((3, 4), (4,)))
-    for error, said, given in (
+    for error, text, given in (
         (TypeError, "w must be float32, .* got torch.float16", (x, w.half())),
         (ValueError, r"shape of a row of x, \(4,\), got \(5,\)", (x, x.new_zeros(5))),
         (ValueError, r"x must not be empty, got shape \(0, 4\)", (x[:0], w)),
@@ -89,7 +89,7 @@ def test_bad_input_is_refused(device):
         ),
         (ValueError, "x must be on a CUDA device", (x.to("meta"), w.to("meta"))),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=text):
             weighted_sum(*given)
 
 

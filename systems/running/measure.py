@@ -39,8 +39,8 @@ def measure_stem(
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
     if device is None:
         raise CannotStart(f"{name} {why_no_gpu()}; --quick runs what a CPU can")
-    if said := lacks(*stem.needs):
-        raise CannotStart(said)
+    if text := lacks(*stem.needs):
+        raise CannotStart(text)
     path = resuming.record_path(results, device, name, grid)
     progress = resuming.partial_path(path)
     with resuming.lock_record(path), folder_for_compiled(path):
@@ -134,8 +134,8 @@ def main(
     except (CannotStart, RecordError) as error:
         stop(str(error))
     except Exception as error:
-        if said := import_fault(error):
-            stop(said)
+        if text := import_fault(error):
+            stop(text)
         if not isinstance(error, OSError):
             raise
         stop(describe_error(error, results))

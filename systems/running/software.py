@@ -126,8 +126,8 @@ def kernel_status(device: Device) -> dict[str, str]:
     """Describe which of our attention kernels run on a GPU. Imports torch."""
     if device.capability is None:
         return {}
-    if said := lacks("torch", "triton"):
-        return {"hopper, triton": said}
+    if text := lacks("torch", "triton"):
+        return {"hopper, triton": text}
     from systems.attention.triton.available import describe_kernels_for
 
     major, minor = map(int, device.capability.split("."))

@@ -35,8 +35,8 @@ def fake_gpu(monkeypatch):
         monkeypatch.setattr(device, "get_device_name", lambda _: "A GPU of nobody's")
         monkeypatch.setattr(limits.triton, "__version__", version)
         monkeypatch.setattr(limits.knobs.runtime, "interpret", interpreted)
-        said = SimpleNamespace(value=interpreted)
-        monkeypatch.setattr(available, "INTERPRETED", said)
+        flag = SimpleNamespace(value=interpreted)
+        monkeypatch.setattr(available, "INTERPRETED", flag)
         owned = dict.fromkeys(range(timed))
         monkeypatch.setattr(available, "owner_configs", lambda _: owned)
         for name in ("missing_on_device", "unsupported_triton"):
@@ -62,9 +62,9 @@ def test_slower_kernels_than_the_gpu_allows_are_told_once(fake_gpu, caplog):
     auto_backend(1, 1, 64, 64)
     assert not caplog.messages, "other kernels would not run there anyway"
     assert auto_backend(*LARGE) == auto_backend(1, 16, 16384, 128) == "triton"
-    (said,) = caplog.messages
-    assert "slower than this GPU allows: hopper needs Triton 3.6, " in said
-    assert said.endswith("found 3.10.0")
+    (text,) = caplog.messages
+    assert "slower than this GPU allows: hopper needs Triton 3.6, " in text
+    assert text.endswith("found 3.10.0")
 
 
 def test_large_inputs_that_tma_cannot_read_are_told_once(fake_gpu, caplog):
@@ -77,8 +77,8 @@ def test_large_inputs_that_tma_cannot_read_are_told_once(fake_gpu, caplog):
         assert choose_backend("auto", few, few, few) == "triton"
         assert len(caplog.messages) == (gap == 3)
         assert choose_backend("auto", gappy, gappy, gappy) == "triton"
-    (said,) = caplog.messages
-    assert "hopper needs rows without gaps" in said and "(17039360, " in said
+    (text,) = caplog.messages
+    assert "hopper needs rows without gaps" in text and "(17039360, " in text
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_a_table_that_nobody_timed_is_told_once(fake_gpu, caplog):
     for _ in range(2):
         look(GPU)
         look(torch.device("cuda:1"))
-    (said,) = caplog.messages
-    assert "the A100, compiled and not timed: python tools/tune_flash.py" in said
+    (text,) = caplog.messages
+    assert "the A100, compiled and not timed: python tools/tune_flash.py" in text
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0)])
 def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, fake_gpu):
     look, found = fake_gpu(capability, "3.8.0"), ".".join(map(str, capability))
-    said = f"needs a GPU of compute capability 8.0 or later, found {found}"
-    assert attention_status("cuda:0")["triton"] == said
+    text = f"needs a GPU of compute capability 8.0 or later, found {found}"
+    assert attention_status("cuda:0")["triton"] == text
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"^triton: {re.escape(said)}$"):
+        with pytest.raises(ValueError, match=f"^triton: {re.escape(text)}$"):
             look(GPU)
 
 
@@ -138,18 +138,18 @@ KERNELS = {
 def test_the_setup_says_which_kernels_run_and_why(machine, fake_gpu):
     """The setup check and an error by backend "hopper" give the same reason."""
     fake_gpu(*machine)
-    said, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
-    assert list(said) == ["hopper", "triton"]
-    assert hopper_says in said["hopper"] and triton_says in said["triton"]
+    status, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
+    assert list(status) == ["hopper", "triton"]
+    assert hopper_says in status["hopper"] and triton_says in status["triton"]
     x = fake_tensor(*LARGE)
-    assert said["hopper"].startswith("runs") == (auto_backend(*LARGE) == "hopper")
-    if said["hopper"].startswith("needs"):
-        with pytest.raises(ValueError, match=re.escape(f"hopper: {said['hopper']}")):
+    assert status["hopper"].startswith("runs") == (auto_backend(*LARGE) == "hopper")
+    if status["hopper"].startswith("needs"):
+        with pytest.raises(ValueError, match=re.escape(f"hopper: {status['hopper']}")):
             choose_backend("hopper", x, x, x)
 
 
 def test_the_setup_says_that_a_cpu_runs_none(monkeypatch):
     assert "interpreter" in attention_status("cpu")["triton"] or not INTERPRETED.value
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
-    for said in describe_kernels(torch.device("cpu")).values():
-        assert said.startswith("needs a CUDA GPU, found cpu")
+    for text in describe_kernels(torch.device("cpu")).values():
+        assert text.startswith("needs a CUDA GPU, found cpu")

@@ -275,8 +275,8 @@ def test_second_derivatives_and_forward_mode_are_refused(backend, device):
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
         flash_attention(q, k, forward_ad.make_dual(v, tangent), backend=backend)
     o = flash_attention(q.requires_grad_(), k, v, backend=backend)
-    said = "can't be differentiated again: backward got create_graph=True"
-    with pytest.raises(ValueError, match=said):
+    text = "can't be differentiated again: backward got create_graph=True"
+    with pytest.raises(ValueError, match=text):
         torch.autograd.grad(o.sum(), q, create_graph=True)
 
 

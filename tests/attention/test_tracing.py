@@ -163,8 +163,8 @@ def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
         return REFUSED[transform](CALLS[call], x)
 
     compiled = torch.compile(run, fullgraph=True, backend=COMPILER)
-    said = "has no jvp" if transform == "forward mode" else "transformed by torch.func"
-    with pytest.raises(Exception, match=f"flash attention .*{said}"):
+    text = "has no jvp" if transform == "forward mode" else "transformed by torch.func"
+    with pytest.raises(Exception, match=f"flash attention .*{text}"):
         compiled(x)
 
 

@@ -81,8 +81,8 @@ def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(fake_graphs):
             raise RuntimeError("operation not permitted when stream is capturing\nat x")
 
     captured = graphs.captured(step, lambda: fake_graphs.append("clear"), "cuda")
-    said = "be a CUDA graph: .* is capturing$"
-    with pytest.raises(Unsupported, match=said), captured:
+    text = "be a CUDA graph: .* is capturing$"
+    with pytest.raises(Unsupported, match=text), captured:
         pass
     assert fake_graphs[-2:] == ["clear", "workspaces"]
     nothing = graphs.captured(step, lambda: None, "cpu")

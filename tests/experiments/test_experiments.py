@@ -48,8 +48,8 @@ from tools.render.load import is_fresh, primary_gpu
 def run_command(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
     """Run an experiment's command; return exit code, output and errors."""
     monkeypatch.setattr(sys, "argv", ["experiment", *options])
-    said = "What it does.\n\nAn example."
-    monkeypatch.setattr(sys.modules["__main__"], "__doc__", said, raising=False)
+    text = "What it does.\n\nAn example."
+    monkeypatch.setattr(sys.modules["__main__"], "__doc__", text, raising=False)
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         command.main(of.Config, of.run)
@@ -284,8 +284,8 @@ def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
 
 def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, use_cpu):
     code, _, err = run_command(capsys, monkeypatch, method)
-    said = "error: CUDA events exist on a GPU only, and torch sees none here\n"
-    assert (code, err) == (2, said)
+    text = "error: CUDA events exist on a GPU only, and torch sees none here\n"
+    assert (code, err) == (2, text)
 
 
 @pytest.fixture

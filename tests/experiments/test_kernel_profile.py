@@ -162,12 +162,12 @@ def test_what_goes_wrong_in_that_process_is_told(cpu_root, monkeypatch):
 
 
 def test_capture_marks_the_range_and_looks_at_nothing(cpu_root, monkeypatch):
-    said = []
-    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: said.append("start"))
-    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: said.append("stop"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("wait"))
+    calls = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
     metrics = kernel_profile.run(replace(CONFIG, profiler="capture"))
-    assert said == ["start", "wait", "stop"]
+    assert calls == ["start", "wait", "stop"]
     lengths = {name: len(x) for name, x in metrics.items() if name.endswith("_ms")}
     assert lengths == {f"{name}_ms": 2 for name in phases.PHASES}
     assert "kernels" not in metrics

@@ -83,8 +83,8 @@ def test_the_floor_is_products_and_then_the_optimizer_s_traffic():
 
 def test_the_command_prints_what_fits():
     printed = run_fit("--size", "xl", "--context", "4096", "--gpu", "a100-80").stdout
-    for said in ("does not fit", " 79.38 ", "saved activations", "TFLOP a step"):
-        assert said in printed
+    for text in ("does not fit", " 79.38 ", "saved activations", "TFLOP a step"):
+        assert text in printed
 
 
 @pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint some"])

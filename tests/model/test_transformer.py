@@ -116,8 +116,8 @@ def test_eager_attention_follows_a_swapped_function(toy_model, monkeypatch):
 
 
 def test_unknown_attention_and_wrong_shapes_are_refused(toy_model):
-    said = "no attention implementation is named 'flash9'; there are: eager"
-    with pytest.raises(ValueError, match=said):
+    text = "no attention implementation is named 'flash9'; there are: eager"
+    with pytest.raises(ValueError, match=text):
         load_attention("flash9")
     with pytest.raises(ValueError, match="17 tokens exceeds the context of 16"):
         toy_model(torch.zeros(1, 17, dtype=torch.int64))

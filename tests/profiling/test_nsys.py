@@ -91,8 +91,8 @@ def test_the_command_captures_the_range_and_exports_what_it_kept(fake_nsys, tmp_
 def test_a_missing_nsys_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not nsys.is_installed()
-    said = "no nsys on the PATH: install Nsight Systems .*or give --profiler torch"
-    with pytest.raises(NsysError, match=said):
+    text = "no nsys on the PATH: install Nsight Systems .*or give --profiler torch"
+    with pytest.raises(NsysError, match=text):
         nsys.profile(WORK, tmp_path / "r.nsys-rep", tmp_path)
 
 

@@ -165,9 +165,9 @@ def read_error(read, path) -> str:
     """Return the one-line error of reading a trace."""
     with pytest.raises(TraceError) as error:
         read(path, MARKS)
-    said = str(error.value)
-    assert "\n" not in said and len(said) < 500
-    return said
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 500
+    return text
 
 
 OTHER = "has an event that is none of torch.profiler's"
@@ -207,8 +207,8 @@ WRONG_EVENTS = [
 def test_a_wrong_event_is_one_clear_line(tmp_path, category, change):
     content = make_trace()
     next(e for e in content["traceEvents"] if e.get("cat") == category).update(change)
-    said = read_error(torch_trace.read_trace, write(tmp_path / "t.json", content))
-    assert re.search(rf"t\.json {OTHER} .*: profile again$", said)
+    text = read_error(torch_trace.read_trace, write(tmp_path / "t.json", content))
+    assert re.search(rf"t\.json {OTHER} .*: profile again$", text)
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\t", b"\n"])
@@ -232,8 +232,8 @@ def test_what_is_no_text_is_one_clear_line(tmp_path):
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
-        said = read_error(torch_trace.read_trace, tmp_path / name)
-        assert re.search("is no whole trace .*: profile", said)
+        text = read_error(torch_trace.read_trace, tmp_path / name)
+        assert re.search("is no whole trace .*: profile", text)
     assert "is no whole trace" in read_error(torch_trace.read_trace, tmp_path)
     none = tmp_path / "none.json"
     assert "does not exist: give a trace" in read_error(torch_trace.read_trace, none)
@@ -397,13 +397,13 @@ def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
     }
     path = tmp_path / "s.sqlite"
     assert "does not exist: write it with `nsys" in read_error(nsys.read_export, path)
-    for content, said in contents.items():
+    for content, text in contents.items():
         path.write_bytes(content)
-        assert re.search(said, read_error(nsys.read_export, path))
+        assert re.search(text, read_error(nsys.read_export, path))
     # Tables without rows.
     run_sql(tmp_path / "r.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
-    said = read_error(nsys.read_export, tmp_path / "r.sqlite")
-    assert "has an empty table of GPU kernels" in said
+    text = read_error(nsys.read_export, tmp_path / "r.sqlite")
+    assert "has an empty table of GPU kernels" in text
 
 
 # Faults of single tables in a valid export. SQLite accepts text in columns of numbers.
@@ -426,8 +426,8 @@ WRONG_ROWS = [
 def test_a_wrong_row_of_an_export_is_one_clear_line(tmp_path, wrong):
     path = write_db(tmp_path / "r.sqlite")
     run_sql(path, wrong)
-    said = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"
-    assert re.search(said, read_error(nsys.read_export, path))
+    text = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"
+    assert re.search(text, read_error(nsys.read_export, path))
 
 
 def test_a_path_with_marks_of_an_address_is_a_file(tmp_path):

@@ -140,14 +140,14 @@ def test_the_visible_device_is_found_parts_by_mig_too(fake_nvml, monkeypatch, vi
 
 def test_a_driver_through_which_nothing_can_be_asked_is_named(fake_nvml, monkeypatch):
     """A container may have only the compute part of the driver, which torch needs."""
-    said = "needs a GPU and none was found"
+    text = "needs a GPU and none was found"
     fake_nvml.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere"])
-    assert why_no_gpu() == said
+    assert why_no_gpu() == text
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere", "/dev/null"])
-    assert why_no_gpu() == f"{said}: NVML does not start (Not Supported)"
+    assert why_no_gpu() == f"{text}: NVML does not start (Not Supported)"
     fake_nvml.refused = set()
-    assert why_no_gpu() == said
+    assert why_no_gpu() == text
 
 
 def test_a_gpu_that_torch_alone_finds_is_not_ready(fake_nvml, monkeypatch, capsys):
@@ -160,9 +160,9 @@ def test_a_gpu_that_torch_alone_finds_is_not_ready(fake_nvml, monkeypatch, capsy
         monkeypatch.setattr(check_setup, name, lambda on: {})
     with pytest.raises(SystemExit) as ended:
         check_setup.main()
-    said = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code == 2 and "ready" not in said
-    assert said.endswith("none was found: NVML does not start (Not Supported)")
+    text = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 2 and "ready" not in text
+    assert text.endswith("none was found: NVML does not start (Not Supported)")
     fake_nvml.refused = set()
     check_setup.main()
     assert capsys.readouterr().out.endswith("ready\n")
@@ -177,9 +177,9 @@ def test_a_torch_outside_the_range_is_named(monkeypatch, capsys, version, fits):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with suppress(SystemExit):
         check_setup.main()
-    said = " ".join(capsys.readouterr().out.split())
-    assert ("ready" in said) == fits
-    assert fits or f"torch {version} is not <2.16,>=2.11: run pip" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("ready" in text) == fits
+    assert fits or f"torch {version} is not <2.16,>=2.11: run pip" in text
 
 
 def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys):
@@ -189,9 +189,9 @@ def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys)
     monkeypatch.setattr(check_setup, "run_once", fail)
     with pytest.raises(SystemExit) as ended:
         check_setup.main()
-    said = capsys.readouterr().out
-    assert ended.value.code == 2 and "torch runs on" in said
-    assert said.endswith("the first pass failed: CUDA error: out of memory\n")
+    text = capsys.readouterr().out
+    assert ended.value.code == 2 and "torch runs on" in text
+    assert text.endswith("the first pass failed: CUDA error: out of memory\n")
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,8 @@ def test_a_limit_itself_is_allowed(path, name):
         path.write_text(json.dumps(change_field(name, value)))
         store.read(path)
     for value in (least - 1, most + 1):
-        said = refusal(path, json.dumps(change_field(name, value)))
-        assert name.removesuffix(".0").split(".")[-1] in said
+        text = refusal(path, json.dumps(change_field(name, value)))
+        assert name.removesuffix(".0").split(".")[-1] in text
 
 
 def test_the_longest_record_is_read_and_no_longer_one(path):
@@ -251,8 +251,8 @@ def test_a_metric_that_is_not_finite_is_neither_written_nor_read(path, value, at
     ],
 )
 def test_what_is_not_json_is_named(path, content):
-    said = refusal(path, content)
-    assert re.fullmatch("is not JSON .*; delete it to measure again", said)
+    text = refusal(path, content)
+    assert re.fullmatch("is not JSON .*; delete it to measure again", text)
 
 
 @pytest.mark.parametrize("depth", [100, 900, 1100, 100_000])

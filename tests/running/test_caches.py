@@ -45,19 +45,19 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
     name, set_environment, monkeypatch, tmp_path, capsys, run
 ):
     set_environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
-    said = why_unwritable(compiled_folder())
-    assert said.startswith("can't keep compiled kernels in /dev/null/")
-    assert said.endswith("set TRITON_CACHE_DIR to a folder on a disk of this machine")
+    text = why_unwritable(compiled_folder())
+    assert text.startswith("can't keep compiled kernels in /dev/null/")
+    assert text.endswith("set TRITON_CACHE_DIR to a folder on a disk of this machine")
     gpu = make_gpu()
     monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
     monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
     monkeypatch.setattr(device, "find_gpu", lambda: gpu)
     # The error comes from measuring, and before that from regen_tables.
-    assert run().error == said
+    assert run().error == text
     with pytest.raises(SystemExit) as ended:
         regen_tables.measure(["fake"], tmp_path)
     assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: {said}\n"
+    assert capsys.readouterr().err == f"error: {text}\n"
 
 
 @pytest.mark.usefixtures("pretend_gpu")

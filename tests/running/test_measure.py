@@ -161,8 +161,8 @@ def test_the_next_run_measures_only_what_is_missing(run, record_file, partial_fi
     outcome = run()
     first, there = outcome.events[:2]
     assert first == {"event": "start", "total": 6, "done": 4}
-    told = (there["event"], there["rows"], there["since"])
-    assert told == ("there", 4, record.started_utc)
+    fields = (there["event"], there["rows"], there["since"])
+    assert fields == ("there", 4, record.started_utc)
     assert outcome.measured == [6, 5]
     assert read_indices(record_file) == ALL and not partial_file.exists()
 

@@ -132,8 +132,8 @@ def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, st
     before = time.time()
     with nullcontext() if started == 3 else pytest.raises(BlockingIOError):
         precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
-    said = '"compiled_in_part", "minutes"' in capsys.readouterr().out
-    assert said == (started == 3)
+    warned = '"compiled_in_part", "minutes"' in capsys.readouterr().out
+    assert warned == (started == 3)
     assert time.time() - before < 5
     assert [child.poll() for child in children] == started * [-signal.SIGTERM]
 

@@ -58,15 +58,15 @@ def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(write_tuned):
 def test_a_record_says_in_words_which_kernels_its_gpu_gets(write_tuned, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
-    told = kernel_status(A100)
-    assert told == describe_kernels_for((8, 0), "3.7.1", timed=1)
-    assert "1 of them timed here" in told["triton"]
+    status = kernel_status(A100)
+    assert status == describe_kernels_for((8, 0), "3.7.1", timed=1)
+    assert "1 of them timed here" in status["triton"]
     made = new_record("flash_peers", A100, "full", [], {})
-    assert made.kernels == told
+    assert made.kernels == status
     assert new_record("warmup", A100, "full", [], {}).kernels == {}
     assert new_record("flash_peers", CPU, "quick", [], {}).kernels == {}
     shown = conditions([made])
-    for name, words in told.items():
+    for name, words in status.items():
         assert f"attention by {name}: {words}" in shown
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "the interpreter" in kernel_status(A100)["triton"]

@@ -130,15 +130,15 @@ def test_gpu_times_are_compared_where_a_row_has_them():
 
 
 def test_verify_needs_a_record_with_rows(run, record_file):
-    said = f"{record_file} does not exist: there is nothing to verify"
-    assert run(verify=True).error.startswith(said)
+    text = f"{record_file} does not exist: there is nothing to verify"
+    assert run(verify=True).error.startswith(text)
     run()
     record = store.read(record_file)
     for row in record.rows:
         row.status, row.metrics, row.reason = "unsupported", {}, "no kernel"
     store.write(record, record_file)
-    said = f"{record_file} has no row to measure again"
-    assert run(verify=True).error.startswith(said)
+    text = f"{record_file} has no row to measure again"
+    assert run(verify=True).error.startswith(text)
 
 
 GRIDS = {
@@ -154,8 +154,8 @@ def test_a_record_of_another_grid_is_not_verified(
     """Otherwise rows that were never measured would count as verified."""
     monkeypatch.setenv("FAKE_ROWS", rows)
     outcome = run(verify=True)
-    said = f"{record_file} {GRIDS[rows]}: measure it again by --only fake"
-    assert outcome.error == said and outcome.measured == []
+    text = f"{record_file} {GRIDS[rows]}: measure it again by --only fake"
+    assert outcome.error == text and outcome.measured == []
     assert store.read(record_file) == old_record
 
 

@@ -18,7 +18,7 @@ PAGES = {
 @pytest.mark.parametrize("page", PAGES)
 def test_a_session_on_a_page_prints_what_it_says(page):
     test = doctest.DocTestParser().get_doctest(PAGES[page], {}, page, page, 0)
-    said: list[str] = []
+    lines: list[str] = []
     assert test.examples
-    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
-    assert not said, "".join(said)
+    doctest.DocTestRunner(verbose=False).run(test, out=lines.append)
+    assert not lines, "".join(lines)

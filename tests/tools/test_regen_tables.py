@@ -50,8 +50,8 @@ def run_regen(monkeypatch, tmp_path, capsys):
 
     def run_regen(*options: str) -> SimpleNamespace:
         code = main(options)
-        said = capsys.readouterr()
-        return SimpleNamespace(code=code, out=said.out, err=said.err)
+        output = capsys.readouterr()
+        return SimpleNamespace(code=code, out=output.out, err=output.err)
 
     return run_regen
 
@@ -350,8 +350,8 @@ def test_a_folder_of_records_that_is_none_is_refused(rerun, tmp_path, options, n
     (tmp_path / "file").touch()
     before, other = file_contents(tmp_path), tmp_path / name
     done = rerun(*options.split(), "--results", str(other))
-    said = {"typo": "no such folder", "file": "is a file, not a folder"}[name]
-    message = f"error: --results {other}: {said}\n"
+    text = {"typo": "no such folder", "file": "is a file, not a folder"}[name]
+    message = f"error: --results {other}: {text}\n"
     assert (done.code, done.out, done.err) == (2, "", message)
     assert file_contents(tmp_path) == before
 

@@ -130,14 +130,14 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
     submit("--partition=urgent", "--gres=gpu:1", "--wrap", "sleep 1")
     wait_until(lambda: count_starts() == 4)
     wait_until(lambda: not slurm("squeue", "--noheader"))
-    said = "".join(path.read_text() for path in tree.glob("slurm-*.log"))
+    text = "".join(path.read_text() for path in tree.glob("slurm-*.log"))
     for stem in ("crash", "fake"):
-        assert store.read(tree / f"docs/results/meta/{stem}.json").complete, said
+        assert store.read(tree / f"docs/results/meta/{stem}.json").complete, text
         table = tree / f"docs/generated/{stem}-table.md"
         assert table.read_text() == f"{rows} rows"
     # Only interrupted rows ran twice, and rendering ran once.
     assert 2 * rows <= len(log.read_text().splitlines()) <= 2 * rows + 2
-    assert said.count("rendered") == 1
+    assert text.count("rendered") == 1
 
 
 def test_the_array_has_a_task_for_each_experiment():

@@ -77,10 +77,10 @@ def run_main(tmp_path, monkeypatch, capsys):
 
 def test_what_goes_wrong_leaves_the_archive_as_it_was(run_main, tmp_path, monkeypatch):
     (tmp_path / "code.zip").write_text("a good one")
-    code, said = run_main("nope")
-    assert code == 2 and said.count("\n") == 1
-    assert said.startswith(f"error: no record in {RESULTS} is of the GPU 'nope'; there")
-    assert "nvidia-h200" in said
+    code, text = run_main("nope")
+    assert code == 2 and text.count("\n") == 1
+    assert text.startswith(f"error: no record in {RESULTS} is of the GPU 'nope'; there")
+    assert "nvidia-h200" in text
     nowhere = tmp_path / "nowhere"
     assert run_main(results=nowhere)[1].endswith("'nvidia-h200'; there are: none\n")
     assert run_main(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
@@ -88,9 +88,9 @@ def test_what_goes_wrong_leaves_the_archive_as_it_was(run_main, tmp_path, monkey
     monkeypatch.setattr(submission, "ROOT", tmp_path)
     monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    code, said = run_main()
-    assert code == 2 and said.count("\n") == 1
-    assert said.startswith("error: code.zip holds what is committed: ")
+    code, text = run_main()
+    assert code == 2 and text.count("\n") == 1
+    assert text.startswith("error: code.zip holds what is committed: ")
     assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
     assert (tmp_path / "code.zip").read_text() == "a good one"
 
@@ -116,10 +116,10 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
     monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
     monkeypatch.setattr(submission, "ROOT", root)
     monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
-    code, said = run_main()
+    code, text = run_main()
     assert code == 2
-    assert said.startswith("not in code.zip, not committed: forgotten\nerror: ")
-    assert "error: no Chromium to print with: install it" in said
+    assert text.startswith("not in code.zip, not committed: forgotten\nerror: ")
+    assert "error: no Chromium to print with: install it" in text
     names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
     assert names == ["code/", "code/tracked"]
     assert not (tmp_path / "writeup.pdf").exists()

@@ -114,20 +114,20 @@ def tune_candidates(a100, *configs: Config, key=KEY):
 
 
 def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
-    before, said = choose_here(), describe_kernels(CUDA)["triton"]
-    assert "of the A100, compiled and not timed: python tools/tune_flash.py" in said
+    before, text = choose_here(), describe_kernels(CUDA)["triton"]
+    assert "of the A100, compiled and not timed: python tools/tune_flash.py" in text
     (entry,) = tune_candidates(a100, OURS, WRONG, FAST)
     assert (entry["pass_ms"], entry["pass_with_ours_ms"]) == (0.5, 1.0)
-    said = capsys.readouterr().out
-    assert said == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
+    text = capsys.readouterr().out
+    assert text == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
     assert choose_here(d=50) == FAST != before
     # Others keep the built-in configuration: another mask, kernel, or few rows.
     for other in ({"causal": False}, {"kernel": "dkdv"}):
         assert choose_here(**other) == published_config(**other)
     few = FEW_ROWS["sm_80"]["half"][0]
     assert choose_here(rows=few.most_rows) == few.configs["dq"][64]
-    said = describe_kernels(CUDA)["triton"]
-    assert said == "runs, with launch configurations of the A100, 1 of them timed here"
+    text = describe_kernels(CUDA)["triton"]
+    assert text == "runs, with launch configurations of the A100, 1 of them timed here"
     assert tuned.digest(a100.device.slug, "3.7.1")
 
 
@@ -157,12 +157,12 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(damage, a100, caplog):
-    pattern, other, said = DAMAGES[damage]
+    pattern, other, text = DAMAGES[damage]
     tune_candidates(a100, OURS, FAST)
     a100.path.write_text(re.sub(pattern, other, a100.path.read_text()))
     assert choose_here() == choose_here() == published_config()
     (line,) = caplog.messages
-    assert said in line and "python tools/tune_flash.py" in line
+    assert text in line and "python tools/tune_flash.py" in line
     assert "\n" not in line and str(a100.path) in line
     assert tuned.digest(a100.device.slug, "3.7.1") is None
 

@@ -179,5 +179,5 @@ def is_gpu_record(record: Record) -> bool:
 def stale_records(records: Iterable[Record]) -> list[str]:
     """Return a warning for each stale record."""
     stale = (r for r in records if r.kind == "measured" and not is_fresh(r))
-    said = "is stale: its source has changed since; measure or --verify"
-    return [f"{record.place} {said} {record.stem}" for record in stale]
+    text = "is stale: its source has changed since; measure or --verify"
+    return [f"{record.place} {text} {record.stem}" for record in stale]

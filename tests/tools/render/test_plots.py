@@ -45,8 +45,8 @@ def test_a_caption_begins_with_what_is_found(path: Path):
             numbers = link.get("href")
             assert numbers.startswith("#") or (DOCS / numbers).is_file()
         # No line break separates a number from its unit.
-        said = figure.find("figcaption").text_content()
-        assert not re.search(r"\d (?:%|[KMGT]?i?B\b|[mµn]?s\b)", said), said
+        text = figure.find("figcaption").text_content()
+        assert not re.search(r"\d (?:%|[KMGT]?i?B\b|[mµn]?s\b)", text), text
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from tools.render.stems import warmup
 
 def test_the_line_under_a_table_has_the_age_of_its_record_and_a_link(monkeypatch):
     record = read_record("warmup")
-    said = {"fresh": "", "verified": " · verified", "stale": " · **stale**{ .old }"}
-    for age, shown in said.items():
+    marks = {"fresh": "", "verified": " · verified", "stale": " · **stale**{ .old }"}
+    for age, shown in marks.items():
         monkeypatch.setattr(markdown, "age", lambda record, age=age: age)
         table, line = markdown.per_device([record], lambda r: "| a |").split("\n\n")
         assert table == "| a |" and line.startswith(f"NVIDIA H200{shown} · 20")

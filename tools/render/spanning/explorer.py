@@ -125,9 +125,9 @@ def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]
     beside = record.find(**row.config | {"implementation": RIVAL})
     ours, cudnn = (Line.from_row(one) if one else Line() for one in (row, beside))
     names = {"forward": "forward", "backward": "backward"}
-    for name, said in (names | {"both": METRICS["both_ms"]}).items():
+    for name, text in (names | {"both": METRICS["both_ms"]}).items():
         if ours.kernel_ms(name) and cudnn.kernel_ms(name):
-            yield f"{said} over cuDNN", "ratio", time_ratio(ours, cudnn, name)
+            yield f"{text} over cuDNN", "ratio", time_ratio(ours, cudnn, name)
 
 
 def first_value(row: Row, keys: tuple[str, ...]) -> Any:

@@ -190,5 +190,5 @@ def facts(record: Record | None) -> dict[str, str]:
 def sums_follow_from_formats(record: Record) -> Judgement:
     found = sums(record).where(bool)
     alike, stalls = found.column("alike"), found.column("as_predicted")
-    told = f"Equal sums: {count_true(alike)}; stall as predicted: {count_true(stalls)}."
-    return (all(alike) and all(stalls), told) if found else []
+    text = f"Equal sums: {count_true(alike)}; stall as predicted: {count_true(stalls)}."
+    return (all(alike) and all(stalls), text) if found else []

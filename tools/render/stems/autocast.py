@@ -138,5 +138,5 @@ def autocast_dtypes(record: Record) -> Judgement:
     x = frame(record).one(part="toy", dtype="fp16")
     found = {name: x[name] for name in ASKED}
     expected = {name: "fp16" if name in ("fc1", "logits") else "fp32" for name in ASKED}
-    told = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
-    return bool(x) and (found == expected, f"Found: {told}.")
+    text = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
+    return bool(x) and (found == expected, f"Found: {text}.")

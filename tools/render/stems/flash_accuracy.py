@@ -152,13 +152,13 @@ def ratios_figure(record: Record) -> str:
         plots.draw_legend(figure, DTYPES)
 
     worst = {d: most(error_ratios(errors(record), "triton", d)) for d in DTYPES}
-    told = ", ".join(f"{fmt(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
+    text = ", ".join(f"{fmt(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
     return plots.plot(
         record,
         "ratios",
         draw,
         f"The norm of FlashAttention's error, relative to plain attention's, is at "
-        f"most {told}.",
+        f"most {text}.",
         "Each bar spans all results, head dimensions, lengths and masks; a mark is "
         "the geometric mean, and the line is plain attention in the same dtype.",
         height=90 + 36 * len(names),
@@ -258,5 +258,5 @@ def backward_accurate(record: Record) -> Judgement:
 def same_bits(record: Record) -> Judgement:
     found = reproducibility_rows(record)
     calls, differing = (sum(found.column(c)) for c in ("calls", "differing_calls"))
-    told = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."
-    return (differing == 0, told) if found else None
+    text = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."
+    return (differing == 0, text) if found else None

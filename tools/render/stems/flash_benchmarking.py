@@ -303,8 +303,8 @@ def fused_keeps_up(record: Record) -> Judgement:
     every = shapes(record)
     found = dropna(r for of in PASSES for r in every.column(f"{of} / plain"))
     lost = sum(faster < 1 for faster in found)
-    said = f"{len(found)} pairs{f', {lost} of them below one' if lost else ''}"
-    numbers = f"Plain PyTorch's time over FlashAttention's: {span(found)}, {said}."
+    text = f"{len(found)} pairs{f', {lost} of them below one' if lost else ''}"
+    numbers = f"Plain PyTorch's time over FlashAttention's: {span(found)}, {text}."
     return found and (min(found) >= 1, numbers)
 
 

@@ -75,14 +75,14 @@ def contexts_figure(record: Record) -> Drawn:
             plots.power_of_two_axis(axes.xaxis, ticks, "context, tokens")
             axes.set_title(title)
 
-    told = [
+    texts = [
         f"{whose} attention reaches context {x['context']:,} with {x['gib']:.1f} GiB"
         for name, whose in (("eager", "eager"), ("flash", "this guide's"))
         if (x := ends.get(name))
     ]
     return (
         draw,
-        f"In a training step of small, {', '.join(told)}.",
+        f"In a training step of small, {', '.join(texts)}.",
         "Batch 4, bf16. The dashed line of this guide lies on SDPA's, which needs the "
         "same memory.",
     )

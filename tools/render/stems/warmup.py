@@ -106,9 +106,9 @@ def steps_figure(record: Record) -> str:
             plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and x is found.where(warmup=0)[0]:
                 times_as_long = fmt(ratio, "{:.0f}")
-                told = f"{times[0]:,.0f} ms; median: {times_as_long} times a later step"
+                text = f"{times[0]:,.0f} ms; median: {times_as_long} times a later step"
                 plots.label(
-                    axes, told, 1, times[0], ha="left", va="center", offset=(10, 0)
+                    axes, text, 1, times[0], ha="left", va="center", offset=(10, 0)
                 )
         plots.plain_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")

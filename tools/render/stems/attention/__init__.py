@@ -195,10 +195,10 @@ def memory_figure(record: Record) -> Drawn:
             plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")
 
-    told = fmt(largest_error(record), format_at_most)
+    text = fmt(largest_error(record), format_at_most)
     return (
         draw,
-        f"Kept memory grows with N² and differs from its prediction by {told} from "
+        f"Kept memory grows with N² and differs from its prediction by {text} from "
         f"N = {LONG:,} on.",
         f"fp32, d = {WIDTH}, no mask. Points: measured; lines: predicted by formula.",
     )

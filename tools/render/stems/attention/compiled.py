@@ -129,10 +129,10 @@ def speedup_figure(record: Record) -> Drawn:
             plots.heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
 
-    told = describe_range(dropna(found.column("gain")) or found.column("gain"))
+    text = describe_range(dropna(found.column("gain")) or found.column("gain"))
     return (
         draw,
-        f"Eager time over compiled time of both passes {told}.",
+        f"Eager time over compiled time of both passes {text}.",
         "Blue: compiled is faster; the stronger the colour, the more. Orange: slower.",
     )
 

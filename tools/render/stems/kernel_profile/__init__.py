@@ -184,8 +184,8 @@ def reported_table(record: Record) -> str:
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:
-    said = {key.replace("_", " "): value for key, value in metrics.items() if value}
-    return ", ".join(f"{name} {value}" for name, value in said.items())
+    named = {key.replace("_", " "): value for key, value in metrics.items() if value}
+    return ", ".join(f"{name} {value}" for name, value in named.items())
 
 
 # Facts --------------------------------------------------------------------------------

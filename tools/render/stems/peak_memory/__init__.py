@@ -210,14 +210,14 @@ def memory_peak_moves(record: Record) -> Judgement:
         [category_bytes(x, n) / category_bytes(x, n, "most_bytes") for n in names]
         for x in ends
     )
-    said = [
+    texts = [
         ", ".join(
             f"{percent(s)} of the {n}" for s, n in zip(shares, names, strict=True)
         )
         for shares in (short, long)
     ]
     holds = short[0] > 0.5 > short[1] and long[1] > 0.5 > long[0]
-    numbers = f"Alive at the peak: context 128 {said[0]}; 512 {said[1]}."
+    numbers = f"Alive at the peak: context 128 {texts[0]}; 512 {texts[1]}."
     return (holds, numbers) if all(ends) else None
 
 

@@ -55,12 +55,12 @@ def timeline_figure(
         f"in {x['precision']} memory peaks at {gib(x['requested'])} GiB {x['place']}"
         for x in found
     )
-    told = (
+    text = (
         f"Memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, before the "
         "allocator rounds. The horizontal axis counts allocations and frees."
     )
     if any(len(x["phases"]) > 1 for x in found):
-        told += " Vertical lines mark where a phase begins."
+        text += " Vertical lines mark where a phase begins."
 
     def draw(figure: Figure) -> None:
         height = 1.2 * max(x["requested"] / 2**30 for x in found)
@@ -76,7 +76,7 @@ def timeline_figure(
         f"{mode}-timeline",
         draw,
         finding or f"{peaks[:1].upper()}{peaks[1:]}.",
-        more or told,
+        more or text,
         height=290,
         narrow=260 * len(found),
     )
