@@ -35,7 +35,7 @@ def test_a_command_without_its_packages_is_one_line(command):
     assert done.stderr.startswith(text)
 
 
-# Commands, and a line of their --help, which computes nothing.
+# A line of each command's --help, which computes nothing.
 HELPS = {
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",

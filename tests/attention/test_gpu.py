@@ -317,7 +317,7 @@ def test_the_compiler_captures_it_too():
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-# Caches of what depends on the layout of inputs only.
+# Cached functions whose launches depend only on the layouts of the inputs.
 PLANS = (
     launches.forward_launches,
     launches.backward_launches,

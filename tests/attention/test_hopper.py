@@ -113,7 +113,7 @@ def test_where_auto_means_these_kernels():
 
 @pytest.mark.usefixtures("fake_hopper")
 def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
-    """The record has Triton kernels at few heads, Hopper's in one and two passes."""
+    """The record has Triton kernels at few heads, and Hopper's in one pass and in two."""
     seen = set()
     for c in flash_accuracy.configs():
         few = c.heads == flash_accuracy.HEADS
@@ -410,7 +410,7 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     assert choose(4096, (1, 32), (1, 8)) == Ordered(2, 4)
     assert choose(32768, (1, 8)) == Ordered(1, 6)
     assert choose(8192, (2, 16), d=96) == Ordered(2, 28)
-    # So few programs, or such long loops, that each query head has its own programs.
+    # With few programs or long loops, each query head has its own programs.
     assert choose(4096, (1, 8), (1, 1), d=64) == Ordered(4, 4, 8)
     assert choose(8192, (2, 64), (2, 8)) == Ordered(4, 124, 8)
     assert choose(16384, (1, 32), (1, 8)) == Ordered(2, 30, 4)

@@ -226,7 +226,7 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
 
 
 def test_a_table_has_each_phase_and_their_total(capsys, monkeypatch):
-    """Mean, standard deviation, median, minimum and maximum."""
+    """The columns are mean, standard deviation, median, minimum and maximum."""
     times = {"forward_ms": [1.0, 3.0], "loss_ms": [0.5, 0.5], "backward_ms": [2.0, 6.0]}
     monkeypatch.setenv("COLUMNS", "120")
     of = make_stem(lambda config: times | {"peak_bytes": 3 * 2**29})
@@ -405,7 +405,7 @@ def test_compile_times_every_phase_and_counts_graphs(
 def test_what_was_compiled_ahead_keeps_its_cold_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
 ):
-    """The row's own first steps are stored as those of a second start."""
+    """The row's own first steps are stored as the steps of a second start."""
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )

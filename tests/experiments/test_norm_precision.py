@@ -1,4 +1,4 @@
-"""Stages of norms: exact in float64, else rounded, and marked if out of range."""
+"""Stages of norms are exact in float64, else rounded, and marked if out of range."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def test_the_largest_is_the_last_that_fits(field, gpu):
 
 
 def test_a_gpu_holds_what_its_record_says():
-    """Memory as the driver reports it, and as free in a step that needs 65 GiB."""
+    """The driver reports this memory; libraries leave less for tensors."""
     measured = GPUS["h200"].memory_mib * 2**20
     assert measured == pytest.approx(150_754_820_096, abs=2**20)
     assert 0.5 < CONTEXT_BYTES / 2**30 < 0.7
@@ -47,7 +47,7 @@ AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": Tru
 
 @pytest.mark.parametrize("again", AGAIN, ids=str)
 def test_products_are_those_that_pytorch_counts(again):
-    """Counts of a step with plain attention and each recomputation."""
+    """Compare FLOPs of a step with plain attention, for each recomputation."""
     p = Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
     d_model, d_ff, layers, heads = astuple(p.shape)
     model = BasicsTransformerLM(p.vocab, p.context, d_model, layers, heads, d_ff)

@@ -1,4 +1,4 @@
-"""The model: parameter counts, keys and values as the course's."""
+"""The model has the course's parameter counts, checkpoint keys and results."""
 
 import copy
 import io

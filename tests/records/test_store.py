@@ -1,4 +1,4 @@
-"""Records: written atomically, and each field validated."""
+"""Records are written atomically, and each field is validated."""
 
 import errno
 import json

@@ -265,7 +265,7 @@ def test_out_of_time_it_stops_between_rows_and_keeps_them(
 def test_measured_again_the_old_record_stands_until_all_rows_are_there(
     run, monkeypatch, record_file, partial_file
 ):
-    """Partial and new record never exist together."""
+    """A partial and a new record never exist together."""
     run()
     old = store.read(record_file)
     old.command = "an earlier one"

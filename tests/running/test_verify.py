@@ -120,7 +120,7 @@ def test_an_attention_without_any_numbers_counts_with_the_others(
 
 
 def test_gpu_times_are_compared_where_a_row_has_them():
-    """Within 3 %; their wall-clock times are ignored."""
+    """GPU times must agree within 3 %; the rows' wall-clock times are ignored."""
     old = make_row({}, forward_ms=[10.0], warmup_ms=[9.0], forward_gpu_ms=[8.0])
     slow = make_row({}, forward_ms=[99.0], warmup_ms=[1.0], forward_gpu_ms=[8.2])
     verify.require_agreement("end_to_end", old, slow, ())

@@ -88,7 +88,7 @@ WRONG = {
     "--render --only warmup": "--only goes with measuring, not with --render",
     "--check --no-render": "--no-render goes with measuring, not with --check",
     "--verify warmup --quick": "--quick goes with measuring, not with --verify",
-    # As from an unset shell variable.
+    # An unset shell variable gives an empty argument.
     "--results ''": f"{INVALID} '--results': ",
     "--only warmup --only compile": f"{WANTED}; --quick runs it on a CPU, compile need",
     # A repeated name is measured once.
@@ -401,7 +401,7 @@ def test_a_folder_of_other_files_is_not_rendered_into(rerun, tmp_path):
 
 
 def test_rendering_that_was_stopped_is_taken_up_again(rerun, tmp_path, monkeypatch):
-    """Also in a new folder that contains only rendered files."""
+    """Rendering also continues in a new folder with only rendered files."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
     write, written = rendering.write_atomically, []
 

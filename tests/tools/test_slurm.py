@@ -123,7 +123,7 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
     job = submit("--array=0-1", FILE)
     submit("--dependency=singleton", "--array=0", FILE, "--render")
     wait_until(lambda: count_starts() == 1)
-    # As at the end of a time limit.
+    # Slurm sends this signal before a time limit ends the job.
     slurm("scancel", "--batch", "--signal=USR1", f"{job}_0")
     wait_until(lambda: count_starts() == 2)
     # This job preempts another task, or the same one again.

@@ -22,7 +22,7 @@ def test_a_chosen_tab_is_kept_but_the_write_up_opens_with_the_gpu_of_its_answers
     page.locator(second).first.click()
     expect(block).to_be_visible()
     page.goto((site / "end_to_end.html").as_uri())
-    # The same in a fold, after opening it.
+    # Check the same inside folds, after opening them.
     page.evaluate(OPEN_FOLDS)
     labels = page.locator(".tabbed-labels label", has_text=re.compile(f"^{name}$"))
     assert labels.count()

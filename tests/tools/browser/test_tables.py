@@ -47,7 +47,7 @@ CELLS = [
     (["2.13×", "3.0× (best)", "11x"], []),
     (["900 µs", "1.2 ms", "3.4 ms", "12.4 ± 9.0 ms"], []),
     (["2.6B", "10B"], ["large"]),
-    # Not numbers, but sorted as readers expect.
+    # Dates and other texts are sorted as readers expect.
     (["2024-12-31", "2025-01-02", "2025-11-21"], []),
     (["flash 2", "flash 10", "plain"], []),
 ]

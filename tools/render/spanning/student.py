@@ -17,7 +17,7 @@ from tools.render.spanning.writeup import load_problems
 
 # GPUs for which the table predicts times, and for which it counts out-of-memory rows.
 TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
-# Problems of little cost, or without points: hidden at first.
+# Problems that cost little time or give no points, which are hidden at first.
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
 # A GPU that is left out of the table of rates.
 OLDER = "rtx3090"
