@@ -97,7 +97,7 @@ def printable(text: str) -> str:
 
 
 def environment_for_git() -> dict[str, str]:
-    """Return the environment without git's variables, which hooks set to a repository."""
+    """Return the environment without git's variables that its hooks set."""
     names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
     return {key: text for key, text in os.environ.items() if key not in names}
 

@@ -113,7 +113,7 @@ def test_where_auto_means_these_kernels():
 
 @pytest.mark.usefixtures("fake_hopper")
 def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
-    """The record has Triton kernels at few heads, and Hopper's in one pass and in two."""
+    """The record has Triton kernels at few heads, Hopper's of one pass and of two."""
     seen = set()
     for c in flash_accuracy.configs():
         few = c.heads == flash_accuracy.HEADS
