@@ -76,9 +76,6 @@ def limit_memory(record: Record, gpu: Device) -> Record:
     return replace(record, device=gpu, rows=rows)
 
 
-# An experiment for tests --------------------------------------------------------------
-
-
 def fake_stem_entry(*kinds: str) -> Stem:
     """Return the entry of tests/fake_stem.py in STEMS, for these kinds of device."""
     return Stem("tests.fake_stem", full=kinds, quick=kinds)

@@ -104,7 +104,7 @@
     if (run > layers) return ["checkpoint", `a run of ${run} blocks is longer than the model, which has ${layers}`]
     for (const name of ["memory", ...Object.keys(RATES)]) {
       const number = Number(field[name].value)
-      if (!(number > 0 && number < 1e6)) return [name, `${WORDS[name]} must be a number above 0`]
+      if (!(number > 0 && number < 1e6)) return [name, `${WORDS[name]} must be a number above 0 and below ${grouped(1e6)}`]
     }
     return null
   }
@@ -248,6 +248,8 @@
   }
 
   let heads = ""
+  // The fields of a GPU's data sheet.
+  const sheetOf = (gpu) => ({ memory: +(gpu.memory_bytes / GIB).toFixed(2), ...Object.fromEntries(Object.keys(RATES).map((rate) => [rate, +(gpu[rate] / RATES[rate]).toFixed(3)])) })
 
   function choose(name) {
     // Without groups there are as many heads of k and v as of q, also while they are typed.
@@ -256,8 +258,7 @@
     if (SHAPE.includes(name)) field.size.value = ""
     const gpu = data.gpus[field.gpu.value]
     if (name === "gpu" && gpu) {
-      field.memory.value = +(gpu.memory_bytes / GIB).toFixed(2)
-      for (const rate of Object.keys(RATES)) field[rate].value = +(gpu[rate] / RATES[rate]).toFixed(3)
+      for (const [key, value] of Object.entries(sheetOf(gpu))) field[key].value = value
     }
     if (name === "memory" || name in RATES) field.gpu.value = ""
     heads = field.num_heads.value
@@ -280,10 +281,13 @@
       if (value !== null && known(name, value)) field[name].value = value
       choose(name)
     }
-    if (state.size && !state.has("size") && SHAPE.some((name) => state.has(name))) field.size.value = ""
-    if (state.size && !state.has("gpu") && state.has("memory")) field.gpu.value = ""
     for (const [name, value] of state) if (NAMES.includes(name) && known(name, value)) field[name].value = value
     if (state.has("num_heads") && !state.has("kv_heads")) field.kv_heads.value = field.num_heads.value
+    // An address may name a size or a GPU beside other numbers than its own.
+    const differs = (numbers, names) => numbers && names.some((name) => field[name].value !== String(numbers[name]))
+    if (differs(data.sizes[field.size.value], SHAPE)) field.size.value = ""
+    const gpu = data.gpus[field.gpu.value]
+    if (gpu && differs(sheetOf(gpu), ["memory", ...Object.keys(RATES)])) field.gpu.value = ""
     heads = field.num_heads.value
     show()
   }

@@ -98,7 +98,7 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
         "num_heads": {"0": "from 1 to", "7": "does not split into 7 heads"},
         "context": {"1e9": "whole number", "9" * 12: "from 1 to", "long": "“long”"},
         "batch": {"": "whole number", "-1": "whole number"},
-        "memory": {"none": "number above 0"},
+        "memory": {"none": "number above 0", "1e6": "and below 1,000,000"},
     }
     for name, entries in wrong.items():
         field = root.locator(f"input[name={name}]")
@@ -125,6 +125,11 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     root.locator("input[name=kv_heads]").fill("3")
     expect(verdict).to_contain_text("do not share 3")
     expect(root.locator(".most")).to_contain_text("on which it fits: ")
+    # An address that contradicts itself names neither a size nor a GPU.
+    other = "#size=2.7B&d_model=512&gpu=h200&memory=9"
+    page.goto((site / "calculator.html").as_uri() + other)
+    for name in ("size", "gpu"):
+        expect(root.locator(f"select[name={name}]")).to_have_value("")
     # Hidden inputs may have any value.
     page.goto((site / "calculator.html").as_uri() + "#recomputed=none&checkpoint=x")
     expect(verdict).to_contain_text(re.compile("[Ff]it"))
