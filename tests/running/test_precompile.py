@@ -42,7 +42,7 @@ def stem(monkeypatch):
 
 
 @pytest.fixture
-def shares(monkeypatch):
+def groups(monkeypatch):
     rows = []
 
     def start(command, **_):
@@ -57,7 +57,7 @@ def shares(monkeypatch):
 
 
 @pytest.mark.parametrize("done", [0, 5])
-def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeypatch):
+def test_pending_rows_are_shared_out_and_each_is_run(stem, groups, done, monkeypatch):
     precompile.compile_ahead("fake", "full", CONFIGS[done:], NEVER)
     monkeypatch.setattr(precompile, "end_with_parent", lambda parent: None)
 
@@ -67,33 +67,33 @@ def test_pending_rows_are_shared_out_and_each_is_run(stem, shares, done, monkeyp
         raise RuntimeError("out of shared memory")
 
     stem.run = run
-    for rows in shares:
+    for rows in groups:
         precompile.main("fake", "full", 1, rows)
-    assert len(shares) == 3
+    assert len(groups) == 3
     wanted = [c for c in CONFIGS[done:] if c.implementation == "ours"]
     assert sorted(stem.seen, key=CONFIGS.index) == wanted
 
 
 @pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
 def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
-    shares, monkeypatch, room, count
+    groups, monkeypatch, room, count
 ):
     monkeypatch.setattr(precompile, "available_cores", lambda: 16)
     monkeypatch.setattr(precompile, "free_gpu_bytes", lambda: room)
     configs = precompile.grid_configs("compile", "full")
     precompile.compile_ahead("compile", "full", configs, NEVER)
-    assert len(shares) == count
-    rows = {row for share in shares for row in share}
+    assert len(groups) == count
+    rows = {row for share in groups for row in share}
     assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
 
 
-def test_each_process_has_its_share_of_each_kind(stem, shares, monkeypatch):
+def test_each_process_has_its_share_of_each_kind(stem, groups, monkeypatch):
     both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
     monkeypatch.setitem(STEMS, "fake", both)
     monkeypatch.setattr(precompile, "available_cores", lambda: 2)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
-    assert len(shares) == 2
-    for rows in shares:
+    assert len(groups) == 2
+    for rows in groups:
         names = [CONFIGS[row].implementation for row in rows]
         assert sorted(names) == ["ours"] * 10 + ["plain"] * 10
 
@@ -106,14 +106,14 @@ def test_the_largest_rows_share_a_process():
 
 
 def test_few_rows_one_core_or_no_time_are_not_worth_it(
-    stem, shares, monkeypatch, capsys
+    stem, groups, monkeypatch, capsys
 ):
     precompile.compile_ahead("fake", "full", CONFIGS[:14], NEVER)
     precompile.compile_ahead("warmup", "full", CONFIGS, NEVER)
     precompile.compile_ahead("fake", "full", CONFIGS, time.time() - 60)
     monkeypatch.setattr(precompile, "available_cores", lambda: 1)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
-    assert shares == [] and capsys.readouterr().out == ""
+    assert groups == [] and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("started", [2, 3])

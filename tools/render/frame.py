@@ -94,7 +94,7 @@ class Line(dict[str, Any]):
         return tuple(p for p in PHASES if f"{p}_ms" in self.metrics)
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """The reason why a row lacks numbers, such as "out of memory", or ""."""
         if self.row is None or self:
             return ""
@@ -105,7 +105,7 @@ class Line(dict[str, Any]):
     @property
     def missing(self) -> Missing:
         """The Missing value with this row's reason."""
-        return Missing(self.why or NOT_MEASURED, self.row)
+        return Missing(self.reason or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
         """Return each repetition's time in ms, summed over phases; [] without times."""

@@ -72,7 +72,7 @@ def test_rows_are_joined_with_their_twins(small_frame):
 
 def test_an_axis_becomes_columns(small_frame):
     modes = small_frame.where(precision="bf16").pivot("mode", "forward", "step")
-    assert [(x["size"], x["step"].why) for x in modes] == [
+    assert [(x["size"], x["step"].reason) for x in modes] == [
         ("small", ""),
         ("2.7B", "out of memory"),
     ]

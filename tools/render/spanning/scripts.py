@@ -87,7 +87,7 @@ def add_head(head: str, lines: list[str]) -> list[str]:
 
 def step_lines(size: str, c: Line) -> list[str]:
     if not c:
-        return [f"{size:6} {c.why}"] if c.why else []
+        return [f"{size:6} {c.reason}"] if c.reason else []
     parts = {name: c.summary(name) for name in ("forward", "backward", "optimizer")}
     return [
         f"{size:6} {name:9} {s.mean:8.2f} ± {s.std:.2f} ms" for name, s in parts.items()
@@ -103,7 +103,7 @@ def memory_lines(size: str, c: Line) -> list[str]:
 
 def attention_line(c: Line) -> str:
     if not c:
-        return f"{c.config['d']:3} {c.config['n']:6} {c.why}" if c.why else ""
+        return f"{c.config['d']:3} {c.config['n']:6} {c.reason}" if c.reason else ""
     forward, backward = (c.summary(name).mean for name in ("forward", "backward"))
     numbers = (forward, c["before_backward_bytes"] / 2**30, backward)
     shape = f"{c.config['d']:3} {c.config['n']:6}"
@@ -112,7 +112,7 @@ def attention_line(c: Line) -> str:
 
 def flash_line(name: str, c: Line) -> str:
     if not c:
-        return f"{c.config['n']:6} {name:6} {c.why}" if c.why else ""
+        return f"{c.config['n']:6} {name:6} {c.reason}" if c.reason else ""
     times = (c.ms(part) for part in ("forward", "backward", "both"))
     return " ".join([f"{c.config['n']:6} {name:6}", *(f"{ms:9.3f}" for ms in times)])
 

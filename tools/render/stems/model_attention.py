@@ -61,7 +61,7 @@ def contexts_figure(record: Record) -> Drawn:
         times, sizes = plots.panels(figure, 2)
         # Draw FlashAttention last, over the other lines.
         for name, color in (("eager", DARK), ("sdpa", GREY), ("flash", ACCENT)):
-            full = tried.where(lambda x: x.why == "out of memory", attention=name)
+            full = tried.where(lambda x: x.reason == "out of memory", attention=name)
             label = NAMES[name] + (", then out of memory" if full else "")
             look = {"color": color, "label": label}
             contexts = ran[name].column("context")

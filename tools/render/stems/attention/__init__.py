@@ -108,7 +108,7 @@ def accounted_length(record: Record) -> int:
     longest until its predicted peak exceeds the GPU's memory.
     """
     found = frame(record, d=WIDTH, execution="eager", **PLAIN)
-    out = [x["n"] for x in found if x.why == "out of memory"]
+    out = [x["n"] for x in found if x.reason == "out of memory"]
     n = min(out, default=LONGEST)
     while not out and peak_bytes(n) <= (record.device.memory_bytes or 0):
         n *= 2
@@ -127,7 +127,7 @@ def describe_outcome(record: Record | None, n: int, execution: str) -> str:
     if x:
         peak = x.get("peak_allocated_bytes", 0)
         return f"ran with a peak of {gib(peak)} GiB" if peak else "ran"
-    return x.why.replace("out of", "ran out of") or "was not measured"
+    return x.reason.replace("out of", "ran out of") or "was not measured"
 
 
 # Figures ------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def reported_table(record: Record) -> str:
         (f"{head}, ms", lambda x, part=part: x.get(f"{part} ±", ""))
         for part, head in heads.items()
     ]
-    columns.append(("status", lambda x: x.why))
+    columns.append(("status", lambda x: x.reason))
     shown = [column for column in columns if any(map(column[1], rows))]
     names = ("context", "batch", "precision")
     return rows.table("size", *names, *shown, alike=names)

@@ -177,7 +177,7 @@ def reported_table(record: Record) -> str:
         ("about", lambda x: x["table"].replace("_", " ")),
         ("size", lambda x: x["size"] or ""),
         ("context", lambda x: x["context"] or ""),
-        ("reported", lambda x: x.why or format_metrics(x.metrics)),
+        ("reported", lambda x: x.reason or format_metrics(x.metrics)),
         left=4,
         telling=lambda x: x["table"] == record.rows[0].config["table"],
     )

@@ -58,7 +58,7 @@ def missing_peak(x: Line) -> Missing:
     """Return the Missing value "out of memory, needs 65.3 GiB"."""
     if x.row is None or x.row.status != "out_of_memory":
         return x.missing
-    return Missing(f"{x.why}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
+    return Missing(f"{x.reason}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
 
 
 def peak_place(x: Line) -> str | Missing:
