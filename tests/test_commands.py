@@ -63,7 +63,7 @@ BROKEN |= {"tools/regen_tables.py --quick --only norm_precision --results": 2}
 def test_a_package_that_cannot_be_imported_is_named(tmp_path, command):
     (tmp_path / "torch.py").write_text("raise ValueError('\\nbad\\nsettings')")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = python(*command.split(), tmp_path, env=environment)
+    done = run_python(*command.split(), tmp_path, env=environment)
     assert done.returncode == BROKEN[command] and "Traceback" not in done.stderr
     assert done.stderr.endswith("error: torch can't be imported: bad\n")
 
