@@ -59,7 +59,7 @@ ONE_PASS = {
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
 # With a padded head dimension of 64 and up to SHORT keys under a causal mask (half
-# without), four warp groups are faster: others compute while one starts or ends.
+# without), four warp groups measured faster: some compute while one starts or ends.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -1,5 +1,5 @@
 """Kernel for dk and dv on Hopper, in Gluon: a program owns tiles of k and v, and loops
-over tiles of q and do, with lse and delta from the kernel in `dq`.
+over tiles of q and do, with lse · log2(e) and delta from the kernel in `dq`.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ STATISTICS = gl.constexpr(
 
 
 class Statistics(NamedTuple):
-    """lse and delta of the rows in each stage, in shared memory."""
+    """lse (in two kernels: lse · log2(e)) and delta of each stage, in shared memory."""
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor

@@ -2,7 +2,7 @@
 64 x GROUPS rows of q, and loops over tiles of k and v.
 
 It also computes delta = rowsum(o · do) for `dkdv`. Both kernels recompute P = exp(S -
-lse). Each step begins with the matmul for dq of the previous step, which overlaps with
+lse). Each step starts dP and the matmul for dq of the previous step, which overlap with
 the exponentials. No matmul may be in flight at the end of an iteration, or the compiler
 would serialize all of them.
 """

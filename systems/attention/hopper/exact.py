@@ -1,7 +1,7 @@
 """Recompute rows with huge scores exactly, at the end of the forward kernel.
 
 The forward kernel subtracts the rounded product scale · maximum from scale · score in
-one multiply-add. For huge scores the rounding error makes the largest p infinite or
+one multiply-add. For huge scores the rounding error can make the largest p infinite or
 zero instead of 1. Here the maximum is subtracted before scaling.
 """
 

@@ -5,8 +5,8 @@ rows of o of one head. The CPU assigns items to programs (`schedule`). Warps hav
 and synchronize through barriers only, so that tiles of the next item are copied while o
 of this item is finished:
 
-    producer (1 warp)             copies tiles of k and v into a ring buffer of STAGES
-                                  stages
+    producer (1 warp)             copies q, and tiles of k and v into a ring buffer of
+                                  STAGES stages
     consumers (GROUPS warp        64 rows of queries each: S = q kᵀ, online softmax,
     groups of 4 warps)            o += P v
 
@@ -14,7 +14,7 @@ A consumer starts S of the next tile of keys together with P v of the current on
 tensor cores work for one consumer while another computes exponentials. With TURNS,
 consumers start their matmuls one after another, so that they don't all compute
 exponentials at the same time. A consumer loops from the last visible tile of keys to
-the first, because then only the step before the loop needs a mask.
+the first: only the step before the loop needs a mask, and each row sees a key in it.
 
 Letters as in `triton.forward`; i counts steps, and stage i % STAGES of the ring holds
 step i. The compiler moves a wait for matmuls up across arithmetic, but not across a
@@ -173,7 +173,7 @@ FIRST_BARRIER = gl.constexpr(8)
 
 @gluon.jit
 def take_turn(GROUP: gl.constexpr):
-    """Wait until the previous consumer has started its matmuls (256 threads)."""
+    """Wait until the previous consumer, 128 other threads, has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
         dtype=gl.int32, is_pure=False, pack=1,
@@ -258,7 +258,7 @@ def forward_consumer(
         )
         p = gl.convert_layout(p.to(TYPE), P)
         k, v_next = wait_full(ring, first + 1, first + 1 < steps_done)
-        # Unrolled by two it would not copy p, but was slower up to 4,096 keys.
+        # Unrolled by two it copies no p, but was slower at D = 128 up to 4,096 keys.
         # --8<-- [start:consumer_loop]
         for i in range(first + 1, steps_done):
             if TURNS:
@@ -296,7 +296,7 @@ def forward_consumer(
         batch_head = (item.batch * problem.heads + item.head).to(gl.int64)
         lse_ptrs = lse_ptr + batch_head * n_q + rows
         gl.store(lse_ptrs, (m + gl.log2(l)) * LN2, mask=rows < n_q)
-        # Store directly from registers, because shared memory is full.
+        # Store directly from registers: at D = 128 shared memory is full.
         for i in gl.static_range(len(acc)):
             store_rows(
                 acc[i], o, item.batch, item.head, q_start, n_q, 64 * i, HEAD, True

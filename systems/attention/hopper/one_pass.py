@@ -13,8 +13,8 @@ tiles of 64 queries:
 
 Floating-point sums depend on their order. Therefore each tile of dq has a semaphore
 that counts the partials added so far, and a partial waits for its number. The modules
-`shift` and `ordered` define two such orders ("walks"). This module has the work per
-tile of the key groups, `accumulation` that of the dq group and the writers.
+`shift` and `ordered` define two such orders ("walks"). This module has the work of the
+key groups per tile, `accumulation` the work of the dq group and of the writers.
 """
 
 from typing import NamedTuple
@@ -135,7 +135,7 @@ def process_tile(
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
         s = apply_mask(s, hidden, limit, RAGGED)
-    # Scaled here: a delta kernel that scales it saves instructions, but was slower.
+    # Scaling lse in the delta kernel saves instructions, but measured slower.
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if not AT_ONCE:

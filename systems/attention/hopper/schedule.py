@@ -11,7 +11,7 @@ from torch import Tensor
 from systems.attention.hopper.configs import SHORT
 from systems.attention.relaunch import Layout
 
-# L2 budget for k and v of the interleaved heads, of 50 MiB.
+# Bytes of the L2 cache (50 MiB) for k and v of the interleaved heads.
 L2_BYTES = 2**23
 # Overhead of an item, as a number of steps.
 ITEM_STEPS = 1
@@ -65,7 +65,7 @@ def make_schedule(
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
     """Return the number of heads to interleave: as many as have k and v (b, h, n, d) in
-    the L2 budget; 1 without a mask, because then all items are equally long.
+    L2_BYTES. 1 for short k, and without a mask, because then items are equally long.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

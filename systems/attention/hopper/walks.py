@@ -26,9 +26,9 @@ ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # Fewest programs, about two per SM. Smaller grids divide the query heads of a KV head
 # among programs; if these are too few, two kernels run instead.
 ORDERED_MIN_PROGRAMS = 256
-# From this number of (tiles of 128 keys) x (query heads per KV head), each query head
-# has its own programs: in longer loops neighboring programs drift apart, and tiles
-# leave the L2 cache before they are read again.
+# Causal, padded head dimension 128: from this number of (tiles of 128 keys) x (query
+# heads per KV head), each query head has its own programs. In longer loops neighboring
+# programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
 # Key tiles of all interleaved heads together, about one per SM. Half as many under a
 # causal mask if a program has several query heads; twice as many without a mask, or if
@@ -36,8 +36,8 @@ DEALT_TILES = 256
 SIDE_TILES = 128
 # Key tiles, in all, of the heads that go backwards: at least two heads, at most half.
 BACKWARDS_TILES = 256
-# Fewest key tiles of a single KV head for the ordered walk, because no other head fills
-# the SMs at its end.
+# Fewest key tiles of a single KV head under a causal mask for the ordered walk, because
+# no other head fills the SMs at its end.
 LONE_TILES = 512
 # --8<-- [end:limits]
 

@@ -68,8 +68,8 @@ SPLIT_RULES = {
 }
 MAX_SPLITS = 16
 # --8<-- [end:splits]
-# L2 budget for k and v of the heads that run concurrently, of 40 MiB (A100) or 50 MiB
-# (Hopper), by arithmetic. Float32 has more, because its matmuls are slow.
+# Bytes of the L2 cache (40 MiB on an A100, 50 MiB on Hopper) for k and v of the heads
+# that run concurrently, by arithmetic. Float32 gets more, because its matmuls are slow.
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
 # Configurations by pass and padded head dimension.

@@ -2,9 +2,9 @@
 algorithm 1).
 
 One program (thread block) per tile of queries loops over tiles of keys with online
-softmax, and writes only o and lse. Tiles above the causal diagonal are skipped, and
-only tiles on the diagonal are masked. Exponentials have base 2, because GPUs compute
-exp2.
+softmax, and writes only o and lse. Tiles above the causal diagonal are skipped; only
+tiles on the diagonal and an incomplete last tile are masked. Exponentials have base 2,
+because GPUs compute exp2.
 
 If there are too few tiles to fill the GPU, loops are split: each of SPLITS programs
 runs every SPLITS-th step of a tile, and a second kernel combines the partial results.

@@ -15,9 +15,9 @@ from triton import knobs
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# The initial running maximum: not -∞, because -∞ minus -∞ is NaN.
+# The initial running maximum: not -∞, or rows that see no key of a split would be NaN.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-# Scaled scores (base 2) above this are huge: rounding to float32 changes them by ≥ 8.
+# Scaled scores (base 2) from here on are huge: rounding to float32 can move them by 16.
 HUGE = tl.constexpr(2.0**28)
 
 
@@ -27,7 +27,7 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
     """Return this program's (tile, batch · heads + head, number of heads, split).
     Programs are ordered by group of `head_swizzle` heads, then by tile, head and split.
     """
-    # Without splits this is zero, but a constant zero would slow down the second loop.
+    # Without splits this is zero; with a constant zero the second loop measured slower.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
     program, heads = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS // tiles
     group = program // (tiles * head_swizzle)
@@ -155,9 +155,9 @@ def row_scale(m, scale_log2):
     shift).
 
     m · factor is rounded before the multiply-add, so the largest p is exp2(rounding
-    error), not 1. For huge scores this error is large, and p would be infinite or zero
-    in the whole row. There `factor` is a power of two, whose products are exact; other
-    values of p don't change, because different huge scores give zero anyway.
+    error), not 1. For huge scores this error can make p infinite or zero in the whole
+    row. There `factor` is a power of two, whose products are exact; other values of p
+    don't change, because different huge scores give zero anyway.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)
@@ -169,7 +169,7 @@ def row_scale(m, scale_log2):
 
 @triton.jit
 def row_lse(m, l, shift, scale_log2):
-    """Return lse of rows with maximum m and sum of exponentials l."""
+    """Return the natural lse of rows with maximum m and sum of exponentials l."""
     huge = tl.abs(m) >= HUGE / scale_log2
     return (tl.where(huge, m * scale_log2, shift) + tl.log2(l)) * LN2
 
