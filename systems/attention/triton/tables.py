@@ -217,8 +217,8 @@ SM_80: ByArithmetic = {
 
 # --- GeForce, A10, L4, L40S, and every GPU that is not named --------------------------
 # 99 KiB of shared memory per thread block, 48 warps per SM. Tensor cores accumulate in
-# float32 at half rate or less and are the bottleneck, so no matmul is computed twice,
-# and two programs fit on an SM.
+# float32 at half rate or less and are the bottleneck. Tiles are small enough that two
+# programs fit on an SM.
 SM_86: ByArithmetic = {
     "half": {
         "forward": {
