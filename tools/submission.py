@@ -30,6 +30,7 @@ import typer  # noqa: E402
 
 from systems.records.record import Record  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
+from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.render.load import load, primary_gpu  # noqa: E402
 from tools.rendering import fail  # noqa: E402
 
@@ -213,4 +214,5 @@ def main(
 
 
 if __name__ == "__main__":
+    exit_when_terminated()
     run_as_command(main, __doc__)

@@ -118,9 +118,6 @@ def test_no_row_looks_for_garbage_in_what_was_there_before(run, monkeypatch):
     assert collected == [False] * 6
 
 
-# Interrupted, and gone on with -------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
     tmp_path, record_file, partial_file
@@ -303,9 +300,6 @@ def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
     assert not list(temporary.glob("*-compiled-*"))
 
 
-# Rows that fail ----------------------------------------------------------------------
-
-
 def test_a_failed_row_is_tried_again_and_never_published(
     run, monkeypatch, record_file, partial_file
 ):
@@ -356,9 +350,6 @@ def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file)
     assert reasons.pop(1).startswith("RuntimeError: \\ud800 x")
     for index, reason in reasons.items():
         assert reason.startswith(f"ValueError: {metrics[index][1]}")
-
-
-# What can't be written or used -------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])

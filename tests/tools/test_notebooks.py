@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import nbformat
 import pytest
@@ -32,6 +33,13 @@ def test_a_notebook_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
     with pytest.raises(UnicodeError):
         run_notebooks.main()
     assert (tmp_path / "a.ipynb").read_text() == "edited"
+
+
+def test_a_signal_is_no_traceback(monkeypatch):
+    client = Mock(**{"return_value.execute.side_effect": AssertionError})
+    monkeypatch.setattr(run_notebooks, "NotebookClient", client)
+    with pytest.raises(KeyboardInterrupt):
+        run_notebooks.execute_notebook(NOTEBOOKS[0])
 
 
 @pytest.mark.slow

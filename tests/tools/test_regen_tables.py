@@ -61,9 +61,6 @@ def state(listed: str, stem: str) -> str:
     return next(cells[2] for cells in lines if cells[0] == stem)
 
 
-# The command line ---------------------------------------------------------------------
-
-
 def test_help_shows_the_flags_and_imports_nothing_that_takes_long():
     line = [sys.executable, "-X", "importtime", "tools/regen_tables.py", "--help"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
@@ -102,9 +99,6 @@ def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run_regen, options
     assert (done.code, done.out.strip()) == (2, "")
     assert done.err.startswith(f"error: {WRONG[options]}")
     assert done.err.count("\n") == 1
-
-
-# Measuring ----------------------------------------------------------------------------
 
 
 def test_a_run_measures_renders_and_says_what_it_skipped(tree):
@@ -289,9 +283,6 @@ def test_so_does_every_other_and_its_tables_are_made(stem, monkeypatch):
     everything.build_stem(stem, [make_record(stem, *rows, grid="quick")])
 
 
-# Records that are there ---------------------------------------------------------------
-
-
 def test_list_makes_no_folder(run_regen, tmp_path):
     done = run_regen("--list")
     assert done.code == 0 and not (tmp_path / "results").exists()
@@ -339,9 +330,6 @@ def test_a_record_that_cannot_be_read_is_one_line(run_regen, tmp_path, options):
     whose = "model_sizes: " if "--only" in options else ""
     assert done.code == 2 and done.err.startswith(f"{whose}error: {path}: is not JSON")
     assert done.err.count("\n") == 1 and file_contents(tmp_path) == before
-
-
-# Records that are not the guide's own -------------------------------------------------
 
 
 @pytest.mark.parametrize("options", ["--render", "--verify warmup"])
@@ -420,9 +408,6 @@ def test_rendering_that_was_stopped_is_taken_up_again(rerun, tmp_path, monkeypat
         (shown / name).touch()
     assert not rerun(*options, str(shown)).code
     assert file_contents(shown) == file_contents(tmp_path / "generated")
-
-
-# Rendering and checking ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")

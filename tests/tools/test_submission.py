@@ -1,8 +1,10 @@
 """Files to hand in: the archive of committed files, and the write-up's PDF."""
 
+import os
 import re
 import subprocess
 import sys
+import time
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -123,6 +125,20 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
     names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
     assert names == ["code/", "code/tracked"]
     assert not (tmp_path / "writeup.pdf").exists()
+
+
+def test_terminated_it_ends_what_it_started(tmp_path, monkeypatch):
+    git, pid = tmp_path / "git", tmp_path / "pid"
+    git.write_text(f'#!/bin/sh\necho $$ > "{pid}"\nexec sleep 60\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with subprocess.Popen([sys.executable, submission.__file__]) as child:
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.05)
+        child.terminate()
+    assert child.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys):
