@@ -163,7 +163,8 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, task.stem, *task.arguments, *own],
             cwd=ROOT,
-            env=os.environ | visible | task.environment,
+            # Import from `cwd`, also where the environment says otherwise.
+            env=os.environ | {"PYTHONSAFEPATH": ""} | visible | task.environment,
             stdout=subprocess.PIPE,
             # A process group, so that one signal also ends the processes of its rows.
             process_group=0,
