@@ -9,11 +9,10 @@ from msgspec.structs import replace
 from systems.formulas.fit import peak_bytes
 from systems.formulas.memory_costs import Pass
 from systems.records.store import RecordError
-from tests.factories import RESULTS, make_gpu, make_record, make_row, read_record
+from tests.factories import RESULTS, make_gpu, read_record
 from tools.render import load
 from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
 from tools.render.spanning.pages import fragments, page_answer
-from tools.render.stems.flash_ablation import step_ms
 
 FACTS = {"a": {"b": "1 ms"}}
 
@@ -87,11 +86,6 @@ def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():
     assert "any shape" in files["ladder-forward.md"]
     for name in ("ladder-forward.md", "ladder-backward.md", "ladder-bars.md"):
         assert "specialization" not in files[name]
-
-
-def test_one_outlying_call_decides_no_step():
-    row = make_row({"step": "forward"}, time_ms=[0.7, 1.1, 1.0, 1.2])
-    assert step_ms(make_record("flash_ablation", row), "forward") == 1.0
 
 
 def test_launches_bind_where_kernels_are_shorter_than_launches(records):
