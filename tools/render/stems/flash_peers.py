@@ -52,7 +52,7 @@ LINES = {
     "sdpa_flash": (PALE, "v"),
     "ours": (ACCENT, "s"),
 }
-KEY = "● FA4   ▲ FA4, deterministic   ◆ cuDNN   ▼ FA2   ■ this guide"
+KEY = "●\u00a0FA4, ▲ deterministic FA4, ◆\u00a0cuDNN, ▼\u00a0FA2, ■\u00a0this guide"
 PANELS = ((64, True), (128, True), (128, False))
 fragments = Fragments()
 
