@@ -11,6 +11,8 @@ from typing import Any
 
 from systems import ROOT
 from systems.experiments import STEMS
+from systems.formulas.costs import PEAKS, longest_prefix
+from systems.formulas.gpus import GPUS
 from systems.records import store
 from systems.records.record import Record
 from systems.records.source_hash import source_hash
@@ -31,6 +33,12 @@ def primary_gpu() -> str:
             "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results"
         )
     return line[1]
+
+
+def listed_gpu() -> str:
+    """Return the primary GPU's name in GPUS; "" if its data sheet is not there."""
+    names = {gpu.slug: name for name, gpu in GPUS.items()}
+    return names.get(longest_prefix(primary_gpu(), names | PEAKS), "")
 
 
 def is_primary(record: Record) -> bool:

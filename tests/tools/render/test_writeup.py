@@ -10,7 +10,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from tests.factories import RESULTS
 from tools.render import load
-from tools.render.spanning import writeup
+from tools.render.spanning import calculator, envelope, student, writeup
 
 DOCS = ROOT / "docs"
 HOME = "index.md"
@@ -18,16 +18,8 @@ PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
 PROBLEMS = writeup.load_problems()
 ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
 # Stems that no problem asks for, or no answer needs.
-UNASKED = {
-    "nsys",
-    "model_sizes",
-    "method",
-    "flash_peers",
-    "flash_leaderboard",
-    "model_attention",
-    "flash_ablation",
-    "weighted_sum",
-}
+UNASKED = {"nsys", "model_sizes", "method", "model_attention", "weighted_sum"}
+UNASKED |= {"flash_peers", "flash_leaderboard", "flash_ablation"}
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +79,21 @@ def test_an_answer_needs_every_record_of_the_primary_gpu(records):
     assert "not measured yet" not in writeup.question_text(answer, known=True)
     assert "not measured yet" in writeup.question_text(answer, known=False)
     # Reported records or some of the stems are not enough for an answer.
-    others["end_to_end"] = [
-        record for record in records["end_to_end"] if record.kind == "reported"
-    ]
+    others["end_to_end"] = [r for r in records["end_to_end"] if r.kind == "reported"]
     assert not writeup.answered_pages(others)["mixed_precision"]
+
+
+def test_a_gpu_with_few_records_claims_nothing_of_the_others(records, monkeypatch):
+    for module in (load, student):
+        monkeypatch.setattr(module, "primary_gpu", lambda: "nvidia-h100-80gb-hbm3")
+    files = student.fragments(records) | calculator.fragments(records)
+    head, _, *rows = files["student-problems.md"].splitlines()
+    (known,) = (row for row in rows if "not measured" not in row)
+    assert "H100 80 GB, measured" in head and "`peak_memory`" in known
+    for name in ("student-check.md", "student-measured.md"):
+        assert "Not measured yet" in files[name]
+    assert '"measured_on":"h100"' in files["calculator.js"]
+    assert "H100" not in envelope.predict_others(lambda peak: 1.0)
 
 
 def test_what_needs_no_gpu_is_measured_on_the_meta_device(records):
@@ -112,10 +115,8 @@ def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(records)
     other.device.name, other.device.slug = "NVIDIA X", "nvidia-x"
     both = {**records, "peak_memory": [ours, other]}
     text = writeup.claim_tabs(problem, both)
-    assert re.findall(r'^ +===!? "(.+)"$', text, re.MULTILINE) == [
-        "NVIDIA H200",
-        "NVIDIA X",
-    ]
+    tabs = re.findall(r'^ +===!? "(.+)"$', text, re.MULTILINE)
+    assert tabs == ["NVIDIA H200", "NVIDIA X"]
     holds = f"- **Holds:** {counted.sentence}"
     assert text.count(holds) == 2 and "No data here" not in text
     # Without records of GPUs, claims of the meta device are judged.

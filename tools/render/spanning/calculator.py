@@ -21,7 +21,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.editions import LABELS
 from tools.render.frame import Frame, frame
-from tools.render.load import Found, primary_gpu, primary_record
+from tools.render.load import Found, listed_gpu, primary_record
 from tools.render.markdown import items_table
 from tools.render.rows import fmt, most, span
 from tools.render.stems.end_to_end.rows import BATCH
@@ -62,9 +62,7 @@ def fragments(found: Found) -> dict[str, str]:
         "vocab": VOCAB_SIZE,
         "context_bytes": CONTEXT_BYTES,
         "gpus": {name: gpu_inputs(name) for name in GPUS},
-        "measured_on": next(
-            (n for n, g in GPUS.items() if g.slug == primary_gpu()), ""
-        ),
+        "measured_on": listed_gpu(),
         "programs": dict(programs()),
         "memory": memory_points(found),
         "steps": step_points(found),

@@ -17,7 +17,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.frame import Line, frame
-from tools.render.load import Found, primary_gpu, primary_record
+from tools.render.load import Found, listed_gpu, primary_gpu, primary_record
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, fmt, most
 from tools.render.stems import warmup
@@ -38,7 +38,7 @@ OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 def predict_others(value: Callable[[Peak], float], unit: str = " ms") -> str:
     """Return a prediction for the other GPUs: "4.7 ms on an A100 80 GB, ..."."""
-    others = [GPUS[name] for name in OTHERS if GPUS[name].slug != primary_gpu()]
+    others = [GPUS[name] for name in OTHERS if name != listed_gpu()]
     return ", ".join(
         f"{two_digits(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
     )

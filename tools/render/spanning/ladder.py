@@ -17,7 +17,7 @@ from tools.render import plots
 from tools.render.compiled_files import COMMAND, read_steps
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
-from tools.render.markdown import per_device, percent
+from tools.render.markdown import NOTHING_YET, per_device, percent
 from tools.render.plots import ACCENT, GREY, INK, PALE, WARN
 from tools.render.rows import MISSING, dropna, fmt, least
 from tools.render.stems.flash_ablation import (
@@ -95,11 +95,13 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 def needs_table(record: Record | None) -> str:
     """Return a table of each step's kernel resources, with the record's Triton."""
-    version = record.software.get("triton", "") if record else ""
-    there = read_steps().get(version)
-    if record is None or record.device.capability != "9.0" or not there:
-        with_triton = f" with Triton {version}" * bool(version)
-        return f"Not compiled{with_triton}: run `{COMMAND}`.\n"
+    if record is None:
+        return NOTHING_YET
+    version = record.software.get("triton", "")
+    if record.device.capability != "9.0":
+        return "Compiled for an H100 alone; this GPU's kernels differ.\n"
+    if not (there := read_steps().get(version)):
+        return f"Not compiled with Triton {version}: run `{COMMAND}`.\n"
 
     def per_kernel(step: str, text: str) -> str:
         """Format a value of each kernel of the step."""

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from systems import align
+from systems.experiments import GPU, STEMS
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
-from tools.render.load import Found, gpu_record, primary_gpu, primary_record
-from tools.render.markdown import items_table, table
+from tools.render.load import Found, listed_gpu, primary_gpu, primary_record
+from tools.render.markdown import NOTHING_YET, items_table, table
 from tools.render.rows import NOT_MEASURED, data_sheet
 from tools.render.spanning.writeup import load_problems
 
@@ -21,7 +22,7 @@ TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
 # A GPU that is left out of the table of rates.
 OLDER = "rtx3090"
-HEADS = ("H200, measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
+HEADS = ("measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -37,7 +38,7 @@ def fragments(found: Found) -> dict[str, str]:
 def problems_table(found: Found) -> str:
     """Return a table of problems: experiments, minutes by GPU, rows out of memory."""
     # Skip records of the meta device, which take seconds.
-    measured = {stem: gpu_record(found, stem, primary_gpu()) for stem in found}
+    measured = {s: primary_record(found, s) for s in STEMS if STEMS[s].full == GPU}
     rows, seen, shown = [], set[str](), []
     for problem in load_problems():
         # Count an experiment at the first problem that uses it.
@@ -46,19 +47,20 @@ def problems_table(found: Found) -> str:
             continue
         seen.update(new)
         link = f"[`{problem.name}`](writeup.md#{problem.name})"
-        costs = cost_cells([r for stem in new if (r := measured.get(stem))])
+        costs = cost_cells([measured[stem] for stem in new if stem in measured])
         rows.append([link, ", ".join(f"`{stem}`" for stem in new), *costs])
         shown.append(problem.name not in BRIEF)
-    costs = cost_cells([r for stem, r in measured.items() if r and stem in seen])
+    costs = cost_cells([measured[stem] for stem in measured if stem in seen])
     totals = ["all of these", "", *costs]
     rows.append([f"**{total}**" if total else "" for total in totals])
-    heads = ["problem", "`--only`", *HEADS]
+    name = GPUS[gpu].name if (gpu := listed_gpu()) else primary_gpu()
+    heads = ["problem", "`--only`", f"{name}, {HEADS[0]}", *HEADS[1:]]
     return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
 
 
-def cost_cells(records: list[Record]) -> list[str]:
+def cost_cells(found: list[Record | None]) -> list[str]:
     """Return minutes, measured and predicted for TIMES, and OOM counts for MEMORY."""
-    if not records:
+    if len(records := [record for record in found if record]) < len(found):
         return [NOT_MEASURED] * len(HEADS)
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
     slower = (minutes * slowdown(GPUS[name]) for name in TIMES)
@@ -86,7 +88,7 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
 def check_setup_output(found: Found) -> str:
     """Return the first lines of `python -m systems.check_setup` on the primary GPU."""
     if (record := primary_record(found, "flash_benchmarking")) is None:
-        return "\n"
+        return NOTHING_YET
     gpu = record.device
     lines = {
         **record.software,
@@ -100,7 +102,7 @@ def check_setup_output(found: Found) -> str:
 def measured_output(found: Found) -> str:
     """Return the summary that measuring `warmup` prints on the primary GPU."""
     if (record := primary_record(found, "warmup")) is None:
-        return "\n"
+        return NOTHING_YET
     statuses = Counter(row.status for row in record.rows)
     seconds = sum(row.seconds or 0 for row in record.rows)
     console = Console(file=StringIO(), width=80, color_system=None)

@@ -165,6 +165,7 @@ def facts(record: Record | None) -> dict[str, str]:
     variations = dropna(select_repeatable(found).where(**fp32).column("variation"))
     steady = sum(variation < 0.02 for variation in variations)
     gains = dropna(bf16.column("pass_gain"))
+    slower = sum(gain < 1 for gain in gains)
     step_fp32, step_bf16 = (
         of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
     )
@@ -189,9 +190,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
         "backward_over_forward": span(backward_over_forward(of_steps), "{:.5f}"),
         "steady_rows": f"{steady} of {len(variations)}" if variations else fmt(MISSING),
-        "slower_cells": fmt(sum(g < 1 for g in gains), f"{{}} of {len(gains)}"),
+        "slower_cells": f"{slower} of {len(gains)}" if gains else fmt(MISSING),
         "gpu_memory": fmt(gpu_memory(record), lambda v: f"{gib(v, 5)} GiB"),
-        "memory_2_7B_512_fp32": fmt(step_fp32[PEAK], lambda v: f"{gib(v, 5)} GiB"),
         "runs_of_10B": passes_of_10b(record),
     }
 
