@@ -75,6 +75,14 @@ def test_the_record_of_the_h200_agrees_in_every_bit():
         assert Fraction(row.metrics["device_result"]) == exact_sums(config)[-1]
 
 
+def test_sums_on_a_cpu_alone_decide_no_claim_about_gpus():
+    record = read_record("accumulation")
+    for row in record.rows:
+        row.metrics["device"] = "cpu"
+    assert builder.sums_follow_from_formats.judge(record) == []
+    assert builder.facts(record)["agreeing"] == "not measured"
+
+
 def test_a_difference_between_devices_is_counted(monkeypatch):
     sums = {"cpu": [1.0, 2.0, 3.0], "other": [1.0, 2.5, 3.0]}
 

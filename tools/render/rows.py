@@ -121,7 +121,7 @@ def measured(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.kind == "measured"]
 
 
-def count_true(flags: Iterable[bool]) -> Any:
+def count_true(flags: Iterable[float]) -> Any:
     """Return how many flags are true, such as "8 of 9"; Missing without flags."""
     flags = list(flags)
     return f"{sum(flags)} of {len(flags)}" if flags else MISSING

@@ -75,8 +75,7 @@ def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
     # Another JSON layout does not change the digest.
     path.write_text(json.dumps(dict(sorted(json.loads(text).items())), indent=3))
     load.read(path)
-    changed = re.sub(r'"seconds": \d', '"seconds": 9', text)
-    path.write_text(changed)
+    path.write_text(changed := re.sub(r'"seconds": \d', '"seconds": 9', text))
     assert changed != text
     with pytest.raises(RecordError, match=r"warmup\.json: was edited by hand; restore"):
         load.read(path)

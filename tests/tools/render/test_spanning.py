@@ -116,8 +116,7 @@ def test_an_answer_has_its_numbers_and_its_links_lead_to_its_own_page(tmp_path):
         '{@ if facts.a.b == "2" @} No.{@ endif @}'
     )
     for after in ("## Run it", "??? provenance", ""):
-        page = f"# T\n\n## Answer\n\n{answer}\n\n{after}\n"
-        (tmp_path / "a.md").write_text(page)
+        (tmp_path / "a.md").write_text(f"# T\n\n## Answer\n\n{answer}\n\n{after}\n")
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
         assert page_answer("a", FACTS, tmp_path) == filled
 

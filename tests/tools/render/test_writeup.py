@@ -10,10 +10,10 @@ from systems import ROOT
 from systems.experiments import STEMS
 from tests.factories import RESULTS
 from tools.render import load
+from tools.render.markdown import NOTHING_YET
 from tools.render.spanning import calculator, envelope, student, writeup
 
 DOCS = ROOT / "docs"
-HOME = "index.md"
 PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
 PROBLEMS = writeup.load_problems()
 ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
@@ -52,12 +52,9 @@ def test_every_stem_answers_a_problem_or_is_named_as_asked_by_none():
 def test_every_answer_stands_on_evidence():
     for part in re.split(r"(?=answers\.md:)", PAGE)[1:]:
         answer = next(a for a in ANSWERS if f"answers.md:{a.page}" in part)
-        shown = re.findall(
-            r"generated/(\w+?)-[\w-]+\.md", part.split("generated/writeup.md")[0]
-        )
-        assert set(answer.stems) & set(shown), (
-            f"no evidence follows the answer of {answer.page}"
-        )
+        evidence = part.split("generated/writeup.md")[0]
+        shown = re.findall(r"generated/(\w+?)-[\w-]+\.md", evidence)
+        assert set(answer.stems) & set(shown), f"no evidence follows {answer.page}"
 
 
 def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(records):
@@ -90,8 +87,7 @@ def test_a_gpu_with_few_records_claims_nothing_of_the_others(records, monkeypatc
     head, _, *rows = files["student-problems.md"].splitlines()
     (known,) = (row for row in rows if "not measured" not in row)
     assert "H100 80 GB, measured" in head and "`peak_memory`" in known
-    for name in ("student-check.md", "student-measured.md"):
-        assert "Not measured yet" in files[name]
+    assert files["student-check.md"] == files["student-measured.md"] == NOTHING_YET
     assert '"measured_on":"h100"' in files["calculator.js"]
     assert "H100" not in envelope.predict_others(lambda peak: 1.0)
 
@@ -136,11 +132,11 @@ def list_pages(entries):
 def test_the_navigation_has_every_page_by_its_own_title():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = yaml.safe_load(re.split(r"\n(?=\w)", nav)[0])
-    shown = [(title, page) for title, page in list_pages(listed) if page != HOME]
+    shown = [(title, page) for title, page in list_pages(listed) if page != "index.md"]
     for title, page in shown:
         text = (DOCS / page).read_text(encoding="utf-8")
         # JSON of notebooks escapes line ends.
         assert re.search(rf"# {re.escape(title)}(?:\n|\\n)", text), page
     sources = ("*.md", "api/*.md", "notebooks/*.ipynb")
     there = {p.relative_to(DOCS).as_posix() for s in sources for p in DOCS.glob(s)}
-    assert {page for _, page in shown} == there - {HOME}
+    assert {page for _, page in shown} == there - {"index.md"}

@@ -13,7 +13,7 @@ from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import items_table
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import count_true, fmt
+from tools.render.rows import MISSING, count_true, dropna, fmt
 
 # The assignment's snippets, by the names of their facts.
 SNIPPETS = ("fp32_in_fp32", "fp16_in_fp16", "fp16_in_fp32", "fp16_cast_to_fp32")
@@ -40,7 +40,7 @@ def sums(record: Record | None) -> Frame:
             "spacing": float(form.spacing(top)),
             "stalled": x["last_change"] < steps,
             "as_predicted": x["last_change"] == min(last, steps),
-            "alike": x["device"] != "cpu" and x["differing_steps"] == 0,
+            "alike": MISSING if x["device"] == "cpu" else x["differing_steps"] == 0,
         }
     return found
 
@@ -176,7 +176,7 @@ def facts(record: Record | None) -> dict[str, str]:
     names = (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
     return {
         **{name: fmt(found.one(name=name)["total"], "{:.6f}") for name in names},
-        "agreeing": fmt(count_true(ran.column("alike"))),
+        "agreeing": fmt(count_true(dropna(ran.column("alike")))),
         "stalls_as_predicted": fmt(count_true(ran.column("as_predicted"))),
     }
 
@@ -189,6 +189,6 @@ def facts(record: Record | None) -> dict[str, str]:
 )
 def sums_follow_from_formats(record: Record) -> Judgement:
     found = sums(record).where(bool)
-    alike, stalls = found.column("alike"), found.column("as_predicted")
+    alike, stalls = dropna(found.column("alike")), found.column("as_predicted")
     text = f"Equal sums: {count_true(alike)}; stall as predicted: {count_true(stalls)}."
-    return (all(alike) and all(stalls), text) if found else []
+    return (all(alike) and all(stalls), text) if alike else []
