@@ -109,7 +109,7 @@ def plain_console() -> Any:
     return Console(markup=False, emoji=False)
 
 
-def align(found: Mapping[str, str]) -> str:
+def align_texts(found: Mapping[str, str]) -> str:
     """Return a line for each name and text, with all texts aligned."""
     return "".join(f"{name:20}{printable(text)}\n" for name, text in found.items())
 

@@ -6,7 +6,7 @@ run a small model forward and backward once.
 
 import math
 
-from systems import align, lacks, need, printable, run_as_command, torch_misfit
+from systems import align_texts, lacks, need, printable, run_as_command, torch_misfit
 
 if __name__ == "__main__":
     need("torch", "jaxtyping", "msgspec", "packaging")
@@ -80,7 +80,7 @@ def main() -> None:
     except RuntimeError as error:
         # Print the versions before the error, because they help to find its cause.
         trouble = str(error).splitlines()[0]
-    print(align(found))
+    print(align_texts(found))
     if trouble:
         said = f"the first pass failed: {printable(trouble)}"
     elif not (said := torch_misfit()):

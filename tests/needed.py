@@ -29,7 +29,7 @@ def run_python(*line: object, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, text=True, **options)
 
 
-# Fails in folders with a space, except with some versions.
+# With a space in these paths, some PyTorch versions can't compile C++.
 compiles_cpp = pytest.mark.xfail(
     bool(paths_with_a_space()), reason=f"torch.compile: {UNQUOTED}"
 )

@@ -176,7 +176,7 @@ def deterministic() -> Iterator[None]:
 
 
 def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """Return the backend that runs inside `only`: of our kernels, or SDPA's choice."""
+    """Return the backend an implementation uses; call this inside `only(name)`."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:

@@ -151,7 +151,7 @@ def feed_forward_saved(p: Pass) -> Bytes:
     }
 
 
-def block_saved(p: Pass) -> int:
+def block_saved_bytes(p: Pass) -> int:
     """Return the bytes that a block saves without recomputation."""
     return sum(attention_saved(p).values()) + sum(feed_forward_saved(p).values())
 
@@ -225,5 +225,5 @@ def graph_bytes(p: Pass) -> int:
     if p.checkpoint:
         blocks = count_segments(p) * residual_bytes(p)
     else:
-        blocks = p.shape.num_layers * block_saved(p)
+        blocks = p.shape.num_layers * block_saved_bytes(p)
     return blocks + sum(outside_blocks_saved(p).values()) + logits_bytes(p)

@@ -11,7 +11,7 @@ from systems.formulas.memory_costs import (
     Pass,
     attention_in_backward,
     block_matrix_entries,
-    block_saved,
+    block_saved_bytes,
     count_segments,
     graph_bytes,
     logits_bytes,
@@ -231,7 +231,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
     low, wide = p.low_bytes, p.wide_bytes
     entries = block_matrix_entries(p) + 2 * d
-    saved_block = block_saved(p)
+    saved_block = block_saved_bytes(p)
     # This block, earlier blocks and the embedding have no gradients yet.
     embedding = (p.embeddings - 1) * p.vocab * d
     gradients = weight_bytes(p) - (position.block * entries + embedding) * wide

@@ -12,7 +12,7 @@ from systems.formulas.memory_costs import (
     Pass,
     attention_saved,
     block_matrix_entries,
-    block_saved,
+    block_saved_bytes,
     residual_bytes,
     weight_bytes,
 )
@@ -62,11 +62,11 @@ def enclosing_halves(layers: int, block: int) -> list[bool]:
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
-    """Return two estimates of the run length with the least memory: √N, which takes a
-    block's activations to be as large as its input, and one with the true sizes.
+    """Return two estimates of the number of blocks per checkpoint that needs the least
+    memory: √N, as if a block saved no more than its input, and one by true sizes.
     """
     layers = p.shape.num_layers
-    smaller = residual_bytes(p) / block_saved(p)
+    smaller = residual_bytes(p) / block_saved_bytes(p)
     return math.sqrt(layers), math.sqrt(layers * smaller)
 
 
@@ -136,6 +136,6 @@ def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
         if strategy == "chain" and p.autocast:
             # Autocast caches bf16 weights of all blocks that a chain recomputes.
             copies = block * block_matrix_entries(p) * BF16_BYTES
-            new_tensors = block_saved(p) + residual + residual // 2
+            new_tensors = block_saved_bytes(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}
     # --8<-- [end:peaks]

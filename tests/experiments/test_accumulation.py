@@ -1,4 +1,4 @@
-"""Sums equal those of IEEE 754, computed with integers."""
+"""The experiment's sums equal IEEE 754 sums, which the tests compute with integers."""
 
 from dataclasses import asdict
 from fractions import Fraction

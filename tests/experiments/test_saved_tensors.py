@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from systems.experiments.saved_tensors import Config, run
-from systems.formulas.memory_costs import Pass, block_saved
+from systems.formulas.memory_costs import Pass, block_saved_bytes
 from systems.model.sizes import SIZES, ModelSize
 from systems.model.transformer import RMSNorm
 
@@ -28,7 +28,7 @@ def total_bytes(row: dict) -> int:
 def test_a_block_saves_what_shapes_say_and_weights_are_no_part_of_it():
     row = run_part("block")
     p = Pass(SHAPE, 32, "step", "fp32", batch=2)
-    assert total_bytes(row) == block_saved(p) < row["bytes_if_counted_each_time"]
+    assert total_bytes(row) == block_saved_bytes(p) < row["bytes_if_counted_each_time"]
     # Two norms and seven matrices.
     assert row["parameters_saved"] == 9
     assert row["parameter_gradient_bytes"] == 4 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64)

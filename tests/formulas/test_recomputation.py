@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from systems.experiments.gradient_checkpointing import recompute
-from systems.formulas.memory_costs import Pass, block_saved, residual_bytes
+from systems.formulas.memory_costs import Pass, block_saved_bytes, residual_bytes
 from systems.formulas.memory_peak import peak_candidates
 from systems.formulas.recomputation import (
     best_run_lengths,
@@ -114,4 +114,4 @@ def test_the_square_root_is_of_equal_sizes():
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     root, weighed = best_run_lengths(p)
     assert root == math.sqrt(32)
-    assert 32 / weighed * residual_bytes(p) == pytest.approx(weighed * block_saved(p))
+    assert 32 * residual_bytes(p) == pytest.approx(weighed**2 * block_saved_bytes(p))

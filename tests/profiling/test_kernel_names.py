@@ -124,7 +124,7 @@ def test_the_phase_says_what_unfused_parts_are_for():
 
 
 def test_names_of_the_compiler_in_the_records_are_known():
-    """Their names list all fused operations, such as `scatter` beside `max`."""
+    """torch.compile names a kernel after all fused operations: `exp`, `max`, ..."""
     names: set[str] = set()
     for path in RESULTS.glob("*/attention*.json"):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:

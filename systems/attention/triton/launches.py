@@ -215,7 +215,7 @@ def launch_forward(
 def run_forward(
     launch: Forward, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> None:
-    """Write o and lse, with launches made for the layouts of these tensors."""
+    """Compute o and lse by launches that `forward_launches` made for these layouts."""
     count: int = launch.kernel.constants["SPLITS"]
     with use_device_of(q):
         if launch.limbs:

@@ -130,6 +130,6 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     page.goto((site / "calculator.html").as_uri() + other)
     for name in ("size", "gpu"):
         expect(root.locator(f"select[name={name}]")).to_have_value("")
-    # Hidden inputs may have any value.
+    # The run length is hidden and unused, so an invalid one does no harm.
     page.goto((site / "calculator.html").as_uri() + "#recomputed=none&checkpoint=x")
     expect(verdict).to_contain_text(re.compile("[Ff]it"))

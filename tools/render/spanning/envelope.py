@@ -215,7 +215,7 @@ def two_runs_facts(found: Found) -> dict[str, str]:
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
     """Return the factor by which a slow first step raises the mean of ten steps."""
-    cold = warmup.settings(record).one(warmup=0)
+    cold = warmup.medians_by_warmup(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
     return {"mean_predicted": fmt((slow + 9) / 10, "{:.5f}")}
 

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Column, Table
 
-from systems import align
+from systems import align_texts
 from systems.experiments import GPU, STEMS
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
@@ -96,7 +96,7 @@ def check_setup_output(found: Found) -> str:
         "torch runs on": gpu.name,
         **{f"attention: {name}": text for name, text in record.kernels.items()},
     }
-    return f"```console\n$ python -m systems.check_setup\n{align(lines)}```\n"
+    return f"```console\n$ python -m systems.check_setup\n{align_texts(lines)}```\n"
 
 
 def measured_output(found: Found) -> str:

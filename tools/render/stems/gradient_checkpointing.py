@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from systems.formulas.memory_costs import (
     Pass,
-    block_saved,
+    block_saved_bytes,
     residual_bytes,
     weight_bytes,
     weight_copy_bytes,
@@ -122,6 +122,7 @@ def orders_table(_: list[Record]) -> str:
     """Return a table of strategies: peak of saved memory, and blocks computed."""
     p = make_pass()
     n = p.shape.num_layers
+    input_bytes, block_bytes = residual_bytes(p), block_saved_bytes(p)
 
     def count_inputs(strategy: str) -> int:
         return max(count_kept_inputs(strategy, n, block) for block in range(1, n + 1))
@@ -139,7 +140,7 @@ def orders_table(_: list[Record]) -> str:
     head = ("recomputed", "in memory at most", "blocks computed")
     names = (*head, "strategy", "inputs", "blocks")
     found = Frame(Line(zip(names, order, strict=True)) for order in listed).derive(
-        needed=lambda x: x["inputs"] * residual_bytes(p) + x["blocks"] * block_saved(p),
+        needed=lambda x: x["inputs"] * input_bytes + x["blocks"] * block_bytes,
         passes=lambda x: forward_passes(x["strategy"], n),
     )
     return found.table(
@@ -260,11 +261,11 @@ def facts(record: Record | None) -> dict[str, str]:
         "weights": format_gib(weight_bytes(p)),
         "copies": format_gib(weight_copy_bytes(p)),
         "input": format_mib(residual_bytes(p)),
-        "block": format_gib(block_saved(p)),
-        "block_plain": format_gib(block_saved(make_pass("eager"))),
+        "block": format_gib(block_saved_bytes(p)),
+        "block_plain": format_gib(block_saved_bytes(make_pass("eager"))),
         "kept_run": name_run(row_with_least(predicted, "predicted_kept")),
         "slower": fmt(best["step_ms"] / none["step_ms"], "{:.2f}"),
-        "block_over_input": f"{block_saved(p) / residual_bytes(p):.0f}",
+        "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",
         "weighed": f"{weighed:.1f}",
         "halving_passes": f"{forward_passes('halving', n):.0f}",

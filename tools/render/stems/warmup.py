@@ -33,7 +33,7 @@ def processes(record: Record | None) -> Frame:
     )
 
 
-def settings(record: Record | None) -> Frame:
+def medians_by_warmup(record: Record | None) -> Frame:
     """Return a row with medians over processes for each number of warm-up steps."""
     found = processes(record)
     rows = []
@@ -84,7 +84,7 @@ def steps_table(record: Record) -> str:
                 for n, head in enumerate([*ORDINALS][:2])
             ),
         )
-    shown = settings(record).table(
+    shown = medians_by_warmup(record).table(
         ("warm-up steps", "warmup"),
         ("mean ± std, ms", "spread"),
         ("median, ms", "median", "{:.1f}"),
@@ -95,7 +95,7 @@ def steps_table(record: Record) -> str:
 
 def steps_figure(record: Record) -> str:
     found = processes(record)
-    cold = settings(record).one(warmup=0)
+    cold = medians_by_warmup(record).one(warmup=0)
     ratio = cold["first"] / cold["settled"]
 
     def draw(figure: Figure) -> None:
@@ -126,7 +126,7 @@ def steps_figure(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found = settings(record)
+    found = medians_by_warmup(record)
     cold, after_2 = found.one(warmup=0), found.one(warmup=2)
     settled = cold["settled"]
     return {
@@ -144,6 +144,6 @@ def facts(record: Record | None) -> dict[str, str]:
     because="the sizes and precisions that the script compares differ by far more.",
 )
 def two_steps_warm_up(record: Record) -> Judgement:
-    ratio = settings(record).one(warmup=2)["halves"]
+    ratio = medians_by_warmup(record).one(warmup=2)["halves"]
     numbers = f"First half over second: {ratio:.2f}."
     return ratio and (abs(ratio - 1) < 0.05, numbers)

@@ -115,7 +115,7 @@ def speedup_figure(record: Record) -> Drawn:
     dtypes = frame(record).values("dtype")
     variants = [(dtype, causal) for dtype in dtypes for causal in (False, True)]
 
-    def cell_look(ratio: float) -> tuple[str, float]:
+    def format_cell(ratio: float) -> tuple[str, float]:
         return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)
 
     def draw(figure: Figure) -> None:
@@ -123,7 +123,7 @@ def speedup_figure(record: Record) -> Drawn:
         for axes, (dtype, causal) in zip(every, variants, strict=True):
             part = found.where(dtype=dtype, causal=causal)
             rows = {
-                f"d = {d}": [cell_look(part.one(d=d, n=n).get("gain")) for n in ns]
+                f"d = {d}": [format_cell(part.one(d=d, n=n).get("gain")) for n in ns]
                 for d in widths
             }
             plots.heat_map(axes, rows, [f"{n:,}" for n in ns])

@@ -37,12 +37,12 @@ def shares_figure(record: Record) -> Drawn:
     if not dropna(found.column("share")):
         return None
 
-    def cell_look(share: float) -> tuple[str, float]:
+    def format_cell(share: float) -> tuple[str, float]:
         return (percent(share), -share) if share else ("", 0)
 
     def draw(figure: Figure) -> None:
         for axes, precision in zip(plots.panels(figure, 2), DRAWN, strict=True):
-            draw_heat_map(axes, found.where(precision=precision), "share", cell_look)
+            draw_heat_map(axes, found.where(precision=precision), "share", format_cell)
             axes.set_title(f"{precision}, by context")
 
     bf16 = found.where(bool, precision="bf16")
@@ -102,13 +102,13 @@ def speedup_figure(record: Record) -> Drawn:
     most = max(map(max, gains.values()))
     ranges = ", ".join(f"{span(of)} in {clock}" for clock, of in gains.items())
 
-    def cell_look(gain: float) -> tuple[str, float]:
+    def format_cell(gain: float) -> tuple[str, float]:
         return (f"{gain:.2f}", -log(gain) / log(most)) if gain else ("", 0)
 
     def draw(figure: Figure) -> None:
         every = plots.panels(figure, len(clocks))
         for axes, (clock, name) in zip(every, clocks.items(), strict=True):
-            draw_heat_map(axes, found, name, cell_look)
+            draw_heat_map(axes, found, name, format_cell)
             axes.set_title(f"{clock}: fp32 / bf16, by context")
 
     return (
