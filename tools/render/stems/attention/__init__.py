@@ -240,7 +240,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "pytorch_attention",
     "Eager attention keeps two fp32 score matrices of the batch for its backward pass: "
     "about 64 bytes per N².",
-    because="memory that grows with N alone is below a twentieth at this length.",
+    because="memory linear in N adds less than a twentieth at this length.",
 )
 def two_matrices_saved(record: Record) -> Judgement:
     per_square = find_pass(passes(record))["kept"] / LONGEST**2

@@ -51,8 +51,8 @@ def causes_figure(record: Record) -> str:
         f"{idle} of the time. `2.7B` spends {copies} of its kernel time on copies and "
         f"casts at {large['context']}, {later} at "
         f"{plots.format_number(last['context'])}.",
-        "Forward and backward by cause, as shares of wall-clock time, which is above "
-        "each bar in ms; below it is the context.",
+        "Shares of forward and backward by cause. Above each bar: their wall-clock "
+        "time in ms; below: the context.",
         height=290,
         narrow=860,
     )
