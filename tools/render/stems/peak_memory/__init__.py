@@ -254,8 +254,8 @@ def largest_are_scores(record: Record) -> Judgement:
 
 @claim(
     "memory_profiling",
-    "Wherever a pass fits, shapes predict to the byte the most that its weights, its "
-    "gradients, its optimizer state, weight copies and saved activations each hold.",
+    "Wherever a pass fits, shapes predict to the byte how much its weights, gradients, "
+    "optimizer state, weight copies and saved activations each hold at most.",
 )
 def memory_as_predicted(record: Record) -> Judgement:
     ran = len(passes(record).where(bool))
