@@ -10,7 +10,7 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
-    # Otherwise each worker's torch would start a thread per core.
+    # Share the cores, because each worker's torch would start a thread per core.
     threads = max(1, (os.cpu_count() or 1) // int(workers))
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
@@ -91,7 +91,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_collection_finish():
-    """Import Triton now if any test module did."""
+    """Speed up Triton's interpreter if any test module imported Triton."""
     if not HAS_GPU and sys.modules.get("triton"):
         from tests.interpreting import speed_up_interpreter
 

@@ -1,5 +1,5 @@
-"""The CUDA allocator's history without a GPU: storages of fake tensors are blocks of a
-pool. On a GPU, test_recorder.py checks the same sums with the real allocator.
+"""Imitate the CUDA allocator's history on a CPU: each storage of a fake tensor is a
+block. On a GPU, test_recorder.py checks the same sums with the real allocator.
 """
 
 import sys

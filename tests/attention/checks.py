@@ -27,7 +27,7 @@ CAP = {
 
 
 def parametrize_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrize with all combinations on a GPU, and enough for all pairs on a CPU."""
+    """Parametrize with all combinations on a GPU; on a CPU, with a pairwise subset."""
     every = list(product(*axes.values()))
     cases = every if torch.cuda.is_available() else cover_pairs(every)
     return pytest.mark.parametrize(
@@ -116,8 +116,8 @@ def run_reference(
     return to_dict((o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))))
 
 
-class SplitProduct(torch.autograd.Function):
-    """A matmul of float32 split into bfloat16 limbs, forward and backward."""
+class LimbMatmul(torch.autograd.Function):
+    """Multiply float32 matrices as bfloat16 limbs, also in the backward pass."""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
@@ -132,12 +132,12 @@ class SplitProduct(torch.autograd.Function):
 
 def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b as the float32 sum of three matmuls of bfloat16 limbs."""
-    (a_high, a_low), (b_high, b_low) = two_limbs(a), two_limbs(b)
+    (a_high, a_low), (b_high, b_low) = split_in_two(a), split_in_two(b)
     return a_low @ b_high + a_high @ b_low + a_high @ b_high
 
 
-def two_limbs(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split float32 into its nearest bfloat16 and the one nearest to the rest."""
+def split_in_two(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Split float32 into the nearest bfloat16 and the bfloat16 nearest to the rest."""
     high = x.bfloat16().float()
     return high, (x - high).bfloat16().float()
 
@@ -152,9 +152,9 @@ def run_in_limbs(
 ) -> dict[str, Tensor]:
     """Return the results of `run_class` by plain attention with `matmul_limbs`."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    s = SplitProduct.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = LimbMatmul.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     s = hide_later_keys(s) if causal else s
-    o, lse = SplitProduct.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
+    o, lse = LimbMatmul.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
     return to_dict((o.detach(), lse.detach(), *gradients(o, (q, k, v), do)))
 
 
@@ -263,7 +263,7 @@ def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> 
 
 @contextmanager
 def poison_buffers(launches) -> Iterator[list[Tensor]]:
-    """Fill new buffers and the memory around them with NaN; yield all of it."""
+    """Fill new buffers with NaN, yield their list, and check the memory around them."""
     memories, new_empty = [], Tensor.new_empty
 
     def new_poisoned(x, shape, dtype=None, **options):
@@ -288,7 +288,7 @@ def poison_buffers(launches) -> Iterator[list[Tensor]]:
         assert (memory[:4096] == 123).all() and (memory[-4096:] == 123).all()
 
 
-class Like:
+class FakeGpuTensor:
     """A stand-in for a GPU tensor with the properties that `choose_backend` reads."""
 
     def __init__(self, x: torch.Tensor, device: str = "cuda:0"):
@@ -299,4 +299,4 @@ class Like:
 
 
 def fake_tensor(*shape: int, dtype=torch.bfloat16, device: str = "cuda:0") -> Any:
-    return Like(torch.empty(shape, dtype=dtype, device="meta"), device)
+    return FakeGpuTensor(torch.empty(shape, dtype=dtype, device="meta"), device)

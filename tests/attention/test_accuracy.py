@@ -140,7 +140,7 @@ def test_steps_are_dealt_to_splits_on_from_head_to_head(causal, device):
 
 
 def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
-    """Four query heads of a KV head are split like one with four times the rows."""
+    """A KV head's four query heads are split like one head with four times the rows."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
     def count_splits(heads: int, n_q: int) -> int:
@@ -191,7 +191,7 @@ def test_high_precision_keeps_sixteen_bits(set_precision, d, causal, device):
 def test_float32_split_ahead(
     set_precision, setting, ahead, splits, causal, device, monkeypatch
 ):
-    # The reference of "high" does not support grouped heads.
+    # The reference for "high" does not support grouped heads.
     shared = (1, 1) if setting == "highest" else None
     q, k, v, do = make_inputs(65, 97, 40, device=device, lead=(1, 2), lead_k=shared)
     k, do = k.mT.contiguous().mT, do[..., :1, :].expand_as(do)
@@ -203,7 +203,7 @@ def test_float32_split_ahead(
     )
     found = launch_both((q, k, v, do), causal, forward, dkdv, dq, (splits,) * 3)
     set_precision("highest")
-    # The forward kernel needs q, k and v in limbs; the backward kernels do, too.
+    # The forward pass splits three tensors into limbs, the backward pass four.
     assert done == [3] * ahead[0] + [4]
     split = setting == "high"
     check_against_reference(found, q, k, v, do, causal, 0.25, split=split)

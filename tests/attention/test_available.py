@@ -14,7 +14,7 @@ from systems.attention.triton import available
 from systems.attention.triton.available import check_device, describe_kernels
 from systems.attention.triton.primitives import INTERPRETED
 from systems.check_setup import attention_status
-from tests.attention.checks import Like, fake_tensor
+from tests.attention.checks import FakeGpuTensor, fake_tensor
 
 LARGE = (1, 16, 16384, 64)
 GPU = torch.device("cuda:0")
@@ -72,8 +72,8 @@ def test_large_inputs_that_tma_cannot_read_are_told_once(fake_gpu, caplog):
     fake_gpu((9, 0), "3.6.0")
     for gap in (1, 3):
         wide = torch.empty(1, 16, 16384, 64 + gap, dtype=torch.bfloat16, device="meta")
-        gappy = Like(wide[..., :64])
-        few = Like(wide[:, :1, :8, :64])
+        gappy = FakeGpuTensor(wide[..., :64])
+        few = FakeGpuTensor(wide[:, :1, :8, :64])
         assert choose_backend("auto", few, few, few) == "triton"
         assert len(caplog.messages) == (gap == 3)
         assert choose_backend("auto", gappy, gappy, gappy) == "triton"
@@ -136,7 +136,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("machine", KERNELS, ids=str)
 def test_the_setup_says_which_kernels_run_and_why(machine, fake_gpu):
-    """The setup check and an error by backend "hopper" give the same reason."""
+    """The setup check and the error of backend="hopper" give the same reason."""
     fake_gpu(*machine)
     status, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
     assert list(status) == ["hopper", "triton"]

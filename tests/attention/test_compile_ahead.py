@@ -21,8 +21,8 @@ GPUS = [
     pytest.param(name, marks=[] if name == FIRST else [pytest.mark.versions])
     for name in TARGETS
 ]
-# Cases: many rows with a mask; the first kernel; the smallest tiles with split loops
-# and no mask; and the Hopper kernels, from head dimension 40.
+# Compile kernels for many rows with a mask, the first kernels, the smallest tiles with
+# split loops and no mask, and (from head dimension 40) the Hopper kernels.
 COMPILE = """
 from tools.compile_steps import first_backward, first_forward
 
@@ -38,13 +38,13 @@ if gpu.capability == (9, 0):
     show("hopper full", *compile_hopper(gpu, d, causal=False))
     show("hopper causal", *compile_hopper(gpu, d, causal=True))
 """
-# Head dimensions in 16 bits: a multiple of 8 but not of 16, and the next multiple of
-# 16.
+# Compile for 16-bit inputs with a head dimension that is a multiple of 8 but not of 16,
+# and with the next multiple of 16.
 EIGHTS = """
 for d in {widths}:
     show(d, *compile_portable(gpu, "half", d, causal=True))
 """
-# The configurations that need the most registers, with the tables' limit.
+# Compile the configurations that need the most registers, with the tables' limit.
 LARGEST = """
 show("largest", *compile_portable(gpu, "highest", 256, causal=True))
 """
@@ -70,10 +70,10 @@ def show(name, *found):
 """
 PLAIN = ["forward_kernel", "dq_kernel", "dkdv_kernel"]
 FIRST_KERNELS = ["forward_kernel", "dk_dv_kernel", "dq_kernel"]
-# Kernels of the Hopper backward pass in two kernels and in one.
+# Kernels of the Hopper backward pass that computes dq, dk and dv in one kernel.
 ONE_PASS = ["delta_kernel", "one_pass_kernel", "round_kernel"]
 HOPPER = [*PLAIN, *ONE_PASS, "one_pass_kernel"]
-# Kernels around the one-pass kernel have no mask, so they were compiled before.
+# The delta and round kernels have no mask, so the case "full" compiled them before.
 HOPPER_CAUSAL = [*PLAIN, "one_pass_kernel", "one_pass_kernel"]
 # Kernels that run if loops are split.
 SPLIT = ["forward_kernel", "combine_kernel", "dq_kernel", "dkdv_kernel", "sum_kernel"]

@@ -53,7 +53,7 @@ def test_the_table_is_complete():
         # Triton itself checks divisibility by 16.
         ((2, 4, 8, 48), (1536, 384, 48, 1), 1),
         ((2, 3, 5, 40), (3 * 5 * 41, 5 * 41, 41, 1), 1),
-        # With one batch, its stride does not matter.
+        # With a batch of one, the stride of the batch does not matter.
         ((1, 3, 5, 40), (7, 200, 40, 1), 8),
         ((1, 1, 1, 40), (7, 7, 7, 1), 1),
     ],
@@ -122,7 +122,7 @@ def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypat
 
 
 def test_loops_of_few_tiles_are_split(monkeypatch):
-    """Splits give 132 SMs the warps of a rule, at most one split per step."""
+    """Split until 132 SMs have the warps of a rule or each split has one step."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
     def set_rules(*of: configs.SplitRule) -> None:
@@ -156,6 +156,5 @@ def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
     assert choose_head_swizzle(k, 16, False, "half") == 1
     long = k._replace(shape=(1, 1, 2**22, 64))
     assert choose_head_swizzle(long, 1, True, "half") == 1
-    # At most the number of heads, because kernels count the tiles of a group with 32
-    # bits.
+    # A group has at most all heads, because kernels count its tiles with 32 bits.
     assert choose_head_swizzle(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3

@@ -1,4 +1,4 @@
-"""What only a GPU shows: all tiles of the tables, long tensors, repeats, compilers.
+"""Tests that need a GPU: all tiles of the tables, long tensors, repeats, compilers.
 
 `pytest -m "gpu and not alone" -n 8` compiles in parallel, then `-m "gpu and alone"`.
 """
@@ -58,7 +58,7 @@ def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 # Every configuration by (GPU, arithmetic, head dimension): the three kernels of one
-# entry are checked together. Without an entry for few rows, that for many applies.
+# entry are checked together. If few rows have no entry, that for many rows applies.
 ENTRIES = {
     (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
     for arch, kinds in drop_duplicates(CONFIGS).items()
@@ -155,7 +155,7 @@ def test_offsets_beyond_two_to_the_31(causal):
 
 
 def assert_near(actual, inputs, causal: bool) -> None:
-    """Check that results agree with those of the same inputs in other memory."""
+    """Check that results agree with the results of these inputs, within 1 %."""
     expected = run_class(FlashAttentionTriton, *inputs, causal)
     for name, x in expected.items():
         close = {"rtol": 0.01, "atol": 0.01, "msg": name}
@@ -280,7 +280,7 @@ def capture_graph(step):
         (torch.bfloat16, (1, 1), 4096),
         # On Hopper, a separate kernel splits float32 into limbs.
         (torch.float32, (4, 8), 512),
-        # On Hopper, the Hopper kernels with the one-pass backward.
+        # A Hopper GPU runs the Hopper kernels here, with the one-pass backward.
         (torch.bfloat16, (4, 16), 2048),
     ],
     ids=str,
@@ -298,7 +298,7 @@ def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, 
 
 @COMPILED
 def test_the_compiler_captures_it_too():
-    """With `mode="reduce-overhead"`: warm-up, capture, then replays."""
+    """`mode="reduce-overhead"` warms up, then captures a graph, then replays it."""
     torch.compiler.reset()
     counters.clear()
 
@@ -407,7 +407,7 @@ MOST_SECONDS = 15
 
 # Run alone, because other tests' compilers would use its cores.
 @pytest.mark.alone
-# Both backends on Hopper, and the slowest of the graded configurations.
+# Cases: both backends on Hopper, and the slowest of the graded configurations.
 @pytest.mark.parametrize(
     ("dtype", "d", "n"),
     [("bfloat16", 128, 128), ("bfloat16", 128, 4096), ("float32", 128, 4096)],

@@ -1,4 +1,4 @@
-"""The Hopper kernels: supported inputs, orders of work, and on Hopper results."""
+"""The Hopper kernels: supported inputs, orders of work, and (on Hopper) results."""
 
 import itertools
 import random
@@ -47,7 +47,7 @@ from systems.precision.dtypes import relative_error
 from tests.attention.checks import (
     BATCHED,
     NAMES,
-    Like,
+    FakeGpuTensor,
     check_against_reference,
     check_batched_gradients,
     fake_tensor,
@@ -70,7 +70,7 @@ PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
 
 
 def has_hopper() -> bool:
-    """Return whether the GPU is a Hopper; tests run with Tritons beyond `VERSIONS`."""
+    """Return whether the GPU is a Hopper, even if `VERSIONS` lacks this Triton."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
@@ -80,7 +80,7 @@ def needs_hopper(test):
 
 
 def attend(q, k, v, do, causal: bool, scale: float | None = None):
-    """Return o, lse, dq, dk and dv of these kernels, also for small inputs."""
+    """Return o, lse, dq, dk and dv of the Hopper kernels, also for small inputs."""
     options = causal, scale or q.shape[-1] ** -0.5
     o, lse = launch_forward(q, k, v, *options)
     return to_dict((o, lse, *launch_backward(do, q, k, v, o, lse, *options)))
@@ -113,7 +113,7 @@ def test_where_auto_means_these_kernels():
 
 @pytest.mark.usefixtures("fake_hopper")
 def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
-    """The record has Triton kernels at few heads, Hopper's of one pass and of two."""
+    """The record has Triton kernels for few heads, and both Hopper backward passes."""
     seen = set()
     for c in flash_accuracy.configs():
         few = c.heads == flash_accuracy.HEADS
@@ -193,7 +193,7 @@ NEEDS = {
         "needs a head dimension from 40 to 128 that 8 divides, found 32",
     ),
     "rows apart": (
-        Like(torch.empty(1, 8, 65, dtype=torch.bfloat16)[..., :64]),
+        FakeGpuTensor(torch.empty(1, 8, 65, dtype=torch.bfloat16)[..., :64]),
         r"needs rows .* 16 bytes, found q with strides \(520, 65, 1\)",
     ),
 }
@@ -223,8 +223,8 @@ def test_what_the_copy_engine_can_read():
     one = flat.as_strided((1, 100, 64), (3, 64, 1))
     for readable in (x, x[0], x[:, ::2, 3:], x.transpose(1, 2), one):
         assert is_tma_readable(readable)
-    # Not TMA-readable: rows 65 elements apart, an address off by two bytes, a strided
-    # head dimension, an expanded row.
+    # TMA can't read rows 65 elements apart, an address off by two bytes, a strided head
+    # dimension or an expanded row.
     gaps, late = flat.new_empty(2, 100, 65)[..., :64], flat[1:].view(1, 100, 64)
     for unreadable in (gaps, late, x.mT, x[:, :, :1].expand_as(x)):
         assert not is_tma_readable(unreadable)
@@ -271,7 +271,7 @@ def portable_launches(monkeypatch):
 
 
 def gradients_of_layout(inputs, change, backend: str):
-    """Return gradients if `change` changes the layout of do and of saved tensors."""
+    """Return gradients after `change` changed the layout of do and of saved tensors."""
     *leaves, do = inputs
     leaves = [x.detach().requires_grad_() for x in leaves]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, change):
@@ -325,11 +325,11 @@ def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
 def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
     tiles, heads, groups, causal
 ):
-    """All programs take steps at the same time; a partial that is early would wait."""
+    """If all programs step at once, each partial dq finds the earlier ones added."""
     walks = [[*walk(i, tiles, heads, groups, causal)] for i in range(tiles * groups)]
     held: Counter[tuple[int, int]] = Counter()
     for steps in itertools.zip_longest(*walks):
-        # A partial is added in the same step as others, not before.
+        # Only partials that were added in earlier steps count.
         before = held.copy()
         for head, tile, order in filter(None, steps):
             assert before[head, tile] == order
@@ -415,13 +415,13 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
     assert choose(8192, (2, 64), (2, 8)) == Ordered(4, 124, 8)
     assert choose(16384, (1, 32), (1, 8)) == Ordered(2, 30, 4)
     assert choose(8192, (2, 64), (2, 8), causal=False) == Ordered(4, 16)
-    # Different lengths: the shorter one decides.
+    # If the lengths differ, the shorter one decides.
     assert choose(8192, n_q=4096) == Ordered(2, 60)
-    # Too few keys or programs, or a single head.
+    # The ordered walk needs enough keys and programs, and more than one head.
     assert not choose(3968) and not choose(2000, (8, 16)) and not choose(8192, n_q=1000)
     assert choose(2000, (8, 16), causal=False) and not choose(1900, causal=False)
     assert not choose(4000, (1, 4)) and not choose(32768, (1, 1), d=64)
-    # A single head, long enough that idle SMs at its end don't matter.
+    # A single head is enough if it is so long that idle SMs at its end don't matter.
     assert choose(65536, (1, 1), d=64) == Ordered(1, 0)
     assert not choose(65536, (1, 1), d=64, causal=False)
     for n, *leads in ((4000, (4, 16), (4, 2)), (5000, (1, 8), (1, 4)), (4097, (9, 7))):
@@ -431,7 +431,7 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
 
 @pytest.mark.parametrize("program", range(5))
 def test_the_drawing_shows_the_walk(program):
-    """The drawing has two heads and five tiles; a drawn step is BESIDE kernel steps."""
+    """The drawing has two heads and five tiles; it shows every BESIDE-th step."""
     svg = (ROOT / "docs/drawings/ordered-walk-wide.svg").read_text("utf-8")
     static, *_, last = svg.split('class="frame"')
     shown = re.findall(r'<text x="(\d+)" y="([\d.]+)">(\d)<', static + last)
@@ -454,7 +454,7 @@ def test_the_shift_walk_is_taken_where_it_is_faster():
     # Unsupported: ragged or different lengths, grouped heads, more tiles than SMs.
     assert not groups(16320) and not groups(16384, n_q=8192) and not groups(17024)
     assert not groups(4096, (4, 32), lead_k=(4, 8))
-    # Too many idle SMs: a quarter of them; one causal head; few steps.
+    # Too many SMs would idle: with 96 programs, one causal head, or few steps.
     assert not groups(12288) and not groups(16384, (1, 1))
     assert groups(16384, (1, 1), causal=False)
     assert not groups(1024, (16, 32)) and not groups(2048, (16, 16), d=128)
@@ -501,7 +501,7 @@ ORDERED = {
 
 
 def list_orders(heads: int, shared: int, causal: bool) -> list[Ordered]:
-    """Return orders of heads: forwards, backwards or both; also with divided groups."""
+    """Return orders to test: of single heads, of all heads, and with divided groups."""
     if not causal:
         found = [Ordered(1, heads), Ordered(heads, heads)]
     else:
@@ -637,7 +637,7 @@ def test_views_between_poisoned_rows(d, causal):
     ("n_q", "n_k", "lead", "d", "tensors"),
     [
         *((1000, 333, (2, 3), d, 6) for d in (64, 80, 128)),
-        # One-pass backward, with each walk.
+        # These shapes run the one-pass backward, with each walk.
         (2048, 2048, (8, 8), 64, 7),
         (2048, 2048, (8, 8), 48, 7),
         (4096, 4096, (2, 4), 128, 7),
@@ -698,7 +698,7 @@ def test_gradients_of_what_tma_cannot_read(
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_only_do_cannot_be_read(n, monkeypatch):
-    """Only q, k and v decide the backend; a slice of joined gradients is unreadable."""
+    """The layouts of q, k and v decide the backend, even if TMA can't read do."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
@@ -723,7 +723,7 @@ def test_a_batch_of_gradients(way, n, backend, monkeypatch):
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 def test_a_thread_without_a_cuda_context_launches(n):
-    """Nothing else creates a context once kernels are compiled and memory is cached."""
+    """The launch must create the context, because memory and kernels are cached."""
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     options = True, 0.125
     o, lse = launch_forward(q, k, v, *options)
@@ -744,7 +744,7 @@ def test_a_thread_without_a_cuda_context_launches(n):
 
 @needs_hopper
 def test_long_tensors():
-    """The last head, beyond 2³¹ elements, gives the same results alone."""
+    """The last head, beyond 2³¹ elements, equals a call with that head alone."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
     q, k, v, do = (
         torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_()

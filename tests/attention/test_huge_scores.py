@@ -12,8 +12,8 @@ MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 # Constants for q, k and v: rounding changes their scaled scores by up to 2³², up or
 # down.
 VALUES = [29952.0, 49920.0, 133120.0, 999424.0, 2.0**30]
-# Padding keys have score zero; beside huge negative scores their p are infinite, and
-# masked.
+# Padding keys have score zero, so beside huge negative scores their p overflow, until
+# the mask discards them.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 
 
@@ -24,7 +24,7 @@ def round_fma_once(monkeypatch, device):
         from triton.runtime import interpreter
 
         def create_fma(self, x, y, z):
-            # The product of two float32 is exact in float64.
+            # The product of two float32 numbers is exact in float64.
             exact = x.data.astype(np.float64) * y.data + z.data
             handle = interpreter.TensorHandle
             return handle(exact.astype(np.float32), z.dtype.scalar)

@@ -149,7 +149,7 @@ def nested_tensor(*parts: torch.Tensor) -> torch.Tensor:
 
 
 def qkv(*options, K=None, V=None) -> list[Any]:
-    """Return valid q, k and v, except those given, followed by the options."""
+    """Return valid q, k and v (K and V if given), followed by the options."""
     q = zeros(2, 8, 4)
     return [q, q if K is None else K, q if V is None else V, *options]
 
@@ -164,7 +164,7 @@ WRONG_TYPES = {
     "v must have the dtype of q, torch.float32, got torch.float16": qkv(V=HALF),
     "causal must be True or False, got 1; .* SDPA takes attn_mask": qkv(1),
     r"causal must be True or False, got numpy\.bool": qkv(np.bool_(True)),
-    # PyTorch's mask, or flash-attn's dropout rate, as fourth argument.
+    # The fourth argument is PyTorch's mask, or flash-attn's dropout rate.
     r"must be True or False, got torch\.Tensor; .* SDPA takes": qkv(zeros(8, 8)),
     "got 0.0; it is the fourth argument, .* flash-attn dropout_p": qkv(0.0),
     "scale must be an int, a float or None, got builtins.str": qkv(False, "1"),
@@ -242,7 +242,7 @@ def test_what_only_the_kernels_refuse(device):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_more_rows_than_32_bits_count_are_refused(which, differentiated, device):
-    """Expanded tensors: the error comes before memory is allocated."""
+    """The error comes before memory is allocated, so expanded tensors are enough."""
     tensors = [zeros(1, 1, 1, device=device) for _ in range(2)]
     tensors[which] = tensors[which].expand(1, 2**30 + 1, 1)
     q, k = tensors
@@ -344,7 +344,7 @@ def test_transforms_of_functions_are_refused_in_words(backend, transform, device
 
 
 def page_example(beginning: str) -> str:
-    """Return the code of a page's example that ends with this line."""
+    """Return the example of the page whose last line begins with this text."""
     page = (ROOT / "docs" / "flash_any_shape.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0].strip() for part in page.split("```python\n")]
     (code,) = [x for x in blocks if x.splitlines()[-1].startswith(beginning)]

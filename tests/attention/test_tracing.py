@@ -34,7 +34,7 @@ quiet = pytest.mark.filterwarnings(
 def test_operators_pass_opcheck(device):
     heads = {"lead": (1, 4), "lead_k": (1, 2)}
     q, k, v, do = make_inputs(5, 9, 16, torch.bfloat16, device, **heads)
-    # The fake kernel must return these strides.
+    # The fake kernel must return the strides of this transposed view.
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(flash_forward, (*leaves, True, 0.25))
@@ -119,7 +119,7 @@ CALLS = {
 @one_by_one
 @pytest.mark.parametrize("call", CALLS)
 def test_a_compiled_vmap_computes_batches(call, device):
-    """Values and gradients, also along a dimension that is not the first."""
+    """Values and gradients are right, also if the mapped dimension is not the first."""
     torch.compiler.reset()
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(2, 3))
     expected = run_class(FlashAttentionTriton, q, k, v, do, True)
@@ -169,7 +169,7 @@ def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
 
 
 def test_a_compiled_call_beside_forward_mode_is_none_of_its_business(device):
-    """Inputs of the call have no tangents."""
+    """The call is allowed, because none of its inputs has a tangent."""
     torch.compiler.reset()
     x = torch.randn(2, 3, 20, 16, device=device)
     compiled = torch.compile(CALLS["function"], backend=COMPILER)

@@ -93,7 +93,7 @@ def test_few_samples_are_kept_and_they_span_the_run(fake_do_bench, count):
 
 
 class Product(torch.autograd.Function):
-    """Records each pass in `done`, and whether gradients are recorded."""
+    """A function that notes each pass in `done`, and whether autograd records it."""
 
     done: list = []
 
@@ -154,7 +154,7 @@ def detach_after():
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_both_instruments_agree_on_the_gpu_time_of_a_step(detach_after):
-    """The sum of kernel times is below wall-clock time, and near a graph's time."""
+    """Kernel times add up to less than wall-clock time, and to about a graph's time."""
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad
     wall = timing.measure(work.step, warmup=3, repeats=5, device="cuda", between=clear)

@@ -1,4 +1,4 @@
-"""Each peer computes attention, and `only` runs no other."""
+"""Each peer computes attention, and inside `only(name)` no other peer runs."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""The clock: what it measures, and the phases of a training step."""
+"""Timing: synchronization, warm-up, and the phases of a training step."""
 
 from itertools import count
 
@@ -83,7 +83,7 @@ def test_the_clock_waits_for_the_gpu():
         end.record()
         torch.cuda.synchronize()
         events.append(start.elapsed_time(end))
-    # Without waiting, the time would be a hundredth of it.
+    # Without synchronizing, the clock would show a hundredth of the events' time.
     assert sorted(clocked)[2] == pytest.approx(sorted(events)[2], rel=0.1)
 
 
