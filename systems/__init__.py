@@ -44,7 +44,7 @@ def need(*modules: str) -> None:
 
 
 def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
-    """Exception hook: one line after Ctrl-C, or for modules that can't be imported."""
+    """Exception hook: print one line for Ctrl-C and for modules that fail to import."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
     elif issubclass(kind, EOFError) and "marshal" in str(error):
@@ -57,11 +57,11 @@ def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
 
 
 def import_fault(error: BaseException) -> str:
-    """Return which package of others can't be imported and why, or ""."""
+    """Return which third-party package can't be imported and why, or ""."""
     folders = tuple(f"{ROOT / name}{os.sep}" for name in ("systems", "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if frame.filename.startswith(folders)]
-    # The last line of our own is the import statement, if what it imports fails.
+    # This project's last line in the traceback is the import statement that failed.
     importing = r"(?:from |import |import_module\(\")(\w+)"
     package = re.match(importing, lines[-1]) if lines else None
     if package is None or package[1] in ("systems", "tools"):
@@ -97,7 +97,7 @@ def printable(text: str) -> str:
 
 
 def environment_for_git() -> dict[str, str]:
-    """Return the environment without git's variables that its hooks set."""
+    """Return the environment variables except the ones that git sets for its hooks."""
     names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
     return {key: text for key, text in os.environ.items() if key not in names}
 
@@ -138,12 +138,12 @@ def run_as_command(
     except OSError as error:
         if error.filename:
             raise
-        # Keep what was printed, unless stdout itself failed.
+        # Write buffered text, which fails only if stdout itself caused the error.
         with suppress(OSError):
             sys.stdout.flush()
-        # Without stdout, Python doesn't report the error again at exit.
+        # Discard further output, or Python would report the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # A closed pipe, as after `head`, is no error.
+        # A closed pipe, as in `... | head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):
             print(f"error: {error.strerror or error}", file=sys.stderr)
     except Exception as error:

@@ -185,7 +185,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         if is_traced(q):
-            # Outside of compilers, PyTorch itself rejects both.
+            # Outside of compilers, PyTorch itself rejects transforms and forward mode.
             refuse_transforms()
             refuse_forward_mode(q, k, v)
         check_call(q, k, v, is_causal, scale)

@@ -107,7 +107,7 @@ def forward_kernel(
 def p_and_ds(
     q, k, v, do, lse, delta, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """Return a tile of p, recomputed, and of ds, the gradient of the scores."""
+    """Recompute a tile of p; return p and ds, the gradient of the scores."""
     s = scores(q, k, i, j, scale, TILE, CAUSAL)
     p = tl.exp(s - lse[:, None])
     dp = product(do, tl.trans(v))
@@ -217,7 +217,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape
         grid = (batch * n // ctx.options["TILE"],)
-        # Copy expanded gradients, such as that of a sum, whose strides are zero.
+        # Copy expanded gradients (strides of zero), such as the gradient of a sum.
         do = do.contiguous()
         delta = (o.float() * do.float()).sum(-1)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))

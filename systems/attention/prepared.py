@@ -1,5 +1,5 @@
 """Cache the launches of both passes for calls with equal shapes, strides, dtypes and
-options, because short calls are CPU-bound: they check arguments and choose kernels.
+options, because checking arguments and choosing kernels makes short calls CPU-bound.
 """
 
 from functools import lru_cache
@@ -85,7 +85,7 @@ class PreparedCall:
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (dq, dk, dv)."""
-        # Copy expanded gradients, such as that of a sum, whose strides are zero.
+        # Copy expanded gradients (strides of zero), such as the gradient of a sum.
         if do.stride(-1) != 1:
             do = do.contiguous()
         launches = self.backward_launches(do.stride(), choose_arithmetic(self.dtype))

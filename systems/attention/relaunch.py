@@ -82,7 +82,7 @@ class Launch:
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.scalars, self.constants = scalars, constants
-        # Triton's default; unless it is given, 3.9 warns that it will change.
+        # This is Triton's default, but Triton 3.9 warns if the option is not set.
         self.options = {"enable_fp_fusion": True, **options}
         self.again: Callable[..., None] | None = None
 

@@ -32,7 +32,7 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 # --8<-- [start:clock]
 @contextmanager
 def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
-    """Start with empty compiler caches, or with disk caches in `folder`, which stay."""
+    """Use empty compiler caches inside, or disk caches in `folder`, which is kept."""
     load(device)
     torch.compiler.reset()
     try:
@@ -44,14 +44,14 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
         ):
             yield
     finally:
-        # Compiled code can keep tensors alive, which memory readings would count.
+        # Compiled code can keep tensors alive, and memory readings would count them.
         torch.compiler.reset()
 
 
 @cache
 def load(device: str) -> None:
-    """Import the compiler, start its worker processes and run a matmul in both dtypes.
-    Otherwise the first timed step of a process would include this.
+    """Import the compiler, start its workers, and run a matmul in fp32 and in bf16.
+    Otherwise the first timed step of a process would include the time for that.
     """
     for dtype in (torch.float32, torch.bfloat16):
         w = torch.ones(8, 8, device=device, dtype=dtype, requires_grad=True)

@@ -20,7 +20,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """Return one stream for all captures: libraries keep a workspace per stream."""
+    """Return one stream for all captures, because libraries keep memory per stream."""
     return torch.cuda.Stream()
 
 

@@ -1,8 +1,8 @@
 """The attention implementations that experiments compare, by name: this project's
 ("ours..."), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
-Each maps q, k, v (b, h, n, d) to o. Inside `only(name)` no other implementation can run
-instead: it raises `Unsupported`. Names with "_ordered" request deterministic gradients.
+Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that would run another
+one raise `Unsupported`. Names with "_ordered" request deterministic gradients.
 """
 
 import math
@@ -35,7 +35,7 @@ BACKENDS = {
 }
 # Backends of this project's kernels; "ours_triton" avoids the Hopper kernels.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
-# Names of FlashAttention-4, each with whether dq is summed deterministically.
+# Whether FlashAttention-4 sums dq deterministically, by implementation name.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
 # SDPA with FlashAttention-4 in place of FlashAttention-2.
 SDPA_FLASH_4 = ("sdpa_fa4", "sdpa_fa4_ordered")
@@ -73,7 +73,7 @@ def attention(
     if name == "compiled":
         return compiled_plain(causal)
     if name == "tiles":
-        # On a GPU its backward pass is compiled.
+        # On a GPU, FlashAttentionPyTorch compiles its backward pass.
         allow_shared_graphs()
         return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
     if name == "flex":

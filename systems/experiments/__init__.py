@@ -1,4 +1,4 @@
-"""Experiments by stem, the name of module, record and page. Imports no torch."""
+"""Experiments by stem: the name shared by module, record and page. Imports no torch."""
 
 import sys
 from dataclasses import dataclass

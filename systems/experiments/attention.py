@@ -36,10 +36,10 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 FORMATS, EXECUTIONS = ("fp32", "bf16"), ("eager", "compiled")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
-# Twice the assignment's longest length needs more than 140 GiB.
+# Twice the assignment's longest length, which needs more than 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
-# From this length on, fewer passes, except of cells that the assignment asks for.
+# From length LONG on, run fewer passes, except in the assignment's own cells.
 LONG, PASSES_IF_LONG = 8192, 30
 
 

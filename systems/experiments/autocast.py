@@ -210,7 +210,7 @@ OPERATIONS = {
 
 
 def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return each operation's result dtypes for inputs in `low`, fp32 and both."""
+    """Return each operation's result dtypes for inputs in `low`, in fp32, and mixed."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}

@@ -116,7 +116,7 @@ def run(config: Config) -> Turns:
             timing.give_back(device)
             yield
         if cold:
-            # These warm-up steps found the caches full, as in a second process.
+            # These warm-up steps used full compiler caches, like a second process.
             found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
             metrics = found | cold
         if c.execution != "graph":
@@ -131,12 +131,12 @@ def run(config: Config) -> Turns:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return the samples of one turn, those of warm-up steps under their own names."""
+    """Return the samples of one turn; names of warm-up samples begin with WARMUP."""
     if execution == "graph":
         captured = graphs.captured(work.step, work.model.zero_grad, device)
         with captured as replay:
             found = timing.measure(replay, warmup=1, repeats=steps, device=device)
-        # The allocator doesn't see the memory of a replay.
+        # Drop memory, because the allocator doesn't see what a replayed graph uses.
         return {n: samples for n, samples in found.items() if n.endswith("_ms")}
     clear = work.model.zero_grad
     return compiling.measure(
@@ -186,7 +186,7 @@ def shared(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """A way to run a shared workload: what is compiled. `running` applies it."""
+    """What is compiled when a shared workload runs: `with execution.running(): ...`."""
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
         self.work = work
@@ -199,7 +199,7 @@ class Execution:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the workload this way. Raise `Unsupported` if AdamW doesn't compile."""
+        """Apply this execution inside. Raise `Unsupported` if AdamW doesn't compile."""
         work = self.work
         work.forward = self.forward
         if self.update:

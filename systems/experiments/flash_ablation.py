@@ -3,9 +3,9 @@ guide's first kernel, at the leaderboard's shape.
 
 Split loops are measured at one head, which has few tiles, head swizzle at many short
 heads. This module's forward kernel has a switch for each technique, and takes complete
-tiles of contiguous (heads, n, d); the package's kernels follow. Two backward kernels
-have five matmuls instead of seven: one adds dq by atomics in no fixed order, the Hopper
-kernel by TMA in a fixed order.
+tiles of contiguous (heads, n, d); later steps use the package's kernels. Two backward
+kernels have five matmuls instead of seven: one adds dq by atomics in no fixed order,
+the Hopper kernel by TMA in a fixed order.
 
     python -m systems.experiments.flash_ablation --step skip
 """
@@ -80,7 +80,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shared": ({}, {}),
     "in_turn": ({"head_swizzle": 1}, {"head_swizzle": 1}),
     "together": ({}, {}),
-    # The fastest on Hopper at head dimension 64 that split float32 inside the loop.
+    # Fastest configurations on Hopper (d = 64) that split float32 inside the loop.
     "cut_in_steps": (
         {"config": LaunchConfig(128, 64, 4, 1)},
         {

@@ -29,8 +29,8 @@ PROTOCOL = {
     "tf32": "off",
 }
 HEADS = 4
-# Shapes for the Hopper kernels. Length 4096 takes the backward kernel of one pass, 3000
-# under a causal mask that of two passes.
+# Shapes for the Hopper kernels. Length 4096 runs the one-pass backward kernel; length
+# 3000 under a causal mask runs the two-pass kernels.
 MANY_HEADS, HOPPER_DIMS, HOPPER_LENGTHS = 16, (48, 64, 80, 96, 128), (3000, 4096)
 IMPLEMENTATIONS = (
     *("triton", "hopper", "torch", "plain"),
@@ -155,7 +155,7 @@ def ours(
 
 
 def with_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:
-    """Return o and the lse that its autograd Function saved, found by its shape."""
+    """Return o and the lse (identified by shape) that o's autograd Function saved."""
     assert o.grad_fn is not None
     saved = o.grad_fn.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
     (lse,) = (x for x in saved if x.shape == o.shape[:-1])

@@ -33,7 +33,7 @@ IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
 # Bytes to add in the measurement of TMA's peak rate of additions.
 ADDED = 2**31
-# Bytes of the sums in memory, as many as dq of one head has in float32.
+# Bytes of the sums that TMA adds to: the size of one head's dq in float32.
 SUMS = 2**22
 
 

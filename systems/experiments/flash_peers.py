@@ -54,7 +54,7 @@ RESULTS = ("o", "dq", "dk", "dv")
 CALLS_COMPARED = 10
 # Queries per block of exact attention: 1 GiB of float64 scores at 65,536 keys.
 EXACT_ROWS = 2048
-# Calls of up to this length are launch-bound, so their time is the host's.
+# Calls of up to this length are launch-bound, so their time depends on the CPU.
 SHORT = 128
 # Many short rounds, because a host's speed changes within a second.
 ROUNDS_OF_CALLS = 100
@@ -113,7 +113,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 def run(config: Config) -> Turns:
     """Measure GPU time in ms of forward, backward and both, errors, and bitwise
-    reproducibility. The first turn checks results, the last those of other inputs.
+    reproducibility. The first turn checks results, the last turn with other inputs.
     """
     name, causal = config.implementation, config.causal
     device = timing.default_device()

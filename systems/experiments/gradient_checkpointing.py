@@ -35,7 +35,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Run lengths. Any other divides 32 blocks into as many runs as a shorter length does.
+# Run lengths. Any other length makes as many runs of 32 blocks as a shorter length.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 

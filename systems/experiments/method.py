@@ -102,7 +102,7 @@ def run(config: Config) -> dict[str, Any]:
     metrics["queued_events_ms"] = by_events(work.step, c.repeats)
     try:
         with captured(work.step, clear, device) as replay:
-            # The graph overwrites its gradients, so nothing clears them.
+            # Don't clear gradients, because each replay overwrites them.
             by_events(replay, 1, between=lambda: None)
             metrics["graph_ms"] = by_events(replay, c.repeats, between=lambda: None)
     except (Unsupported, torch.OutOfMemoryError) as error:

@@ -61,7 +61,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return the saved tensors, one for each memory, the largest first; the number and
+    """Return the saved tensors, one for each storage, the largest first; the number and
     bytes of all saves; and the bytes of gradients.
     """
     c, shape = config, SIZES[config.size]
@@ -99,11 +99,11 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class Saved:
-    """Collector of saved tensors by memory; views of parameters are only counted."""
+    """Collector of saved tensors by storage; views of parameters are only counted."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}
-        # {memory: (bytes, shape, dtype, lines that saved it)}.
+        # {storage's address: (bytes, shape, dtype, lines that saved it)}.
         self.found: dict[int, tuple[int, list[int], str, dict[str, None]]] = {}
         self.kept: list[Tensor] = []
         self.count = self.parameters = self.bytes = 0
@@ -115,7 +115,7 @@ class Saved:
             self.parameters += 1
             return tensor
         self.bytes += tensor.numel() * tensor.element_size()
-        # Keep the memory alive, so that no other tensor gets its address.
+        # Keep the storage alive, so that no other storage gets its address.
         self.kept.append(tensor.detach())
         seen = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
         self.found.setdefault(storage._cdata, seen)[3][line_of_the_model()] = None

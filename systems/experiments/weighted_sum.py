@@ -100,7 +100,7 @@ def checked(
 
 
 def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return normal x and w, which require gradients, and dy."""
+    """Return normally distributed x and w, which require gradients, and dy."""
     generator, dtype = torch.Generator(device).manual_seed(0), DTYPES[config.dtype]
     x, w, dy = (
         torch.randn(shape, generator=generator, device=device).to(dtype)

@@ -135,7 +135,7 @@ class KernelWork:
     # Per head: tensors (n, d) in the inputs' dtype, and fp32 vectors of n numbers.
     tensors: int
     vectors: int
-    # Keys per key tile, each of which adds its part of dQ to memory in fp32; 0 if none.
+    # Keys per tile, if each tile adds a partial dQ in fp32 to memory; 0 otherwise.
     keys_per_share: int = 0
 
 

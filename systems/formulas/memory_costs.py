@@ -221,7 +221,7 @@ def count_segments(p: Pass) -> int:
 
 
 def graph_bytes(p: Pass) -> int:
-    """Return the bytes that a forward pass saves, with logits. Segments save inputs."""
+    """Return the bytes that a forward pass saves; checkpointed segments save inputs."""
     if p.checkpoint:
         blocks = count_segments(p) * residual_bytes(p)
     else:

@@ -134,7 +134,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         copies = head * BF16_BYTES if p.autocast else 0
         last = count_segments(p) - 1
         full = maximum(last - 1, 0)
-        # A last run of several blocks keeps its input beside the last block's.
+        # A last segment of several blocks keeps its input and its last block's input.
         inputs = last + 1 + minimum(layers - 1 - last * p.checkpoint, 1)
         run_end = minimum((full + 1) * p.checkpoint, layers)
         first_end = minimum(p.checkpoint, layers)
@@ -208,8 +208,8 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """A block in the backward pass, counted from 1. With recomputation also how many
-    block inputs are kept, and how many blocks of its run come before it.
+    """A block in the backward pass, counted from 1; with recomputation, also the number
+    of kept block inputs, and of blocks before it in its segment.
     """
 
     block: int

@@ -46,13 +46,13 @@ def forward_passes(strategy: str, layers: int) -> float:
         )
         return 2 + firsts / layers
     if strategy == "chain":
-        # In the forward pass, for its own backward pass, and for each block after it.
+        # Computed in the forward pass, for its own backward pass, and each later one.
         return 1 + (layers + 1) / 2
     return 1 if strategy == "none" else 2
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return whether each half with the block is a second one, the largest first."""
+    """Return whether each half that contains the block is second, from the largest."""
     if layers == 1:
         return []
     middle = layers // 2
@@ -117,7 +117,7 @@ def inputs_after_forward(strategy: str, layers: int) -> int:
 def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
     """Yield candidate moments of the last block's forward and all backward passes."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
-    # Each nested run that contains the block keeps its input.
+    # Each nested run that contains the block keeps the input of the run.
     two_inputs = strategy == "half_blocks"
     inputs = (
         2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)

@@ -119,7 +119,7 @@ class RecomputeBlock(torch.autograd.Function):
     def forward(ctx: Any, block: Block, x: Tensor, _: Tensor) -> Tensor:
         ctx.block, ctx.autocast = block, current_autocast(x.device.type)
         ctx.save_for_backward(x)
-        return block(x)  # Autograd records nothing in here.
+        return block(x)  # Autograd records nothing in `forward`.
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor | None, None]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 # --8<-- [start:sizes]
 @dataclass(frozen=True)
 class ModelSize:
-    """One row of the table: width, feed-forward width, layers and heads."""
+    """One row of Table 1: width, feed-forward width, layers and heads."""
 
     d_model: int
     d_ff: int

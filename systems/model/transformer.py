@@ -131,8 +131,8 @@ class RotaryEmbedding(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
         """Recompute the table after a move or a cast.
 
-        `to_empty` leaves it uninitialized, and a cast from 16 bits would keep their
-        rounding.
+        `to_empty` leaves the table uninitialized, and after 16 bits a cast to more bits
+        would keep the rounding errors.
         """
         before = self.get_buffer("cos_sin")
         super()._apply(fn, recurse)

@@ -53,7 +53,7 @@ GENERIC_KERNEL = re.compile(
 GENERIC_KINDS = {"reduce_kernel": "reduce", "multi_tensor_apply_kernel": "multi-tensor"}
 # Kernels that sum the partial results of a split-K GEMM, of cuBLAS and of xmma.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
-# Names without template or call arguments.
+# Matches a name up to its template or call arguments.
 PLAIN_NAME = re.compile(r"[^<(:]*")
 SCHEDULED_NAME = re.compile(r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*")
 # Readable forms of abbreviated operation names.

@@ -1,6 +1,6 @@
 """Inspect a step instead of timing it: kernels of each phase, time of each kernel, and
 memory saved for the backward pass. A step calls `phase(name)` around each phase: the
-`phase` of a clock times it, that of a probe records it.
+`phase` of a clock times the work, the `phase` of a probe records it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +37,7 @@ def phase_kernels(
     """
     if device != "cuda":
         return {}
-    # Filled during the passes; the trace is read by these names afterwards.
+    # Each pass adds its phases' names, by which the trace is read afterwards.
     names = {PASS: None}
     buffer = l2_buffer(device) if cold else None
 
@@ -148,7 +148,7 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 # --8<-- [start:saved]
 class SavedTensors:
     """Recorder of the tensors that autograd saves in the forward phase. `adds_bytes`
-    counts each storage once, those of the inputs not at all.
+    counts each storage once, except storages of the inputs.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
-# Flags of `os.open`. Of these Windows has O_BINARY only, which keeps line ends.
+# Flags of `os.open`. Windows has only O_BINARY, which preserves line ends.
 ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 # Names of folders in docs/results that GPUs must not have.

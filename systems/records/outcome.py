@@ -14,7 +14,7 @@ from systems import printable
 from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
 
-# Messages of PyTorch for tensors that are too large for host memory or any memory.
+# PyTorch's messages if a tensor exceeds free host memory, or any possible memory.
 NO_HOST_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",

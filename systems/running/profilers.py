@@ -11,8 +11,8 @@ PROFILES = "systems.profiling.torch_trace"
 # Environment variable that makes CUPTI detach after a profile, and the first CUDA
 # version in which CUDA graphs still work after that.
 LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
-# Calls to CUDA and pauses in seconds until CUPTI, which detaches asynchronously, is
-# done: an earlier profile would lose kernels.
+# Number of CUDA calls, and the pause in seconds after each, that give CUPTI time to
+# detach asynchronously: a profile before that would lose kernels.
 CALLS, PAUSE = 10, 0.005
 
 

@@ -33,7 +33,7 @@ def exit_when_terminated() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Terminate this process when its parent ends, even if that is killed."""
+    """Terminate this process when its parent ends, even if the parent is killed."""
     threading.Thread(target=wait_and_exit, args=(parent,), daemon=True).start()
 
 

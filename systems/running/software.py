@@ -81,7 +81,7 @@ def named_commit() -> str | None:
     text = os.environ.get(COMMIT)
     if text is None:
         return None
-    # A SHA-256 has 64 digits.
+    # Git's hashes have 40 digits (SHA-1) or 64 (SHA-256).
     if not re.fullmatch("[0-9a-f]{7,64}", text):
         raise ValueError(
             f"{COMMIT} must be a commit, 7 to 64 digits of 0-9 and a-f, "

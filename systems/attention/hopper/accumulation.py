@@ -30,7 +30,7 @@ DQ_LAYOUT = gl.constexpr(
 @gluon.jit
 def pack_for_reduce(x):
     """Reorder x [QUERIES, DQ_COLUMNS] into rows of 32 numbers, so that stores have no
-    bank conflicts. Innermost first: four numbers of a thread, lanes, columns, warps.
+    bank conflicts. Order, innermost first: a thread's 4 numbers, lanes, columns, warps.
     """
     N: gl.constexpr = x.shape[1]
     return (

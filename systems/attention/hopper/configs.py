@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 # --8<-- [start:configs]
 class Config(NamedTuple):
-    """Launch configuration: a program owns `groups` x 64 rows, and tiles of `rows`
-    other rows pass through a ring buffer of `stages` stages.
+    """Launch configuration: a program owns `groups` x 64 queries (or keys), and loops
+    over tiles of `rows` keys (or queries) in a ring buffer of `stages` stages.
     """
 
     groups: int
     rows: int
     stages: int
-    # Registers per thread: of a consumer, and on average (Triton's maxnreg).
+    # Registers per thread: in consumers, and on average over all warps (maxnreg).
     registers: int = 240
     maxnreg: int = 168
     # Forward: P V of a step overlaps with the next softmax of the same consumer.

@@ -89,7 +89,7 @@ def dq_step(
     p = gl.exp2(s * scale_log2 - lse[:, None])
     # This wait also keeps the compiler from moving the computation of p further down.
     k_next, v_next = wait_full(ring, i + 1, i + 1 < steps)
-    # After the last step this reads old tiles, and the result is unused.
+    # After the last step this matmul reads old tiles, and its result is unused.
     s_token = warpgroup_mma(
         q, k_next.permute((1, 0)), zeros, use_acc=False, is_async=True
     )

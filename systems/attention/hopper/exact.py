@@ -47,7 +47,7 @@ def recompute_huge_rows(
         rows = q_start + gl.arange(0, 64, ROWS)
         lse_ptrs = lse_ptr + (batch * heads + head).to(gl.int64) * n_q + rows
         lse = gl.load(lse_ptrs, mask=rows < n_q, other=0.0)
-        # False also if lse is infinite or NaN.
+        # `finite` is also False for infinite and NaN lse.
         finite = gl.abs(lse) < HUGE * LN2
         if gl.max(gl.where(finite, 0, 1), 0) == 1:
             q = load_rows(q_rows, batch, head, rows, n_q, HEAD, LAYOUT)

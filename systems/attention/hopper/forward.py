@@ -258,7 +258,7 @@ def forward_consumer(
         )
         p = gl.convert_layout(p.to(TYPE), P)
         k, v_next = wait_full(ring, first + 1, first + 1 < steps_done)
-        # Unrolled by two it copies no p, but was slower at D = 128 up to 4,096 keys.
+        # Unrolling by two avoids copies of p, but was slower at D = 128, n ≤ 4,096.
         # --8<-- [start:consumer_loop]
         for i in range(first + 1, steps_done):
             if TURNS:

@@ -99,7 +99,7 @@ def launch_forward(
     scale: float,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse). `config` overrides the launch configuration of the table."""
+    """Return (o, lse). `config` overrides the launch configuration in `CONFIGS`."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
     plan = plan_forward(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))

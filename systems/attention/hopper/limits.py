@@ -14,7 +14,7 @@ from triton import knobs
 # H200; 3.8 and 3.9 also passed a memory checker on an H100.
 VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 CAPABILITY = (9, 0)
-# Padded head dimension by head dimension. TMA pads tiles with zeros, and needs rows
+# Maps head dimensions to padded ones. TMA pads tiles with zeros, and needs rows
 # aligned to 16 bytes.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
@@ -68,7 +68,7 @@ def is_tma_readable(x: Tensor) -> bool:
     if last != 1 or x.data_ptr() % 16:
         return False
     unit = 16 // x.element_size()
-    # A loop, because `all` is slower and this runs for every tensor of every call.
+    # Not `all`, which is slower: this code runs for each tensor of each call.
     for size, stride in zip(x.shape, outer, strict=False):
         if size > 1 and (stride <= 0 or stride % unit):
             return False

@@ -50,7 +50,7 @@ def process_narrow_tile(
     tokens = dv_tokens + accumulate(dk, ds, q)
     store_ds(ds, ds_ring, stage, GROUP)
     q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
-    # After the last step this reads old tiles, and the result is unused.
+    # After the last step this matmul reads old tiles, and its result is unused.
     s_token = start_matmul(k, q_next, zeros, True)
     sums = warpgroup_mma_wait(0, deps=(s_token,) + tokens)  # noqa: RUF005
     release_stage(ring, i)

@@ -40,7 +40,7 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
-# Keys per program, and the same length in tiles of 64 queries.
+# Keys per program, and the number of 64-query tiles with as many rows.
 KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 

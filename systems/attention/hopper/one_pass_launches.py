@@ -29,7 +29,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class BackwardInOnePass(NamedTuple):
-    """The launches of a one-pass backward, with TMA descriptors (`of`) and sizes."""
+    """The launches of a one-pass backward; `of` has the TMA descriptors by tensor."""
 
     delta: Launch
     main: Launch

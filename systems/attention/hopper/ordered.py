@@ -147,7 +147,7 @@ def key_group(
     scale_log2, scale = scales
     zeros = gl.zeros([64, QUERIES], gl.float32, S)
     steps = item.steps
-    # Mask the first steps if queries go forwards, the last if backwards.
+    # Mask the first steps of a forward loop, or the last steps of a backward loop.
     cut, masked = 0, 0
     hidden, shift = 64 * GROUP, -QUERIES
     limit = n_k - item.keys * KEYS - 64 * GROUP
@@ -224,7 +224,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, work, ME: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partials of one stage to dq, each when it is its turn."""
+    """Add the partials of one stage to dq, each after all partials before it."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     kv, ring, statistics, item, walk, n_k = work
     steps = item.steps

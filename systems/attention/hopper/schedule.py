@@ -13,7 +13,7 @@ from systems.attention.relaunch import Layout
 
 # Bytes of the L2 cache (50 MiB) for k and v of the interleaved heads.
 L2_BYTES = 2**23
-# Overhead of an item, as a number of steps.
+# Overhead of an item, in units of the time of one step.
 ITEM_STEPS = 1
 
 

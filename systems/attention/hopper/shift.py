@@ -186,7 +186,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Add the partials of one stage to dq, each when it is its turn."""
+    """Add the partials of one stage to dq, each after all partials before it."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     steps_done = 0
     # A warp without a stage is idle.

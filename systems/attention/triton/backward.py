@@ -1,5 +1,5 @@
 """The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
-algorithm 2). SPLITS and letters as in `forward`.
+algorithm 2). The module `forward` explains SPLITS and the letters.
 
 The first kernel computes dq: one program per tile of queries loops over keys. It also
 computes delta = rowsum(o · do). The second kernel computes dk and dv: one program per
@@ -236,7 +236,7 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; dp before exp2, so that the matmul for dv overlaps with ds.
+        # [BK, BQ]; dp is computed before exp2, so that the matmul for dv overlaps ds.
         if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
             s = matmul_from_memory(

@@ -47,7 +47,7 @@ def choose_arithmetic(dtype: torch.dtype) -> str:
     """
     if dtype != torch.float32:
         return "half"
-    # `torch.get_float32_matmul_precision` can raise an error, this can't.
+    # `torch.get_float32_matmul_precision` can raise an error; this attribute can't.
     return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
@@ -80,7 +80,7 @@ def collect_strides(*tensors: Layout) -> tuple[int, ...]:
 
 def find_stride_divisor(*tensors: Layout) -> int:
     """Return 8 if 8 divides all strides (except of d) and 16 does not, else 1. The
-    compiler itself finds divisors of 16.
+    compiler itself detects divisibility by 16.
     """
     divisor = gcd(
         *(
@@ -125,7 +125,7 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
         x.new_empty((*x.shape[:-1], count * x.shape[-1]), dtype=torch.bfloat16)
         for x in tensors
     ]
-    # Without do, pass q in its place, which no program reads.
+    # Without do, pass q in its place: no program reads this argument.
     launch(*(*tensors, *tensors[:1])[:4], *(*limbs, *limbs[:1])[:4])
     return limbs
 
@@ -346,7 +346,7 @@ def run_backward(
     launch: Backward, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
-    """Write dq, dk and dv, with launches made for the layouts of these tensors."""
+    """Fill dq, dk, dv by launches that `backward_launches` made for these layouts."""
     statistics = lse.new_empty((*lse.shape, 2))
     dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
     dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]

@@ -27,7 +27,7 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
     """Return this program's (tile, batch · heads + head, number of heads, split).
     Programs are ordered by group of `head_swizzle` heads, then by tile, head and split.
     """
-    # Without splits this is zero; with a constant zero the second loop measured slower.
+    # Without splits program_id(1) is 0; a constant 0 made the second loop slower.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
     program, heads = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS // tiles
     group = program // (tiles * head_swizzle)
@@ -44,7 +44,7 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 @triton.jit
 def hint_unit(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
     """Return the strides in a form that shows the compiler that UNIT divides them, so
-    that loads are vectorized. By itself it only detects divisibility by 16.
+    that loads are vectorized. By itself Triton only detects divisibility by 16.
     """
     return stride_b // UNIT * UNIT, stride_h // UNIT * UNIT, stride_n // UNIT * UNIT
 

@@ -1,8 +1,8 @@
 """Launch configurations for each family of GPUs, by arithmetic, pass, padded head
-dimension and in part mask, with separate tables for few rows.
+dimension and sometimes mask, with separate tables for few rows.
 
-Hopper's were timed on an H200, the others chosen by registers and shared memory of the
-compiled kernels. `tools/tune_flash.py` times configurations on your GPU.
+Hopper's configurations were timed on an H200; others were chosen by the compiled
+kernels' registers and shared memory. `tools/tune_flash.py` times them on your GPU.
 """
 
 from systems.attention.triton.configs import (

@@ -1,6 +1,6 @@
 """Read the launch configurations that `tools/tune_flash.py` timed on the user's GPU,
-from one JSON file per GPU model. For a file that is damaged or of other kernels or
-another Triton version, log a warning and use the built-in tables.
+from one JSON file per GPU model. If the file is damaged, or was made with other kernels
+or another Triton version, log a warning and use the built-in tables.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# The code for which a file is valid, without the code that chooses a configuration.
+# Code whose changes make a file invalid; `kernels_hash` leaves out `chooser`.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose_config")]
 # Tuned arithmetics, kernels and head dimensions, in this order.

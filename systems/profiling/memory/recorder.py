@@ -139,7 +139,7 @@ def drop_pause(device: torch.device) -> None:
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
     """Return {address: (category, name)} of the low-precision copies of weights in
-    autocast's cache. Matmuls, run for this, save them for the backward pass.
+    autocast's cache. To find the copies, run each layer: autograd saves its copy.
     """
     owner_by_address: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-# Categories, those of the longest-lived blocks first, as figures stack them.
+# Categories as figures stack them, from longest-lived to shortest-lived blocks.
 CATEGORIES = (
     "weights",
     "optimizer state",
@@ -53,11 +53,11 @@ class Block:
     address: int
     bytes: int
     start: int
-    # None if it is never freed.
+    # None if the block is never freed.
     end: int | None = None
     # (function, file, line), innermost first. Empty if no Python code allocated it.
     stack: tuple[Frame, ...] = ()
-    # Whether it was allocated before the history began.
+    # Whether the block was allocated before the history began.
     older: bool = False
     phase: str | None = None
     category: str = "temporaries"
