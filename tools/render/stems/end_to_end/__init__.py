@@ -234,7 +234,7 @@ def passes_of_10b(record: Record | None) -> str:
     """Describe which fp32 passes of 10B fit in this GPU's memory, by formula."""
     room = gpu_memory(record) - CONTEXT_BYTES
     needs = [predicted_bytes(mode, "fp32") for mode in MODES]
-    return CAN_RUN[sum(need <= room for need in needs)] if room else fmt(room)
+    return CAN_RUN[sum(need <= room for need in needs)] if room else f"was {room}"
 
 
 # Claims -------------------------------------------------------------------------------
