@@ -158,8 +158,8 @@ def format_ratio_and_range(x: Line) -> Any:
 
 @fragments.add(
     "lost.md",
-    "**Number of shapes at which FlashAttention is slower** than another one, and the "
-    "smallest ratio of the other's time to FlashAttention's, forward + backward.",
+    "**Number of shapes where FlashAttention is slower** than another implementation, "
+    "and the smallest ratio of its time to FlashAttention's, forward + backward.",
 )
 def slower_shapes_table(record: Record) -> str:
     found = shapes(record)

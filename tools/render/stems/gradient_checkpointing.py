@@ -159,7 +159,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 @fragments.add(
     "table.md",
     "Peak and time by what is recomputed; beside each peak, its ratio to the predicted "
-    "peak. GPU time is of other passes than wall-clock time.",
+    "peak. GPU time and wall-clock time are of different passes.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_least(predicted_runs(), "predicted_kept")
@@ -207,8 +207,8 @@ def runs_figure(record: Record) -> Drawn:
     made, kept = (name_run(row_with_least(found, name)) for name in PEAKS)
     return (
         draw,
-        f"Runs of {made} need least memory, or runs of {kept} if gradients exist "
-        "before the pass; the time hardly depends on the run.",
+        f"Recomputing {made} at a time needs least memory, or {kept} if gradients "
+        "exist before the pass; the time hardly depends on that number.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
         "Kept: they exist before it, as in gradient accumulation. Dotted: the "
         "known rule, √N, and √(N r / R), where a block keeps R bytes and its input has "

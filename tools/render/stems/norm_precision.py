@@ -191,7 +191,7 @@ def bf16_squares_fit(record: Record) -> Judgement:
 @claim(
     "benchmarking_mixed_precision",
     "Sums kept in bf16 still spoil a wide layer norm: its error is more than ten times "
-    "that with sums in fp32.",
+    "the error with sums in fp32.",
     because="a bf16 sum of equal terms stops growing after 256 of them, so most of a "
     "row this wide is lost.",
 )

@@ -31,8 +31,8 @@ def count_kernels(x: Line, instrument: str) -> float:
 
 @fragments.add(
     "kernels.md",
-    "A step under nsys: its kernels, copies and fills included, their time, also "
-    "relative to torch.profiler, and the wall-clock time without a profiler.",
+    "A step under nsys: number and time of kernels (copies and fills included), this "
+    "time over torch.profiler's, and the wall-clock time without a profiler.",
 )
 def kernels_table(record: Record) -> str:
     def kernel_counts(x: Line) -> object:

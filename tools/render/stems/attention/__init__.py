@@ -250,8 +250,8 @@ def two_matrices_saved(record: Record) -> Judgement:
 
 @claim(
     "pytorch_attention",
-    "At the longest lengths the time of both passes grows with N²: by three to five "
-    "times from one length to twice that.",
+    "At the longest lengths the time of both passes grows with N²: by a factor "
+    "of three to five when the length doubles.",
     because="N² gives four, and work that grows with N may shift it by a quarter.",
 )
 def time_grows_with_square(record: Record) -> Judgement:

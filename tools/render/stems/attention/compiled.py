@@ -162,9 +162,9 @@ def facts(record: Record | None) -> dict[str, str]:
 @claim(
     "torch_compile",
     "Compiled attention is faster than eager attention, forward and backward together, "
-    "in every cell.",
+    "in every configuration.",
 )
 def compiled_attention_faster(record: Record) -> Judgement:
     found = dropna(compiled_passes(record).column("gain"))
-    numbers = f"Eager time over compiled time: {span(found)} over {len(found)} cells."
+    numbers = f"Eager time over compiled time: {span(found)} in {len(found)} cases."
     return found and (min(found) > 1, numbers)

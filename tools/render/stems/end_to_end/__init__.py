@@ -110,8 +110,8 @@ def tenths_below_100(ms: float) -> str:
 
 @fragments.add(
     "speedup-table.md",
-    "fp32 against bf16 autocast at every size and context. Times are wall-clock, "
-    "speedups of GPU time. Forward is that of a training step.",
+    "fp32 against bf16 autocast at every size and context. Speedups are of GPU "
+    "time, all else is wall-clock time. The forward pass is a training step's.",
 )
 def speedup_table(record: Record) -> str:
     shown = [
@@ -254,10 +254,10 @@ def backward_about_twice(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_script",
-    "Pass times vary little if the GPU, not launching, is the bottleneck. If a forward "
-    "pass without a graph, or forward and backward, takes over twice as long as at the "
-    "shortest context, which has as many launches, the standard deviation is below a "
-    "hundredth of the mean.",
+    "Pass times vary little if the GPU, not launching, is the bottleneck. A pass "
+    "(forward alone, or forward and backward) that takes over twice as long as at the "
+    "shortest context, with as many launches, has a standard deviation below a "
+    "hundredth of its mean.",
     because="then only the GPU's clock varies, in steps of about a hundredth.",
 )
 def passes_steady(record: Record) -> Judgement:

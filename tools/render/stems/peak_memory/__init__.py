@@ -224,7 +224,7 @@ def memory_peak_moves(record: Record) -> Judgement:
 @claim(
     "memory_profiling",
     "At context 512 autocast raises the forward peak of 2.7B, by its copies of the "
-    "weights, and lowers that of a full step, whose activations shrink by more.",
+    "weights, and lowers the peak of a full step, whose activations shrink by more.",
 )
 def autocast_raises_forward(record: Record) -> Judgement:
     found = passes(record).where(**AT)
