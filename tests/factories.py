@@ -77,7 +77,7 @@ def limit_memory(record: Record, gpu: Device) -> Record:
 
 
 def fake_stem_entry(*kinds: str) -> Stem:
-    """Return the entry of tests/fake_stem.py in STEMS, for these kinds of device."""
+    """Return an entry for STEMS: tests/fake_stem.py on these kinds of device."""
     return Stem("tests.fake_stem", full=kinds, quick=kinds)
 
 
@@ -92,8 +92,8 @@ STEMS = {
 }
 STEMS["gpu_only"] = replace(STEMS["fake"], full=("cuda",), quick=("cuda", "cpu"))
 """
-# Only a few page parts that span experiments, because figures take most of the time.
-FEW_PARTS = """
+# Skip page parts that span experiments, because their figures take most of the time.
+NO_SPANNING_PARTS = """
 OF_RECORDS, OF_NONE, FACTS = (), (), {}
 """
 KILL = """\
@@ -133,7 +133,7 @@ def copy_tree(root: Path) -> Path:
     work = "    time.sleep"
     (experiments / "crash.py").write_text(source.replace(work, KILL + work))
     with open(root / "tools/render/everything.py", "a") as file:
-        file.write(FEW_PARTS)
+        file.write(NO_SPANNING_PARTS)
     for stem in ("crash", "fake", "gpu_only"):
         (root / "tools" / "render" / "stems" / f"{stem}.py").write_text(BUILDER)
     return root

@@ -20,7 +20,7 @@ def patch_once_a_launch(interpreter: Any) -> None:
     if patch is None or scope is None or hasattr(patch, "whole"):
         return
     tl = interpreter.tl
-    # The modules of the language that a kernel's module uses, by id of its globals.
+    # Triton's language modules that a kernel's module imports, by id of its globals.
     seen: dict[int, list[Any]] = {}
 
     def patch_once(function: Any) -> Any:

@@ -39,7 +39,7 @@ def import_graph() -> dict[str, set[str]]:
     """Return the project's modules that each module imports."""
     paths = {module_name(path): path for path in source_files("systems", "tools")}
     names = {module: set(imported_names(path)) for module, path in paths.items()}
-    # Other names are defined inside a module.
+    # A name that is no module is defined in the module before its last dot.
     found = {
         module: {
             name if name in paths else name.rpartition(".")[0]
@@ -80,9 +80,9 @@ def test_imports_run_one_way(import_graph):
 
 # Exceptions: what these folders may import from others.
 MAY_IMPORT = {
-    # The attention implementations' names, because the source hash includes their code.
+    # The source hash covers the code of the attention implementations, by name.
     "records": {"systems.attention.implementations"},
-    # Model sizes, and categories of memory.
+    # Formulas take model sizes, and categories of memory.
     "formulas": {"systems.model.sizes", "systems.profiling.memory.snapshot"},
 }
 

@@ -13,7 +13,7 @@ from systems.records.outcome import measure_row
 from tests import fake_stem
 from tests.factories import RESULTS, file_contents
 
-# Code that hides modules, and names of `os`.
+# Code that hides modules and attributes of `os`.
 BLOCK = """
 import os, sys
 
@@ -144,7 +144,7 @@ for name, stem in STEMS.items():
 
 
 def test_a_row_that_comes_to_our_kernels_is_not_installed():
-    """As `end_to_end` with our attention. Other missing modules raise."""
+    """A missing Triton makes a row unsupported, but other missing modules raise."""
 
     def run(name: str):
         def raise_it(config):

@@ -21,7 +21,7 @@ LINE = re.compile(r"small  (forward  |backward |optimizer) +\d+\.\d\d ± \d+\.\d
 
 
 def run(monkeypatch, capsys, path, *arguments):
-    """Run a script here with a tiny model; return the lines that it prints."""
+    """Run a script in this process with a tiny model; return its lines of output."""
     monkeypatch.setitem(sizes.SIZES, "small", sizes.ModelSize(32, 64, 2, 2))
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     runpy.run_path(str(path), run_name="__main__")
@@ -44,7 +44,7 @@ def test_each_step_changes_few_lines(old, new):
 
 @pytest.mark.parametrize("path", SCRIPTS[:4], ids=lambda path: path.stem)
 def test_a_script_times_each_part_of_a_step(monkeypatch, capsys, path):
-    # Without CUDA, NVTX raises. The script replaces the model's attention for good.
+    # Without CUDA, NVTX raises. Afterwards, restore the attention that scripts replace.
     monkeypatch.setattr("torch.cuda.nvtx.range", nullcontext)
     name = "scaled_dot_product_attention"
     monkeypatch.setattr(transformer, name, getattr(transformer, name))

@@ -32,7 +32,7 @@ def gpu_ms(step, *phases, **options):
 
 
 def script_ms(script, work, *phases):
-    """Return the GPU time in ms of `work`, and the time by the script's clock."""
+    """Return the GPU time of `work` in ms, and the time that the script measures."""
     time_ms = script["time_ms"]
 
     def step(phase):
@@ -73,7 +73,7 @@ def test_gpu_time_of_a_step(name, precision, monkeypatch):
 def test_peak_memory(mode, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     options = Namespace(**OPTIONS, precision="bf16", forward_only=mode == "forward")
-    timing.give_back("cuda")  # Models that earlier tests left in reference cycles.
+    timing.give_back("cuda")  # Free models that earlier tests left in reference cycles.
     load_script("5_memory")["measure"](SIZE, options)
     found = float(capsys.readouterr().out.split()[2])
     assert Path(f"{SIZE}.pickle").exists()

@@ -33,7 +33,7 @@ def inline_code(name: str) -> set[str]:
 
 @pytest.fixture
 def change_module(tmp_path, monkeypatch):
-    """Return the module with one line changed, as a page suggests."""
+    """Return a function that loads a module with a line changed as a page suggests."""
 
     def change(path: str, old: str, new: str, on_page: str):
         source = (ROOT / path).read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from systems.records.record import Record
 from tests.factories import make_gpu, make_record, read_record
 from tools.render.stems import accumulation as builder
 
-# Fraction bits, and the exponent of the smallest number, of which all numbers are
-# multiples.
+# By format: fraction bits, and the exponent of the smallest number, of which all
+# numbers are multiples.
 BITS = {"fp32": (23, -149), "fp16": (10, -24), "bf16": (7, -133)}
 
 

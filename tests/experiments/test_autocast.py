@@ -36,7 +36,7 @@ TRANSFORMER = expected_dtypes(
 CPU_LEAVES = {"ln", "softmax_exp", "softmax_sum", "softmax_divide"}
 
 
-# Run on this machine, on a GPU if there is one, and compare with the H200's record.
+# Test the CPU, the H200's record and, if there is one, this machine's GPU.
 EVERYWHERE = pytest.mark.parametrize(
     "device", ["cpu", "record", pytest.param("cuda", marks=pytest.mark.gpu)]
 )
@@ -86,12 +86,12 @@ def test_autocast_adds_casts_and_nothing_else(use_cpu):
     assert plain["forward_casts"] == 0
     others = cast["forward_operations"] - cast["forward_casts"]
     assert others == plain["forward_operations"]
-    # Each layer casts seven matrices and most of their inputs, and the head one.
+    # Each layer casts seven matrices and most of their inputs; the head casts one.
     assert cast["forward_casts"] >= 12 * 7 + 1
 
 
 def test_the_autocast_of_the_memory_tests_is_that_of_a_gpu(use_cpu, monkeypatch):
-    """Dtypes and numbers of operations and casts equal those of an H200."""
+    """On a CPU, `cuda_autocast` gives the dtypes and counts of the H200's record."""
     config = Config("transformer", "bf16")
     row = read_record("autocast").row(asdict(config))
     assert row is not None

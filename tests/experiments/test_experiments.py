@@ -57,7 +57,7 @@ def run_command(capsys, monkeypatch, of, *options: str) -> tuple[int, str, str]:
 
 
 def make_stem(run) -> SimpleNamespace:
-    """Return the stem `end_to_end` with this `run`."""
+    """Return a stand-in for the module `end_to_end` with this `run`."""
     return SimpleNamespace(Config=end_to_end.Config, run=run)
 
 
@@ -174,7 +174,7 @@ def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
 
 REFUSED = {
     "accumulation --term nan": "--term must be finite, not nan",
-    # The sum of a few of the largest terms is infinite in float32.
+    # Two terms near float32's largest number have an infinite sum.
     "accumulation --term 3e38 --steps 10": "is inf, not a finite number",
     f"accumulation --steps {10**30}": "Invalid value for '--steps': ",
     "mixed_precision --vocab 3": "vocab must be 8 or more, not 3",
@@ -359,7 +359,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
     assert count_samples(metrics) == expected
     graphs = int(execution == "compiled")
     assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
-    # Saved are two score matrices of 2 x 24 x 24 numbers and, if eager, a mask.
+    # Autograd saves two score matrices of 2 x 24 x 24 numbers and, if eager, a mask.
     kept = [tensor for tensor in metrics["saved"] if tensor["adds_bytes"] >= 24 * 24]
     matrices = [tensor for tensor in kept if tensor["adds_bytes"] == 2 * 24 * 24 * 4]
     assert len(matrices) == 2 and (len(kept) == 3) == (causal and execution == "eager")
@@ -384,7 +384,7 @@ SHORT: dict[str, Any] = {"context": 6, "batch": 2, "vocab": 50}
 def test_compile_times_every_phase_and_counts_graphs(
     quick_compiler, monkeypatch, execution, optimizer, graphs
 ):
-    """AdamW is compiled without state, for constant t, and for any t."""
+    """AdamW is compiled three times: without state, for constant t, and for any t."""
     found = {"forward_gpu_ms": [2.0], "forward_kernels": 7, "forward_fused": []}
     monkeypatch.setattr(gpu_time, "measure", lambda *_, **__: found)
     config = compile_experiment.Config(
@@ -405,7 +405,7 @@ def test_compile_times_every_phase_and_counts_graphs(
 def test_what_was_compiled_ahead_keeps_its_cold_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
 ):
-    """The row's own first steps are stored as the steps of a second start."""
+    """The row keeps precompilation's first steps, and stores its own as `again_...`."""
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )
@@ -439,7 +439,7 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
 def test_what_was_compiled_ahead_is_not_compiled_again(
     quick_compiler, monkeypatch, tmp_path
 ):
-    """Takes a minute with the real compiler; the second run must compile nothing."""
+    """After precompilation by the real compiler (a minute) a row compiles nothing."""
     monkeypatch.setattr(compiling, "BACKEND", "inductor")
     config = compile_experiment.Config(
         "small", "bf16", "compiled", **SHORT, warmup=1, steps=1, rounds=1
@@ -491,7 +491,7 @@ def test_too_few_warm_up_steps_to_compile_in_are_refused(module, options):
 
 @pytest.mark.slow
 def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
-    """Its memory would count in the next row's peak."""
+    """A model that is kept would count in the next row's peak memory."""
     models, build = [], workload.build_model
 
     def record_call(*arguments):
@@ -511,7 +511,7 @@ def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatc
 @pytest.mark.parametrize("name", flash_accuracy.IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", flash_accuracy.DTYPES)
 def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch):
-    """A CPU has only PyTorch's flash and math backends."""
+    """On a CPU, SDPA has only the flash and math backends; others are unsupported."""
     config = flash_accuracy.Config(name, dtype, d=16, n=40)
     row = measure_row(config, flash_accuracy.run)
     reason = row.reason or ""
@@ -556,7 +556,7 @@ def test_flash_benchmarking_times_three_passes(use_cpu):
 
 
 def test_do_bench_is_done_before_a_profiler_slows_launches(use_cpu, monkeypatch):
-    """Rounds of GPU time alternate."""
+    """After do_bench, rounds of GPU time alternate between the rows of a group."""
     done = []
     monkeypatch.setattr(
         gpu_time, "pass_times_ms", lambda *_: done.append("do_bench") or {"a_ms": [1.0]}
@@ -610,7 +610,7 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(use_cpu, monkeypatch, n):
     assert calls == ["plain", "sdpa_flash"] * rounds
     times = plain.metrics.get("call_ms", [])
     assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
-    # Inputs and exact results were computed once, and once more for other inputs.
+    # Inputs and exact results were computed once for each of two sets of inputs.
     assert flash_peers.problem.cache_info().misses == 2
     assert flash.metrics["repeats"] and flash.metrics["varies"] == ""
     assert 0 < flash.metrics["again_relative_error"] < 1e-6

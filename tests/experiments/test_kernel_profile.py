@@ -1,4 +1,4 @@
-"""Profiled steps; on a CPU, operations replace kernels."""
+"""Profiles of training steps; on a CPU, operations stand in for kernels."""
 
 import copy
 import gzip
@@ -67,7 +67,7 @@ def test_a_step_is_looked_at(cpu_root, mode):
     metrics = kernel_profile.run(replace(CONFIG, mode=mode))
     names = ["forward"] if mode == "forward" else list(phases.PHASES)
     for name in names:
-        # `end_to_end` has these times without a profiler.
+        # Times without a profiler belong to `end_to_end`.
         assert f"{name}_ms" not in metrics and len(metrics[f"profiled_{name}_ms"]) == 2
     assert (metrics["profiler"], metrics["passes"]) == ("torch", 2)
     assert len(metrics["thousand_marks_ms"]) == 5

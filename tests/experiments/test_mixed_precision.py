@@ -1,4 +1,4 @@
-"""The synthetic language has the stated entropy, and precisions the right dtypes."""
+"""The synthetic language has its stated entropy, and each precision its dtypes."""
 
 import math
 import re
@@ -76,7 +76,7 @@ def make_config(precision: str, **changes) -> Config:
 
 
 DTYPES = {
-    # Dtypes of weights, gradients and optimizer state; and of matmuls.
+    # (dtype of weights, gradients and optimizer state, dtype of matmuls)
     "fp32": (torch.float32, torch.float32),
     "bf16": (torch.float32, torch.bfloat16),
     "bf16_pure": (torch.bfloat16, torch.bfloat16),
@@ -126,7 +126,7 @@ def test_in_pure_bf16_small_updates_of_large_weights_are_lost(optimizers):
     runs = {p: mixed_precision.run(make_config(p)) for p in mixed_precision.PRECISIONS}
     names = [f"unchanged_{name}" for name in mixed_precision.WATCHED]
     assert [len(runs["fp32"][name]) for name in names] == [4, 4, 4]
-    # A gain is 1 at first, where an update is far below half the spacing.
+    # Gains of norms start at 1, where an update is far below half of bf16's spacing.
     gain = {p: found["unchanged_gain"] for p, found in runs.items()}
     assert gain["bf16_pure"] == [1.0] * 4 and max(gain["fp32"] + gain["bf16"]) < 0.2
     embedding = {p: found["unchanged_embedding"] for p, found in runs.items()}

@@ -1,4 +1,4 @@
-"""Stages of norms are exact in float64, else rounded, and marked if out of range."""
+"""Stages of a norm: exact in float64, rounded otherwise, marked if out of range."""
 
 import pytest
 import torch
@@ -62,10 +62,10 @@ def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
     stages = ("square", "variance", "rsqrt", "output")
     found = [builder.error_marks(fp16, stage)[at] for stage in stages]
     assert found == ["∞", "∞", "=0", "=0"]
-    # The inverse root of the true mean square is an ordinary number.
+    # The inverse root of the exact mean square is a normal fp16 number.
     root = torch.rsqrt(torch.tensor(2e6)).half()
     assert root > torch.finfo(torch.float16).smallest_normal
-    # Norms computed in fp32 inside give an accurate output.
+    # Norms that compute in fp32 internally give an accurate output.
     for compute in ("upcast", "fused"):
         found = builder.error_marks(measure_norm("rms", "fp16", 64, compute), "output")
         assert found[at] == "-4"

@@ -1,4 +1,4 @@
-"""One step under both profilers: metrics of a row, and tables."""
+"""Profiles of a step by PyTorch and Nsight Systems: a row's metrics, and tables."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Saved tensors: each memory once, no weights, and bytes as formulas predict."""
+"""Saved tensors: memory counts once, weights don't count, formulas predict bytes."""
 
 import inspect
 

@@ -83,11 +83,11 @@ def test_attention_flops_are_those_of_pytorchs_counter():
     assert backward == costs.attention_flops("backward", causal=False, **shape)
     both = costs.attention_flops("both", causal=True, **shape)
     assert 2 * both == forward + backward
-    # The one-pass kernel does the same matmuls; two passes compute scores and dP twice.
-    products = {name: work.matmuls for name, work in costs.KERNELS.items()}
+    # One pass does the formula's matmuls; two passes compute scores and dP twice.
+    matmuls = {name: work.matmuls for name, work in costs.KERNELS.items()}
     both = costs.ATTENTION_MATMULS["both"]
-    assert products["forward"] + products["one_pass"] == both
-    assert products["forward"] + products["dkdv"] + products["dq"] == both + 2
+    assert matmuls["forward"] + matmuls["one_pass"] == both
+    assert matmuls["forward"] + matmuls["dkdv"] + matmuls["dq"] == both + 2
 
 
 def test_parts_of_attention_by_hand():

@@ -34,7 +34,7 @@ def test_the_largest_is_the_last_that_fits(field, gpu):
 
 
 def test_a_gpu_holds_what_its_record_says():
-    """The driver reports this memory; libraries leave less for tensors."""
+    """`GPUS` has the driver's figure, of which the CUDA context takes CONTEXT_BYTES."""
     measured = GPUS["h200"].memory_mib * 2**20
     assert measured == pytest.approx(150_754_820_096, abs=2**20)
     assert 0.5 < CONTEXT_BYTES / 2**30 < 0.7

@@ -1,4 +1,4 @@
-"""Rates of chips agree with data sheets; a lower bound is the larger of two."""
+"""Rates match data sheets; a lower bound is the larger of compute and memory time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Memory formulas against passes over fake tensors: categories to the byte, peaks."""
+"""Memory formulas against passes over fake tensors: bytes by category, and peaks."""
 
 import random
 from contextlib import contextmanager
@@ -183,7 +183,7 @@ def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
 
 
 def test_published_models_have_as_many_parameters_as_published():
-    """Models with grouped-query attention and tied embeddings; Qwen without biases."""
+    """Test grouped-query attention and tied embeddings; Qwen's biases don't count."""
     llama_8b, llama_1b = ModelSize(4096, 14336, 32, 32), ModelSize(2048, 8192, 16, 32)
     qwen = ModelSize(896, 4864, 24, 14)
     for shape, kv_heads, vocab, embeddings, count in (

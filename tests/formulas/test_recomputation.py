@@ -36,7 +36,7 @@ WAYS = [
 
 
 def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
-    """Return peaks of passes that allocate gradients, and that already have them."""
+    """Return the peak of a pass that allocates gradients, and of one that has them."""
     monkeypatch.setitem(SIZES, "tested", p.shape)
     with allocator(monkeypatch) as memory:
         model = build_model("tested", p.context, p.vocab, p.attention)
@@ -65,7 +65,7 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
 
 
 def test_what_the_forward_pass_keeps():
-    """Of eight blocks, half blocks save 16 inputs, halving 2 and the chain 1."""
+    """By strategy, the forward pass of eight blocks keeps 16, 2 or 1 inputs."""
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
     for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
@@ -83,7 +83,7 @@ def test_halving_keeps_an_input_for_each_second_half():
 
 
 def test_nested_runs_in_closed_form():
-    """The page's formulas for N blocks, N a power of two."""
+    """Counts equal the page's formulas for N blocks if N is a power of two."""
     for log in range(1, 7):
         n = 2**log
         assert n * forward_passes("halving", n) == n * (3 + log) / 2

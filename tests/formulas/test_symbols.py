@@ -1,4 +1,4 @@
-"""Formulas of symbols give what formulas of numbers give."""
+"""Formulas evaluated with symbols agree with formulas evaluated with numbers."""
 
 import pytest
 from hypothesis import given

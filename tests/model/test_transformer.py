@@ -187,7 +187,7 @@ def rotary_table(layer) -> torch.Tensor:
 
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-# Ways to make a model, and its resulting dtype.
+# By name: a way to make a model, and the dtype of the result.
 ORIGINS = {
     "built": (tiny_model, FP32),
     "built in bf16": (lambda: build_with(BF16), BF16),

@@ -37,7 +37,7 @@ def test_the_trace_tells_modules_gradients_and_states_apart():
     # Four casts outside of both halves: to fp16 and fp32, forward and backward.
     assert trace.forward_casts == 1 and trace.result_dtype("", "_to_copy") == "fp16"
     assert trace.result_dtype("", "_to_copy", last=True) == "fp32"
-    # States are stored by name, of the last parameter.
+    # The trace keeps the states of the last parameter, by name.
     assert trace.optimizer_state == {"m": "fp16", "v": "fp16"}
     with pytest.raises(ValueError, match="no exp ran in narrow, which ran"):
         trace.result_dtype("narrow", "exp")
@@ -49,6 +49,6 @@ def test_views_are_no_operations():
         x = torch.ones(4, 4)
         x.T.reshape(2, 8)[None].transpose(0, 1)
         trace.count_forward()
-    # The ones, and a copy to reshape a transposed matrix.
+    # `reshape` copies, because it can't view a transposed matrix.
     assert [name for _, name, _ in trace.operations] == ["ones", "clone"]
     assert trace.forward_operations == 2

@@ -1,4 +1,4 @@
-"""Number formats against NumPy and PyTorch, and stalls against sums."""
+"""Number formats against NumPy and PyTorch; stalls against sums added one by one."""
 
 from fractions import Fraction
 

@@ -91,7 +91,7 @@ KNOWN = {
     FUSED_ADAM: ("multi-tensor fused adam math", "optimizer"),
     "ampere_sgemm_128x64_tn": ("ampere_sgemm_128x64_tn", "matmul"),
     "ampere_sgemm_128x32_sliced1x4_nn": ("ampere_sgemm_128x32_sliced1x4_nn", "matmul"),
-    # This kernel splits K and sums inside.
+    # This kernel splits K and adds the partial results itself.
     "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN": (
         "nvjet_sm90_tst_96x128_64x6_2x1_v_bz_splitK_NNN",
         "matmul",
@@ -119,7 +119,7 @@ def test_the_phase_says_what_unfused_parts_are_for():
     assert kernel_category(MUL, ("optimizer",)) == "optimizer"
     for path in (("forward",), ("forward", "attention mask")):
         assert kernel_category(EXP, path) == "elementwise"
-    # The loss is no optimizer, even if its step has one.
+    # Kernels of the loss are no optimizer kernels, even in a step that has both.
     assert kernel_category(LOG, ("step", "loss")) == "softmax"
 
 

@@ -93,7 +93,7 @@ def test_launches_add_up_by_kernel_and_call():
     # One of four launches in two calls is missing, so they can't be divided by call.
     with pytest.raises(TraceError, match="3 launches of a in 2 calls: .*again$"):
         split_by_call(found[1:], 2)
-    # Copies are no kernels.
+    # Copies don't count as kernels.
     copies = make_kernels(("Memcpy DtoD (Device -> Device)", 1), ("Memset (Device)", 1))
     assert kernel_counts({"forward": [copies + found[:1]]}) == {"forward_kernels": 1}
 
@@ -129,8 +129,8 @@ def test_a_saved_tensor_adds_its_memory_once_and_an_input_never():
     x = torch.randn(5, 3, requires_grad=True)
     saved = SavedTensors([x])
     with saved.phase("forward"):
-        # exp saves its result; the first matmul saves x and that result; the second
-        # both operands.
+        # exp saves its result; the first matmul saves x and exp's result; the second
+        # matmul saves both operands.
         e = x.exp()
         y = (e * x).T @ e
     with saved.phase("backward"):

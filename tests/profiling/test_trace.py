@@ -1,4 +1,4 @@
-"""Both readers, on traces written by hand: phases, rows, one-line errors."""
+"""Readers of PyTorch's and Nsight Systems' traces: phases, rows, one-line errors."""
 
 import gzip
 import json
@@ -33,9 +33,8 @@ PHASES = [
     ("attention softmax", 20, 30),
     ("backward", 50, 90),
 ]
-# (name, launched by, launched at, runs from, runs for, correlation): the GPU is late,
-# so that by its own clock the forward kernels run while the CPU is in the backward
-# phase already.
+# (name, launching thread, launch time, start, duration, correlation). The GPU is late:
+# forward kernels run while the CPU is already in the backward phase.
 KERNELS = [
     ("gemm", MAIN, 12, 55, 10, 1),
     ("exp", MAIN, 30, 65, 4, 2),
@@ -137,7 +136,7 @@ def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
 
 
 def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
-    """CPU operations replace kernels."""
+    """On a CPU, operations stand in for kernels."""
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)
 
@@ -242,7 +241,7 @@ def test_what_is_no_text_is_one_clear_line(tmp_path):
 # Nsight Systems packs the process id above 24 bits of the thread id.
 PID = 5 << 24
 
-# Differences between versions: text of ranges, process of kernels, names.
+# By version of nsys: where ranges have text, and which columns and tables exist.
 VERSIONS = {
     "2021": {"text": "text", "process": False, "mangled": False, "driver": True},
     "2023": {"text": "both", "process": True, "mangled": True, "driver": False},
@@ -400,7 +399,7 @@ def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
     for content, text in contents.items():
         path.write_bytes(content)
         assert re.search(text, read_error(nsys.read_export, path))
-    # Tables without rows.
+    # An export may have a table without rows.
     run_sql(tmp_path / "r.sqlite", "DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
     text = read_error(nsys.read_export, tmp_path / "r.sqlite")
     assert "has an empty table of GPU kernels" in text

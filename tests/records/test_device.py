@@ -40,7 +40,7 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def fake_nvml(monkeypatch):
-    """Return a stand-in for pynvml with GPU 0 and a MIG slice, without `refused`."""
+    """Return a stand-in for pynvml: GPU 0 and a MIG slice; calls in `refused` fail."""
     stub = SimpleNamespace(
         NVMLError=NVMLError, NVML_CLOCK_SM=1, nvmlMemory_v2=2, refused=set()
     )
@@ -80,7 +80,7 @@ def fake_nvml(monkeypatch):
 
 
 WHOLE = Device("NVIDIA Stub", "nvidia-stub", "9.0", 2**37, "580.1", 700.0)
-# The fields that are None if NVML doesn't support a call.
+# By NVML call: the field that is None if NVML doesn't support the call.
 LESS = {
     "nvmlDeviceGetCudaComputeCapability": "capability",
     "nvmlDeviceGetMemoryInfo": "memory_bytes",

@@ -86,12 +86,12 @@ WORDS = [
     ("'''One line.'''", "'''One line.\n\n    # And more.\n    '''"),
     ('"""A class."""', '"""Ä"""'),
     ("import re\n", "\n\nimport re   \n\n   \n"),
-    # Irrelevant: an unused import, line breaks, quotes, a string in two parts.
+    # Irrelevant to the hash: an unused import, line breaks, quotes, a split string.
     ("import re\n", "import re\nimport io\n"),
     ("(x: int = 3, *,", "(\n    x: int = 3,\n    *,\n   "),
     ("'it\\'s \"quoted\"'", '"it\'s \\"quoted\\""'),
     ('"ä # ö"', '"ä " "# ö"'),
-    # Irrelevant: an option at its default, parentheses.
+    # Irrelevant to the hash: an option at its default, parentheses.
     ("""f'{"#"}'""", """f'{"#"}', enable_fp_fusion=True"""),
     ("if (n := x + 1) > 2:", "if ((n := (x + 1)) > 2):"),
 ]
@@ -125,7 +125,7 @@ def test_code_counts(rehash, change):
     assert source != SOURCE and rehash(stem=source) != HASH
 
 
-# Imports of another module's name, with the name that code then uses.
+# By import statement: the name by which code then uses `x` of `systems.a`.
 IMPORTS = {
     "import systems.a": "systems.a.x",
     "import systems.a as b": "b.x",
@@ -286,7 +286,7 @@ def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(tmp_path)
 
 
 def test_what_runs_without_being_named_is_reached():
-    """Registered operators and models' attention implementations are included."""
+    """The hash covers registered operators and the models' attention functions."""
     code = {}
     for stem in ("flash_leaderboard", "warmup"):
         reach = Reach(ROOT)

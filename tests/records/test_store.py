@@ -190,7 +190,7 @@ def test_a_row_has_numbers_or_a_reason():
         assert (not [*record_faults(record)]) == (case in ROWS), case
 
 
-# The smallest and largest values of fields.
+# By field: its smallest and largest valid values.
 LIMITS = {
     "expected_rows": (2, 100_000),
     "device.memory_bytes": (0, 2**60),
@@ -233,7 +233,7 @@ def test_a_metric_that_is_not_finite_is_neither_written_nor_read(path, value, at
     fault = f"rows[0].metrics.{at}: is {value}, not a finite number"
     with pytest.raises(RecordError, match=re.escape(fault)):
         store.write(record, path)
-    # The old record stays, and no other file.
+    # The old record stays, and no other file remains.
     assert path.read_bytes() == before and os.listdir(path.parent) == ["r.json"]
     text = json.dumps(change_field(f"rows.0.metrics.{name}", nested))
     assert refusal(path, text).startswith("is not JSON")
@@ -314,7 +314,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_reading_refuses_is_not_written(path, fault):
-    """Otherwise a measured record could never be read."""
+    """If it were written, a measured record could never be read."""
     record = example()
     REFUSED[fault](record)
     with pytest.raises(RecordError) as raised:

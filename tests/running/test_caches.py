@@ -17,7 +17,7 @@ VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME")
 
 @pytest.fixture
 def set_environment(monkeypatch):
-    """Return a function that sets these variables, and unsets others for folders."""
+    """Return a function that sets variables and unsets all others that name folders."""
 
     def set_variables(**variables: str) -> None:
         for name in VARIABLES:
@@ -52,7 +52,7 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
     monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
     monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
     monkeypatch.setattr(device, "find_gpu", lambda: gpu)
-    # The error comes from measuring, and before that from regen_tables.
+    # Measuring reports the error; regen_tables reports it before it measures.
     assert run().error == text
     with pytest.raises(SystemExit) as ended:
         regen_tables.measure(["fake"], tmp_path)

@@ -152,7 +152,7 @@ def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
 def test_the_next_run_measures_only_what_is_missing(run, record_file, partial_file):
     run()
     record = store.read(record_file)
-    # The finished record has the grid's order again.
+    # The partial record is in another order; the finished one has the grid's order.
     record.rows = record.rows[:1:-1]
     store.write(record, partial_file)
     outcome = run()
@@ -235,7 +235,7 @@ def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record
     finally:
         first.kill()
         first.communicate()
-    # The end of the process released the lock.
+    # The lock was released when the process ended.
     assert run(seen=0).code == 0
     # A run that started before the record existed does not measure it again.
     assert [event["event"] for event in run(seen=0).events] == ["already"]
@@ -248,7 +248,7 @@ def test_out_of_time_it_stops_between_rows_and_keeps_them(
     assert outcome.code == 0 and not partial_file.exists()
     assert [event["event"] for event in outcome.events] == ["start", "out_of_time"]
     ticks = iter(range(10))
-    # The time is checked before each row: at 0, 1, 2 and, too late, 3.
+    # The clock is read before each row: 0, 1, 2 and then 3, which is too late.
     clock = SimpleNamespace(time=lambda: next(ticks), monotonic=time.monotonic)
     with monkeypatch.context() as slow:
         slow.setattr(measure, "time", clock)
@@ -325,7 +325,7 @@ def test_after_a_cuda_error_no_further_row_is_trusted(run, monkeypatch):
 
 
 def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file):
-    """Otherwise later rows could not be written either."""
+    """If it were kept, later rows could not be written either."""
     metrics = {
         6: ({"loss": [1.0, float("nan")]}, "loss[1]: is nan, not a finite number"),
         5: ({"work_ms": [-1.0]}, "work_ms[0]: is -1.0, no time in ms above 0"),
@@ -391,7 +391,7 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, partial_file)
     (tmp_path / "file").write_text("in the way")
     message = run(results=tmp_path / "file").error
     assert message.startswith(f"can't write {tmp_path}/file") and other in message
-    # The temporary file was deleted.
+    # After such a failure, the temporary file is deleted.
     partial_file.mkdir(parents=True)
     message = run().error
     assert message.startswith(f"can't write {partial_file}: Is a directory; ")
@@ -405,7 +405,7 @@ def test_a_tree_without_a_commit_says_so(
 ):
     if installed:
         require_git()
-    # The environment names another repository, as it does in that one's hooks.
+    # In a git hook, GIT_DIR names the hook's repository, which must not be used.
     monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
     monkeypatch.setattr(software, "ROOT", tmp_path)
     monkeypatch.delenv("GIT_COMMIT", raising=False)

@@ -53,7 +53,7 @@ def control_group(name: str, limit: str | int, used: int, files: int = 0) -> dic
         ("0::/job", control_group("job__", "max", GIB), 8 * GIB),
         # The group's path exists only outside of the container.
         ("0::/../../job", control_group("", 4 * GIB, GIB), 3 * GIB),
-        # Version 1 of control groups also mounted; an unreadable group.
+        # Version 1 of control groups is also mounted; a group is unreadable.
         ("4:memory:/job\n0::/", control_group("", 4 * GIB, GIB), 3 * GIB),
         ("4:memory:/job", {}, 8 * GIB),
         ("0::/job", {"sys__fs__cgroup__job__memory-max": GIB}, 8 * GIB),

@@ -1,4 +1,4 @@
-"""Compilation ahead: rows, number of processes, and their ends."""
+"""Ahead-of-time compilation: which rows, how many processes, and how they end."""
 
 import os
 import signal
@@ -118,7 +118,7 @@ def test_few_rows_one_core_or_no_time_are_not_worth_it(
 
 @pytest.mark.parametrize("started", [2, 3])
 def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, started):
-    """The system refuses another process, as a container may."""
+    """After `started` processes the system refuses another, as a container may."""
     children, popen = [], subprocess.Popen
 
     def start(command, **options):
@@ -138,7 +138,7 @@ def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, st
     assert [child.poll() for child in children] == started * [-signal.SIGTERM]
 
 
-# A child of a run with a temporary folder, which may ignore SIGTERM.
+# A child process with a temporary folder, which may ignore SIGTERM.
 CHILD = """
 import signal, sys, time
 from tempfile import TemporaryDirectory

@@ -14,7 +14,7 @@ from tests.factories import make_record
 
 @pytest.fixture
 def states_at_end(monkeypatch):
-    """Return the environment at the end of each profile, on a pretended GPU."""
+    """Pretend a GPU; list LEAVE's value in each profile, and each synchronization."""
     found = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -81,7 +81,7 @@ def test_launches_after_a_profile_take_as_long_as_before():
     attached = least_launch_ms()
     detach_cupti()
     assert least_launch_ms() < 0.5 * (before + attached)
-    # A later profile records kernels.
+    # A later profile still records kernels.
     _, kernels = torch_trace.profile_kernels(
         lambda: torch.ones(9, device="cuda") + 1, "cuda"
     )

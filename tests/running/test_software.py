@@ -84,8 +84,8 @@ def test_with_other_configurations_a_record_is_stale(write_tuned):
     )
     assert load.is_fresh(record)
     found = tuned.read(write_tuned)
-    # Tuned again with equal and with other results, and for other kernels, which makes
-    # the file unused.
+    # The file is tuned again, with equal or other results, or is for other kernels,
+    # which makes it unused.
     for change, fresh in (
         ({"measured_utc": "2026-01-02 00:00"}, True),
         ({"entries": [found["entries"][0] | {"d": 32}]}, False),

@@ -151,7 +151,7 @@ GRIDS = {
 def test_a_record_of_another_grid_is_not_verified(
     run, monkeypatch, old_record, record_file, rows
 ):
-    """Otherwise rows that were never measured would count as verified."""
+    """If it were, rows that were never measured would count as verified."""
     monkeypatch.setenv("FAKE_ROWS", rows)
     outcome = run(verify=True)
     text = f"{record_file} {GRIDS[rows]}: measure it again by --only fake"
@@ -202,8 +202,8 @@ SLOWER = [KERNELS[1] | {"total_ms": 1.1}, KERNELS[0]]
         (MEMORY, 1000, 1101, False),
         (MEMORY, 1000, None, False),
         ("peak_allocated_bytes", 9, 10, False),
-        # Errors may differ by 1 %, because some kernels add in varying order; errors in
-        # lists are of single operations.
+        # Errors may differ by 1 %, because some kernels add in varying order; lists
+        # have errors of single operations, which must be equal.
         (ERROR, 0.0025283, 0.0025284, True),
         (ERROR, 0.0, 0.0, True),
         (ERROR, 0.0025283, 0.00256, False),

@@ -32,7 +32,7 @@ def record_first_step(device: str, precision: str) -> dict:
         context = precision_context(precision, device)
         rest = targets, context, optimizer, recorder.phase
         training_step(model, token_ids, *rest)
-        # Freed pages are unmapped, which the history of expandable segments contains.
+        # Unmap freed pages, so that the history of expandable segments has such events.
         model.zero_grad()
         torch.empty(64 * 2**20, dtype=torch.uint8, device=device)
         torch.cuda.empty_cache()
@@ -63,7 +63,7 @@ def check_history(found: dict) -> None:
     assert found["digest"] == found["requested"] == sum(at_peak.values())
     assert found["categories_add_up"]
     assert found["phases"] == ["forward", "loss", "backward", "optimizer"]
-    # Parameters and the rotary table.
+    # Weights are the parameters and the rotary table.
     assert at_peak["weights"] == found["weights"]
 
 
@@ -95,5 +95,5 @@ def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
         assert found["allocated_by_history"] == found["allocated"]
     else:
         assert not any(found["expandable"]) and "segment_alloc" in found["actions"]
-        # A large block keeps up to 1 MiB more, which the history doesn't show.
+        # A large block may have up to 1 MiB more, which the history doesn't show.
         assert found["allocated_by_history"] <= found["allocated"]

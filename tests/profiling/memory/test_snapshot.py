@@ -29,7 +29,7 @@ MARKED = [{"name": "drop_marker", "filename": RECORDER, "line": 1}]
 
 
 class Pool:
-    """Writes a history as PyTorch's allocator does."""
+    """A memory pool that writes a history as PyTorch's allocator does."""
 
     def __init__(self, **older: int):
         self.live = {
@@ -213,12 +213,12 @@ def test_no_time_passes_while_somebody_looks():
 
 
 def test_what_expandable_segments_add_to_a_history_changes_nothing():
-    """Expandable segments add events of pages, and segments."""
+    """Events that map pages or create segments are no allocations."""
     pool, marks = training_step()
     plain = build_history(pool.snapshot(), marks)
     actions = [f"segment_{done}" for done in ("map", "unmap", "alloc", "free")]
     actions += ["workspace_snapshot", "snapshot"]
-    # Allocations at the address of a live block.
+    # The events have the address of a live block.
     address = pool.live["gradient"][0]
     pages = [
         {"action": action, "addr": address, "size": 20 * MIB, "frames": MARKED}
