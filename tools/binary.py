@@ -75,7 +75,7 @@ LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
 LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
-def load_widths(assembly: str) -> tuple[int, ...]:
+def global_load_widths(assembly: str) -> tuple[int, ...]:
     """Return the distinct widths of loads from global memory, in bytes per thread."""
     widths = {
         next((LOAD_BYTES[x] for x in suffixes.split(".") if x in LOAD_BYTES), 4)

@@ -3,8 +3,8 @@ memory, registers, spills and thread blocks per SM of each kernel.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
 driver is a stand-in: it reports the requested GPU, records each kernel that Triton
-loads, and launches nothing. `tools/compile_steps.py` compiles the ladder's steps with
-it, and tests compile what each kind of GPU gets.
+loads, and launches nothing. `tools/compile_steps.py` compiles the ladder's steps this
+way, and tests compile the kernels of each kind of GPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,9 +33,9 @@ from systems.formulas.gpus import KIB
 from systems.running.machine import compiled_folder, why_unwritable
 from tools.binary import (
     count_resources,
+    global_load_widths,
     hottest_loop,
     instructions_per_score,
-    load_widths,
     read_binary,
 )
 from tools.rendering import fail
@@ -72,7 +72,7 @@ BATCH, HEADS, N = 8, 16, 4096
 class KernelNeeds(NamedTuple):
     """Resources of a compiled kernel. `stack_bytes` per thread are mostly spilled
     registers, `per_score` is `binary.instructions_per_score`, `load_bytes` is
-    `binary.load_widths`, and `loop` is `binary.hottest_loop`.
+    `binary.global_load_widths`, and `loop` is `binary.hottest_loop`.
     """
 
     kernel: str
@@ -113,7 +113,7 @@ class StandInDriver:
         self.source: Any = None
         self.metadata: Any = None
         self.utils = SimpleNamespace(
-            # Also compile kernels that exceed shared memory: tests report them.
+            # Claim 1 GiB, so that kernels with too much compile, which tests report.
             get_device_properties=lambda device: {"max_shared_mem": 2**30},
             load_binary=self.record_kernel,
             unload_module=lambda module: None,
@@ -150,7 +150,7 @@ class StandInDriver:
         assembly = read_binary("-sass", cubin)
         needs = KernelNeeds(
             name, tile, self.metadata.num_warps, shared, registers, stack,
-            instructions_per_score(assembly), load_widths(assembly),
+            instructions_per_score(assembly), global_load_widths(assembly),
             hottest_loop(assembly),
         )  # fmt: skip
         self.kernels.append(needs)

@@ -44,7 +44,7 @@ from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import fail
 
 GPU = TARGETS["h100"]
-# Steps whose kernel is another step's: `forward` differs in its grid only.
+# Steps with the kernel of another step: `forward` differs only in its grid.
 SAME_KERNEL = {"forward": "one_item_forward"}
 
 
@@ -95,7 +95,7 @@ def first_forward(
 def first_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """Launch the two backward kernels of `first.FlashAttentionFirst`."""
+    """Launch the two backward kernels of `first` on meta tensors."""
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     inputs = q, k, v, do, lse, lse
@@ -104,7 +104,7 @@ def first_backward(
 
 
 def compile_step(step: str) -> list[Kernel]:
-    """Compile a step; return what each kernel that computes exponentials needs."""
+    """Compile a step; return resources of the kernels that compute exponentials."""
     result = compile_launch(GPU, make_launch(step))
     if isinstance(result, str):
         fail(f"{step}: {result}", 1)

@@ -192,7 +192,7 @@ class Child:
                 total, done = report["total"], report["done"]
                 self.bars.update(self.bar, total=total, completed=done)
             case "there":
-                # Resuming: these rows may be older, or measured by somebody else.
+                # Existing rows may be older, or measured by somebody else.
                 rows, commit = report["rows"], report["commit"][:10]
                 origin = f"{report['since']} UTC, commit {commit}"
                 print_line(f"{outcome.stem}: {rows} rows are there, of {origin}")

@@ -62,7 +62,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
         try:
             write_atomically(folder / name, wanted[name])
         except OSError as error:
-            # Name the file, which the error of a full disk does not.
+            # Add the file's name, which the error of a full disk lacks.
             raise OSError(error.errno, error.strerror, str(folder / name)) from None
     for name in extra:
         # A temporary file of a killed run may be gone already.

@@ -46,7 +46,7 @@ def execute_notebook(path: Path) -> str:
         try:
             client.execute()
         except (AssertionError, CancelledError):
-            # At a signal, nbclient ends the kernel, and then fails without it.
+            # At a signal, nbclient ends the kernel, then fails for lack of a kernel.
             raise KeyboardInterrupt from None
     # Drop the Python version, which differs between machines.
     notebook.metadata["language_info"] = {"name": "python"}

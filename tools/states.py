@@ -13,11 +13,11 @@ def read_state(path: Path) -> tuple[str, Any]:
     """Return a record's state and the record, if any. Raise RecordError if damaged."""
     from systems.records import store
     from systems.running.resuming import partial_path
-    from tools.render.load import age, read
+    from tools.render.load import read, record_age
 
     if os.path.lexists(path):
         record = read(path)
-        return age(record), record
+        return record_age(record), record
     try:
         return "partial", store.read(partial_path(path))
     except store.UnreadableError:

@@ -76,7 +76,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return this GPU's configuration, other GPUs', then variants of the first."""
+    """Return this GPU's configuration, other GPUs' ones, and variants of this GPU's."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -165,8 +165,8 @@ def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]
 
 
 def read_or_create(path: Path, device: Device, force: bool) -> dict[str, Any]:
-    """Return the file's content if it is of the same kernels and Triton version, to go
-    on with the search; otherwise, or with `force`, content without entries.
+    """Return the file's content, to resume the search, if kernels and Triton version
+    are the same; otherwise, or with `force`, content without entries.
     """
     new = {
         "gpu": device.name,

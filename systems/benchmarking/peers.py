@@ -162,7 +162,7 @@ def importing_flash_4() -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Make PyTorch's algorithms deterministic, without the cost of filling tensors."""
+    """Make PyTorch deterministic, but don't fill new tensors, which would cost time."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
     fill = settings.fill_uninitialized_memory

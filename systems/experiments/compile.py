@@ -209,7 +209,7 @@ class Execution:
         except TorchDynamoException as error:
             if not self.update or out_of_memory_reason(error) is not None:
                 raise
-            # AdamW's step uses Python numbers, which some compilers refuse.
+            # AdamW's step uses Python numbers, which some versions don't compile.
             said = " ".join(str(error).splitlines()[:2])
             raise Unsupported(f"AdamW's step does not compile: {said}") from error
         finally:
@@ -230,7 +230,7 @@ CONTEXT_BYTES = 2**30
 
 
 def bytes_ahead(config: Config) -> int:
-    """Estimate the bytes of GPU memory that `precompile` needs, as an eager pass."""
+    """Return the GPU memory in bytes that `precompile` needs: an eager pass's peak."""
     c, mode = config, mode_ahead(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(peak(p).values())

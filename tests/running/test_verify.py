@@ -12,7 +12,7 @@ from systems.running import verify
 from systems.running.reports import CannotStart
 from tests import fake_stem
 from tests.factories import make_row
-from tools.render.load import VERIFIED, age
+from tools.render.load import VERIFIED, record_age
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_an_attention_without_any_numbers_counts_with_the_others(
     record.source_hash = "older"
     store.write(record, record_file)
     assert run(verify=True).code == 0
-    assert age(store.read(record_file)) == VERIFIED
+    assert record_age(store.read(record_file)) == VERIFIED
 
 
 def test_gpu_times_are_compared_where_a_row_has_them():

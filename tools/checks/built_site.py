@@ -25,7 +25,7 @@ Element = html.HtmlElement
 
 # HTML attributes whose address a browser loads.
 FETCHING = {"src", "srcset", "data", "poster", "xlink:href"}
-# Values of `rel` with which a browser loads the address of a <link>.
+# Values of `rel` for which a browser loads the address of a <link>.
 FETCHING_LINKS = set(
     "stylesheet icon preload prefetch preconnect dns-prefetch modulepreload"
     " manifest".split()
@@ -188,7 +188,7 @@ def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[s
         if fetched:
             yield f"fetched from another host: {url}"
     elif parts.scheme:
-        # mailto:, data: and the like load nothing.
+        # Addresses such as mailto: and data: load nothing.
         if parts.scheme == "file":
             yield f"address of one machine: {url}"
     elif parts.path.startswith("/"):

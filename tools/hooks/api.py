@@ -1,8 +1,8 @@
 """A griffe extension that selects what the code reference shows.
 
 Functions and classes that a page links are expanded, others are collapsed. Kernels are
-left out, because other pages show their code. Of an experiment only `Config`, `configs`
-and `run` are shown.
+left out, because other pages show their code. Experiments show only `Config`, `configs`
+and `run`.
 """
 
 import re

@@ -49,7 +49,7 @@ ADDRESS = re.compile(r'\bid="([^"]*)"')
 # Matches a glossary word with its tooltip.
 TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
 # Also matches elements that get no tooltips (headings, links, buttons) and elements
-# whose words are counted apart from the text around them (folds, figures, tables).
+# with tooltips of their own (folds, figures, tables).
 TOOLTIP_OR_PART = re.compile(
     rf"{TOOLTIP.pattern}"
     r"|<(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b.*?</(?P=tag)>"
@@ -72,8 +72,8 @@ COMMANDS = re.compile(
 )
 # Matches an option of a command, such as --quick.
 OPTION = re.compile(r"(?<=[>\s])--?[a-z][\w-]*(?![^<]*>)")
-# Match a table cell with a number (with sign, spread, unit and a remark in
-# parentheses), and a cell that explains why a number is missing.
+# Patterns of a cell with a number (with sign, spread, unit and a remark in
+# parentheses), and of a cell that explains why a number is missing.
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 NUMBER = re.compile(
     rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±|/) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
@@ -98,9 +98,9 @@ UNIT = re.compile(
     r"(?!\w))"
 )
 SPREAD = re.compile(r" (± [\d.]+|\([a-z]+\))")
-# Tables with at least this many columns get narrower gaps between columns.
+# Tables with at least DENSE columns get narrower gaps between columns.
 DENSE = 7
-# Columns with a text longer than this may wrap.
+# Columns with a text of more than LONG characters may wrap.
 LONG = 22
 # Matches code and links.
 NAMES = re.compile(r"(<code>|<a [^>]*>)([^<]*)")
@@ -204,8 +204,8 @@ def frame_tables(page_html: str) -> str:
     """Number the tables of a page, and put each into a labelled region that scrolls
     sideways and takes keyboard focus.
 
-    Because of the table's class, the theme does not add its own frame, which takes no
-    focus.
+    The table gets a class, because the theme would put a table without a class into its
+    own frame, which takes no focus.
     """
     numbers = count(1)
     labels: Counter[str] = Counter()
@@ -342,7 +342,7 @@ def cell_sort_key(head: str, text: str) -> int | None:
 
 
 def find_group_starts(heads: list[str]) -> set[int]:
-    """Return the first columns of groups, whose heads agree before a comma."""
+    """Return the first column of each group with equal headers before a comma."""
     topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
     runs = [(name, len(list(run))) for name, run in groupby(topics)]
     starts = accumulate((length for _, length in runs), initial=0)

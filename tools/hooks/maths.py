@@ -16,12 +16,12 @@ CHILDREN = dict.fromkeys(("mfrac", "mroot", "msub", "msup", "munder", "mover"), 
     "munderover": 3,
 }
 
-# Match formulas in the output of pymdownx.arithmatex with `generic: true`.
+# Patterns of formulas in the output of pymdownx.arithmatex with `generic: true`.
 INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 DISPLAY_MATHS = re.compile(
     r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
 )
-# Takes keyboard focus, so that long formulas scroll sideways.
+# The frame takes keyboard focus, so that long formulas scroll sideways.
 DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
@@ -55,7 +55,7 @@ def to_mathml(tex: str, display: str) -> str:
     try:
         root = ElementTree.fromstring(convert(source, display=display))
     except Exception as error:
-        # latex2mathml's errors have no common base class, and a stray & breaks the XML.
+        # Catch all errors: latex2mathml's have no base class, and a stray & breaks XML.
         raise ValueError(
             f"can't convert the formula `{tex}` ({type(error).__name__})"
         ) from error

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 SEARCH = "material/search"
-# Files for debugging and for search in other languages, a fifth of the site.
+# Files for debugging and for search in other languages: a fifth of the site's size.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
-# Larger records are compressed: browsers can't show them anyway.
+# Records above READABLE_BYTES are compressed: browsers can't show them anyway.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
 # The beginnings of parts that nobody searches for: figures, provenance, names of tabs,
@@ -43,19 +43,19 @@ def on_files(files: Files, /, **_: object) -> Files:
     return files
 
 
-# After the hook of notebooks, which makes their content.
+# Run after the hook of notebooks, which makes the content of notebook pages.
 @event_priority(-100)
 def on_page_content(content: str, /, **_: object) -> str:
-    """Mark what the theme's search leaves out."""
+    """Mark the parts of a page that the theme's search must skip."""
     return UNSEARCHED.sub(r"\g<0> data-search-exclude", content)
 
 
-# After the search plugin, which adds the page.
+# Run after the search plugin, which adds entries for the page.
 @event_priority(-100)
 def on_page_context(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    """Begin a page's search entry with its description; drop tags of its sections."""
+    """Begin a page's search entry with the page's description; drop section tags."""
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
     # The search plugin has just added entries for the page and for its sections.
@@ -75,7 +75,7 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
 # Run after the offline plugin, which writes search_index.js.
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Delete the search index for opened files; shrink and compress records."""
+    """Delete the search index of file:// pages; shrink or compress records."""
     site = Path(config.site_dir)
     if config.site_url:
         (site / "search" / "search_index.js").unlink()

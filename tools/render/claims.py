@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from systems.records.record import Record
-from tools.render.load import FRESH, age
+from tools.render.load import FRESH, record_age
 from tools.render.markdown import record_link, typeset
 
 # Whether the claim holds, and its numbers as a sentence; anything but a tuple, such as
@@ -56,7 +56,7 @@ def verdict(claim: Claim, record: Record | None) -> str:
             "**No data here:** the rows that decide this are missing or ran out of "
             f"memory. {claim.sentence}"
         )
-    mark = "" if (known_age := age(record)) == FRESH else f", {known_age}"
+    mark = "" if (known_age := record_age(record)) == FRESH else f", {known_age}"
     holds, numbers = judgement
     outcome = "Holds" if holds else "Does not hold here"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""

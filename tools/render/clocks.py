@@ -11,7 +11,7 @@ PROFILE, CLOCK = "kernel_profile", "end_to_end"
 # Experiments that measure under a profiler.
 PROFILED = (PROFILE, "nsys")
 # By experiment, the settings that are fixed and therefore absent from its rows.
-UNSAID: dict[str, dict[str, Any]] = {
+FIXED_SETTINGS: dict[str, dict[str, Any]] = {
     CLOCK: {},
     PROFILE: {"attention": "eager"},
     "nsys": {"mode": "step", "attention": "eager"},
@@ -26,7 +26,7 @@ SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 def cell_of(record: Record, row: Row) -> dict[str, Any]:
     """Return the values of AXES, which determine the kernels that a pass launches."""
-    config = UNSAID[record.stem] | row.config
+    config = FIXED_SETTINGS[record.stem] | row.config
     return {axis: config.get(axis) for axis in AXES}
 
 

@@ -179,7 +179,7 @@ class Frame(list[Line]):
         return Frame(sorted(self.where(**listed), key=sort_key))
 
     def one(self, **wanted: Any) -> Line:
-        """Return the first row whose columns equal these, else one of Missing."""
+        """Return the first row with these values, else a row of Missing values."""
         return next(iter(self.where(**wanted)), Line())
 
     def column(self, name: str) -> list[Any]:
@@ -217,7 +217,7 @@ class Frame(list[Line]):
         return self
 
     def pivot(self, axis: str, *values: Any) -> "Frame":
-        """Merge rows that differ only in `axis`; store each under its value of it."""
+        """Merge rows that differ only in `axis`; store each under its `axis` value."""
         rows: dict[tuple[Any, ...], Line] = {}
         for x in self.where(**{axis: values}):
             rest = {key: value for key, value in x.config.items() if key != axis}

@@ -36,7 +36,7 @@ def primary_gpu() -> str:
 
 
 def listed_gpu() -> str:
-    """Return the primary GPU's name in GPUS; "" if its data sheet is not there."""
+    """Return the primary GPU's name in GPUS; "" if GPUS lacks its data sheet."""
     names = {gpu.slug: name for name, gpu in GPUS.items()}
     return names.get(longest_prefix(primary_gpu(), names | PEAKS), "")
 
@@ -62,10 +62,10 @@ FRESH, VERIFIED, STALE = ("fresh", "verified", "stale")
 
 def is_fresh(record: Record) -> bool:
     """Return whether a record's age is fresh or verified."""
-    return age(record) != STALE
+    return record_age(record) != STALE
 
 
-def age(record: Record) -> str:
+def record_age(record: Record) -> str:
     """Return the age of a record: fresh (measured with the current source code),
     verified (older code, but three rows measured again with the current code agreed) or
     stale. Tuned launch configurations are part of the source code.

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from systems.records.record import Record
-from tools.render.load import STALE, VERIFIED, age
+from tools.render.load import STALE, VERIFIED, record_age
 from tools.render.rows import NOT_MEASURED, Missing, fmt, measured, span
 
 
@@ -199,7 +199,7 @@ def provenance(record: Record) -> str:
         source = " ".join([record.source or "", *record.notes])
         return f"Reported, not measured here: {source} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    mark = {STALE: "**stale**{ .old }", VERIFIED: VERIFIED}.get(age(record))
+    mark = {STALE: "**stale**{ .old }", VERIFIED: VERIFIED}.get(record_age(record))
     parts = (record.device.name, mark, day, link, rows_link(record))
     return f"{' · '.join(filter(None, parts))}\n{{ .provenance }}"
 
@@ -279,7 +279,7 @@ def format_gib(value: float) -> str:
 
 
 def format_mib(value: float) -> str:
-    """Return whole MiB, or from 1 GiB on GiB with five decimals, for prose."""
+    """Format bytes in whole MiB, from 1 GiB on in GiB with five decimals, for prose."""
     size = gib(value, 5)
     return fmt(value, lambda v: f"{size} GiB" if v >= 2**30 else f"{v / 2**20:.0f} MiB")
 

@@ -124,7 +124,7 @@ def is_narrow(figure: Figure) -> bool:
 
 
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
-    """Return `count` panels, `beside` or all in a row; in one column if narrow."""
+    """Return `count` panels in rows of `beside` (0: one row), in a column if narrow."""
     columns = 1 if is_narrow(figure) else beside or count
     rows = -(-count // columns)
     axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
@@ -164,7 +164,7 @@ def label_bars(axes: Axes, names: Sequence[str]) -> None:
 
 
 def label_bar(axes: Axes, text: str, x: float, y: float) -> None:
-    """Write a number behind the end of a bar."""
+    """Write a number beside the end of a bar."""
     axes.annotate(text, (x, y), xytext=(6, 0), va="center", **OFFSET)
 
 

@@ -129,7 +129,7 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq in stage ME to tile `number` of dq, after `order` others."""
+    """Add stage ME's partial dq to tile `number` of dq, after `order` earlier ones."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
     # If NARROW, skip the last of four boxes, with columns from 96 on.

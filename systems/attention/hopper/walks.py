@@ -59,7 +59,7 @@ class Ordered(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Return how many heads the shift walk runs at once; 0 if it can't or SMs idle."""
+    """Return how many heads a shift walk runs at once; 0 if unsupported or wasteful."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
     least = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)

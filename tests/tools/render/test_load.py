@@ -63,7 +63,7 @@ def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
         ("of before", ["x"], "stale"),
     ):
         record.source_hash, record.verified_hashes = measured, verified
-        assert load.age(record) == age
+        assert load.record_age(record) == age
         assert load.is_fresh(record) == (age != "stale")
 
 

@@ -71,9 +71,9 @@ def test_the_ladder_shows_what_was_compiled_for_its_triton_and_gpu_alone():
     ours = read_record("flash_ablation")
     other = replace(ours, software={**ours.software, "triton": "0.0.1"})
     elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
-    assert "registers" in ladder.needs_table(ours)
-    assert "Not compiled with Triton 0.0.1" in ladder.needs_table(other)
-    assert "for an H100 alone" in ladder.needs_table(elsewhere)
+    assert "registers" in ladder.resources_table(ours)
+    assert "Not compiled with Triton 0.0.1" in ladder.resources_table(other)
+    assert "for an H100 alone" in ladder.resources_table(elsewhere)
 
 
 def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():

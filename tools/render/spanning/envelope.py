@@ -119,7 +119,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "kernel_profile": regime_facts(profile),
         "end_to_end": step_facts(primary_record(found, "end_to_end")),
         "warmup": warmup_facts(primary_record(found, "warmup")),
-        "method": two_runs_facts(found),
+        "method": agreement_facts(found),
         "mixed_precision": gain_facts(profile),
         "attention": traffic_facts(primary_record(found, "attention")),
         "flash_benchmarking": head_facts(primary_record(found, "flash_benchmarking")),
@@ -200,7 +200,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def two_runs_facts(found: Found) -> dict[str, str]:
+def agreement_facts(found: Found) -> dict[str, str]:
     """Return how far GPU time differs between `end_to_end` and `kernel_profile`."""
     records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
     alike = group_by_software(record for record in records if record)

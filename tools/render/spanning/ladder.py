@@ -39,7 +39,7 @@ def fragments(found: Found) -> dict[str, str]:
         "ladder-bars.md": per_device(records, bars_figure),
         "ladder-forward.md": per_device(records, lambda r: steps_table(r, FORWARD)),
         "ladder-backward.md": per_device(records, lambda r: steps_table(r, BACKWARD)),
-        "ladder-needs.md": needs_table(primary_record(found, "flash_ablation")),
+        "ladder-needs.md": resources_table(primary_record(found, "flash_ablation")),
     }
 
 
@@ -93,7 +93,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
     )
 
 
-def needs_table(record: Record | None) -> str:
+def resources_table(record: Record | None) -> str:
     """Return a table of each step's kernel resources, with the record's Triton."""
     if record is None:
         return NOTHING_YET

@@ -10,9 +10,9 @@ from tools.render.load import Found, primary_record
 from tools.render.markdown import NOTHING_YET, snippet_sections
 
 SCRIPTS = ROOT / "docs" / "scripts"
-# Marks of a section that a page shows.
+# Matches the marks of a section that a page shows.
 MARK = re.compile(r" *# --8<-- .*\n")
-# Pairs of a script and one that extends it.
+# Pairs of a script and the script that extends it.
 STEPS = (
     ("1_clock", "2_sizes"),
     ("1_clock", "3_nvtx"),

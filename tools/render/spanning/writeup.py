@@ -67,7 +67,7 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 
 def answered_pages(found: Found) -> dict[str, bool]:
-    """Return for each page whether the primary or the meta device has its records."""
+    """Return for each page whether its records exist, of the primary GPU or "meta"."""
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
     return {a.page: bool(counts & gpus_with_records(a.stems, found)) for a in answers}

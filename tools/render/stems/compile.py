@@ -46,7 +46,7 @@ def steps(record: Record | None) -> Frame:
         saved_ms=lambda x: x["eager"]["step_ms"] - x["step_ms"],
         compile_s=lambda x: compile_seconds(x, "warmup"),
         again_s=lambda x: compile_seconds(x, "again"),
-        pays=steps_to_pay,
+        pays=break_even_steps,
     ).arrange(size=TABLE_1, precision=PRECISIONS, compiled=NAMES)
 
 
@@ -76,7 +76,7 @@ def compile_seconds(x: Line, start: str, *phases: str) -> float:
     )
 
 
-def steps_to_pay(x: Line) -> Any:
+def break_even_steps(x: Line) -> Any:
     """Return the number of steps after which compiling saves time, or "never"."""
     if x["saved_ms"] <= 0:
         return "never"
@@ -129,7 +129,7 @@ def speedups_table(record: Record) -> str:
 
 
 @fragments.add("price.md", "Compile time, and the number of steps after which it pays.")
-def price_table(record: Record) -> str:
+def compile_cost_table(record: Record) -> str:
     found = compiled_steps(record).where(size=SHOWN_SIZES)
     return found.table(
         *NAME,

@@ -255,7 +255,7 @@ def backward_accurate(record: Record) -> Judgement:
     "Calls of our kernels on the same inputs give the same bits, in every result and "
     "configuration.",
 )
-def same_bits(record: Record) -> Judgement:
+def calls_bitwise_equal(record: Record) -> Judgement:
     found = reproducibility_rows(record)
     calls, differing = (sum(found.column(c)) for c in ("calls", "differing_calls"))
     text = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."

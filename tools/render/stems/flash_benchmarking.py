@@ -16,8 +16,8 @@ from tools.render.markdown import format_mib, format_ms, percent
 from tools.render.plots import ACCENT, GREY
 from tools.render.rows import MISSING, count_true, data_sheet, dropna, fmt, least, span
 from tools.render.stems.flash_passes import (
+    LABELS,
     PASSES,
-    SAID,
     peak_tflops,
     round_ratios,
     tflops,
@@ -129,12 +129,12 @@ def format_small_share(share: float) -> str:
 def latency_table(record: Record) -> str:
     found, names = shapes(record), {"ours": "flash", "plain": "plain"}
     shown: list[tuple[Any, ...]] = [
-        (f"{label}, {SAID[of]}, ms", f"{name}.{of}_ms", format_ms)
+        (f"{label}, {LABELS[of]}, ms", f"{name}.{of}_ms", format_ms)
         for name, label in names.items()
         for of in PASSES
     ]
     if any(x["ours"].get("both_gpu_ms", 0) for x in found):
-        head = f"{SAID['both']}, GPU, ms"
+        head = f"{LABELS['both']}, GPU, ms"
         shown += [
             (f"{label}, {head}", lambda x, n=name: x[n].get("both_gpu_ms"), format_ms)
             for name, label in names.items()
@@ -171,7 +171,7 @@ def slower_shapes_table(record: Record) -> str:
     return lines.where(lambda x: any(x[of] for of in PASSES)).table(
         "beside",
         *(
-            (SAID[of], lambda x, of=of: count_true(r < 1 for r in x[of]))
+            (LABELS[of], lambda x, of=of: count_true(r < 1 for r in x[of]))
             for of in PASSES
         ),
         ("least ratio", lambda x: least(x["both"]), "{:.2f}"),

@@ -113,7 +113,7 @@ def kernel_rows(record: Record | None) -> Frame:
     "**The leaderboard test of 2025.** The median and TFLOP/s are by `do_bench`, one "
     "implementation after the other. GPU times alternate.",
 )
-def test_table(record: Record) -> str:
+def leaderboard_table(record: Record) -> str:
     def tflops(x: Line) -> float:
         shape = {key: x[key] for key in SHAPE}
         flops = attention_flops("both", batch=1, causal=True, **shape)

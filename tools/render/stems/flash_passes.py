@@ -9,7 +9,7 @@ from tools.render.rows import data_sheet
 
 PASSES = ("forward", "backward", "both")
 # The names of the passes in tables.
-SAID = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
+LABELS = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
 # A call is launch-bound if forward + backward by `do_bench` exceed this many times the
 # sum of the passes timed alone.
 WAITS = 1.1
@@ -23,7 +23,7 @@ def is_launch_bound(x: Line) -> bool:
 
 
 def round_ratios(x: Line, other: Line, of: str) -> list[float]:
-    """Return a pass's time over another row's for each common round, if any."""
+    """Return the ratio of two rows' times of a pass, for each round in both rows."""
     rounds = [one.samples(f"{of}_rounds") for one in (x, other)]
     alike = len({*map(len, rounds)}) == 1
     return [a / b for a, b in zip(*rounds, strict=True)] if alike else []

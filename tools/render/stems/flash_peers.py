@@ -82,7 +82,7 @@ def every_shape(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return a pass's time over another's; Missing if wrong or launch-bound."""
+    """Return the ratio of two libraries' times; Missing if wrong or launch-bound."""
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")

@@ -51,7 +51,7 @@ fragments = Fragments()
 
 def passes(record: Record | None) -> Frame:
     """Return forward + backward passes with both peaks and their predictions."""
-    return predict(frame(record)).derive(
+    return add_predictions(frame(record)).derive(
         **{name: lambda x, of=of: x.get(of) for name, of in PEAKS.items()},
         peak_over=lambda x: x["peak"] / x["predicted_peak"],
         kept_over=lambda x: x["kept"] / x["predicted_kept"],
@@ -61,10 +61,10 @@ def passes(record: Record | None) -> Frame:
 def predicted_runs() -> Frame:
     """Return the predicted peaks for each length of runs, which need no record."""
     more = {"strategy": "runs", "attention": "flash", "blocks_compiled": False}
-    return predict(Frame(Line(SHAPE | more, run=run) for run in RUNS))
+    return add_predictions(Frame(Line(SHAPE | more, run=run) for run in RUNS))
 
 
-def predict(found: Frame) -> Frame:
+def add_predictions(found: Frame) -> Frame:
     return found.derive(
         recomputed=describe_recomputation,
         predicted_peak=lambda x: predict_peaks(x)[0],
@@ -118,7 +118,7 @@ def name_run(x: Line) -> str:
     "No recomputation, and four ways to recompute N blocks: what is in memory at "
     "most, and how much is computed. For halves, N is a power of two.",
 )
-def orders_table(_: list[Record]) -> str:
+def strategies_table(_: list[Record]) -> str:
     """Return a table of strategies: peak of saved memory, and blocks computed."""
     p = make_pass()
     n = p.shape.num_layers

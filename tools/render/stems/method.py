@@ -10,7 +10,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return passes with the times that clock and waiting add, relative."""
+    """Return passes with the relative overheads of our clock and of synchronizing."""
     return frame(record).derive(
         # Relative time that this guide's clock adds to CUDA events, and that
         # synchronizing after each pass adds to passes in a queue.
@@ -55,7 +55,7 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the most that the clock adds, and waiting to passes not launch-bound."""
+    """Return largest overheads: of our clock, and of synchronizing GPU-bound passes."""
     found = passes(record)
     full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
     clock = most(map(abs, found.where(mode="forward").column("clock_adds")))

@@ -51,7 +51,7 @@ def error_marks(x: Line, stage: str) -> list[str]:
         return [""] * len(MAGNITUDES)
 
     def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
-        # If inputs overflow, the float64 reference is not finite either, so check them.
+        # Check inputs: if they overflow, the float64 reference is not finite either.
         if inputs > 0 or nonfinite > 0 or zero > 0.5:
             return "∞" if inputs > 0 or nonfinite > 0 else "=0"
         return str(round(math.log10(error))) if error else "exact"
@@ -91,7 +91,7 @@ def stages_figure(record: Record) -> Drawn:
     fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
     fits = first_magnitude(bf16, "square", "∞")
     return (
-        partial(draw_maps, lines, sizes, "magnitude of x"),
+        partial(draw_heat_maps, lines, sizes, "magnitude of x"),
         f"In fp16 x² overflows from magnitude {first_magnitude(fp16, 'square', '∞')} "
         f"on, and the output is zero from {first_magnitude(fp16, 'output', '=0')} on "
         f"until x overflows too. In bf16 x² "
@@ -128,14 +128,14 @@ def widths_figure(record: Record) -> Drawn:
         for compute in ("running", "library")
     )
     return (
-        partial(draw_maps, lines, [f"{width:,}" for width in widths], "width"),
+        partial(draw_heat_maps, lines, [f"{width:,}" for width in widths], "width"),
         f"At width {WIDEST:,} the output of LayerNorm in bf16 is off by {running} "
         f"with a running sum in bf16, and by {library} if the sum is kept in fp32.",
         f"Inputs have magnitude 1. Each row of a panel is one way to compute. {READ}",
     )
 
 
-def draw_maps(
+def draw_heat_maps(
     lines: dict[str, dict[str, list[str]]], heads: list[str], label: str, figure: Figure
 ) -> None:
     for axes, (dtype, of) in zip(

@@ -169,7 +169,7 @@ def times_figure(record: Record) -> Drawn:
 
 
 def growth_factor(found: Frame, of: str) -> float:
-    """Return the ratio of eager times at the longest N and half of it: 4 for N²."""
+    """Return the ratio of eager times at the longest N and at N / 2: 4 for O(N²)."""
     return find_pass(found).ms(of) / find_pass(found, LONGEST // 2).ms(of)
 
 

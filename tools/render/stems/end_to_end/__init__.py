@@ -104,7 +104,7 @@ def headline_table(record: Record) -> str:
     )
 
 
-def tenths_below_100(ms: float) -> str:
+def format_rounded_ms(ms: float) -> str:
     return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
 
 
@@ -118,8 +118,8 @@ def speedup_table(record: Record) -> str:
         column
         for name in ("forward", "backward", "step")
         for column in (
-            (f"{name} fp32, ms", f"fp32.{name}_ms", tenths_below_100),
-            (f"{name} bf16, ms", f"{name}_ms", tenths_below_100),
+            (f"{name} fp32, ms", f"fp32.{name}_ms", format_rounded_ms),
+            (f"{name} bf16, ms", f"{name}_ms", format_rounded_ms),
             (f"{name} speedup, GPU", f"{name}_kernel_gain", "{:.2f}"),
         )
     ]

@@ -58,7 +58,7 @@ def times_table(record: Record) -> str:
 
 
 @fragments.add("top.md", "The kernel with the most GPU time, at context 512 in fp32.")
-def top_table(record: Record) -> str:
+def top_kernels_table(record: Record) -> str:
     found = rows.passes(record).where(mode="forward", context=512, precision="fp32")
     tops = Frame(
         Line(x[top], size=x["size"], which=name)
@@ -89,7 +89,7 @@ def format_name(kernel: rows.Kernel) -> str:
     "others.md",
     "Kernels besides matmuls: a forward pass of `small`, context 512, fp32.",
 )
-def others_table(record: Record) -> str:
+def top_nonmatmuls_table(record: Record) -> str:
     x = frame(record).one(**LISTED, mode="forward")
     whole = rows.total_ms(x)
     found = [

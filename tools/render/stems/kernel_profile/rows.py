@@ -73,7 +73,7 @@ def idle_share(x: Line) -> float:
 
 
 def steps(record: Record | None) -> Frame:
-    """Return forward, loss and backward by kernel category, joined with fp32's."""
+    """Return times of a step by kernel category, without AdamW, joined with fp32."""
     peak = data_sheet(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     found = frame(record, mode="step").derive(
