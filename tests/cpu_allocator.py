@@ -47,7 +47,7 @@ class Allocator(TorchDispatchMode):
         frames = python_frames() if self.recording else []
         self.live[address] = (size, frames)
         weakref.finalize(storage, self.free, address)
-        self.note("alloc", address, size, frames)
+        self.add_entry("alloc", address, size, frames)
         self.used += size
         self.rounded += round_up(size)
         self.peak = max(self.peak, self.used)
@@ -55,12 +55,12 @@ class Allocator(TorchDispatchMode):
 
     def free(self, address: int) -> None:
         size, _ = self.live.pop(address)
-        self.note("free_requested", address, size, [])
-        self.note("free_completed", address, size, [])
+        self.add_entry("free_requested", address, size, [])
+        self.add_entry("free_completed", address, size, [])
         self.used -= size
         self.rounded -= round_up(size)
 
-    def note(self, action: str, address: int, size: int, frames: list) -> None:
+    def add_entry(self, action: str, address: int, size: int, frames: list) -> None:
         if self.recording:
             self.trace.append(
                 {"action": action, "addr": address, "size": size, "frames": frames}

@@ -20,7 +20,7 @@ from systems.attention.relaunch import (
 from systems.attention.triton.launches import launch_forward
 
 
-class Kernel:
+class FakeKernel:
     """A stand-in for a Triton function, which records calls and compiled launches."""
 
     arg_names: tuple[str, ...] = ("x_ptr", "y_ptr", "stride", "n", "B", "A")
@@ -31,12 +31,12 @@ class Kernel:
     def __getitem__(self, grid):
         def launch(*args, **options):
             self.calls.append(("asked", grid, args, options))
-            return Compiled(self.calls)
+            return FakeCompiled(self.calls)
 
         return launch
 
 
-class Compiled:
+class FakeCompiled:
     function, packed_metadata = "function", "metadata"
 
     def __init__(self, calls):
@@ -84,7 +84,7 @@ def aligned_view(offset: int = 0) -> torch.Tensor:
 
 @pytest.mark.usefixtures("fake_gpu")
 def test_only_the_first_launch_asks():
-    kernel, x, y = Kernel(), aligned_view(), aligned_view()
+    kernel, x, y = FakeKernel(), aligned_view(), aligned_view()
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2}, num_warps=4)
     launch(x, y)
     launch(y, x)
@@ -101,7 +101,7 @@ def test_only_the_first_launch_asks():
 
 @pytest.mark.usefixtures("fake_gpu")
 def test_more_programs_than_a_grid_holds_are_refused_in_words():
-    kernel, x = Kernel(), aligned_view()
+    kernel, x = FakeKernel(), aligned_view()
     Launch(kernel, (2**31 - 1,), (3, 5), {"A": 1, "B": 2})(x, x)
     with pytest.raises(ValueError, match="at most 2147483647 programs .* 2147483648"):
         Launch(kernel, (2**31,), (3, 5), {"A": 1, "B": 2})(x, x)
@@ -111,7 +111,7 @@ def test_more_programs_than_a_grid_holds_are_refused_in_words():
 @pytest.mark.usefixtures("fake_gpu")
 def test_an_option_may_be_an_argument_of_the_kernel():
     """A Gluon kernel may have num_warps as an argument; descriptors have no address."""
-    kernel, x, described = Kernel(), aligned_view(), object()
+    kernel, x, described = FakeKernel(), aligned_view(), object()
     kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")
     launch = Launch(kernel, (7,), (3,), {"A": 1}, num_warps=4, maxnreg=168)
     launch(x, described)
@@ -121,7 +121,7 @@ def test_an_option_may_be_an_argument_of_the_kernel():
 
 @pytest.mark.usefixtures("fake_gpu")
 def test_tensors_that_begin_elsewhere_are_always_asked_about():
-    kernel, x, y = Kernel(), aligned_view(), aligned_view(offset=1)
+    kernel, x, y = FakeKernel(), aligned_view(), aligned_view(offset=1)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     for tensors in ((x, y), (x, x), (y, x), (x, x)):
         launch(*tensors)
@@ -138,7 +138,7 @@ HOOKS = ["launch_enter_hook", "launch_exit_hook"]
 )
 def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
     """Triton's hooks are a chain or a single function, depending on its version."""
-    kernel, x, chain = Kernel(), aligned_view(), getattr(knobs.runtime, hook)
+    kernel, x, chain = FakeKernel(), aligned_view(), getattr(knobs.runtime, hook)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     launch(x, x)
     with monkeypatch.context() as patch:

@@ -92,42 +92,42 @@ def test_few_samples_are_kept_and_they_span_the_run(fake_do_bench, count):
     assert count - kept[-1] <= max(steps, default=1)
 
 
-class Product(torch.autograd.Function):
+class PassLog(torch.autograd.Function):
     """A function that notes each pass in `done`, and whether autograd records it."""
 
     done: list = []
 
     @staticmethod
     def forward(ctx, q, k, v):
-        Product.done.append("forward")
+        PassLog.done.append("forward")
         return q * 1
 
     @staticmethod
     def backward(ctx, do):  # pyright: ignore[reportIncompatibleMethodOverride]
-        Product.done.append("backward")
+        PassLog.done.append("backward")
         return do, do, do
 
 
 @pytest.fixture
 def ones_inputs(monkeypatch):
-    monkeypatch.setattr(Product, "done", [])
+    monkeypatch.setattr(PassLog, "done", [])
     return *(torch.ones(2, requires_grad=True) for _ in range(3)), torch.ones(2)
 
 
 def test_passes_are_told_apart(ones_inputs):
     """Backward calls share one graph, and gradients don't accumulate."""
-    times, calls = pass_times_ms(Product.apply, *ones_inputs), gpu_time.CPU_CALLS
+    times, calls = pass_times_ms(PassLog.apply, *ones_inputs), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
     alone, both = ["forward"] * calls, ["forward", "backward"] * calls
-    assert Product.done == [*alone, *both, "forward", *["backward"] * calls]
+    assert PassLog.done == [*alone, *both, "forward", *["backward"] * calls]
     assert ones_inputs[0].grad is None
 
 
 def test_a_step_of_attention_is_forward_backward_and_both(ones_inputs):
     clock = timing.Clock("cpu")
-    gpu_time.attention_passes(Product.apply, *ones_inputs)(clock.phase)
+    gpu_time.attention_passes(PassLog.apply, *ones_inputs)(clock.phase)
     assert list(clock.samples_ms) == ["forward_ms", "backward_ms", "both_ms"]
-    assert Product.done == ["forward", "backward"] * 2 and ones_inputs[0].grad is None
+    assert PassLog.done == ["forward", "backward"] * 2 and ones_inputs[0].grad is None
 
 
 def test_a_product_leaves_the_precision_as_it_was(set_precision, monkeypatch):

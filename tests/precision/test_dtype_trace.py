@@ -8,7 +8,7 @@ from systems.model.optimizer import AdamW
 from systems.precision.dtype_trace import DtypeTrace
 
 
-class Odd(nn.Module):
+class MixedModel(nn.Module):
     """A model whose second half is in fp16."""
 
     def __init__(self):
@@ -21,7 +21,7 @@ class Odd(nn.Module):
 
 
 def test_the_trace_tells_modules_gradients_and_states_apart():
-    model, loss = Odd(), nn.CrossEntropyLoss()
+    model, loss = MixedModel(), nn.CrossEntropyLoss()
     optimizer = AdamW(model.parameters())
     with DtypeTrace(model, loss, optimizer) as trace:
         logits = model(torch.randn(3, 4))

@@ -34,7 +34,7 @@ pathlib.Path(output).write_bytes(b"export")
 VERSION = "NVIDIA Nsight Systems version 2024.6.2.225-246235244400v0"
 
 
-class Fake:
+class FakeNsys:
     """A stand-in for `nsys` on the PATH, which behaves as `plan` says."""
 
     def __init__(self, folder, monkeypatch):
@@ -61,7 +61,7 @@ class Fake:
 def fake_nsys(tmp_path, monkeypatch):
     folder = tmp_path / "bin"
     folder.mkdir()
-    return Fake(folder, monkeypatch)
+    return FakeNsys(folder, monkeypatch)
 
 
 WORK = [sys.executable, "-c", "print('measured')"]

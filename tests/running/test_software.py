@@ -103,21 +103,21 @@ def test_with_other_configurations_a_record_is_stale(write_tuned):
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedConfig:
     implementation: str
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedConfig:
     index: int
 
 
 @pytest.mark.parametrize(
     ("configs", "count"),
     [
-        ([Named("ours"), Named("fa4_ordered")], True),
-        ([Named("ours")], False),
-        ([Numbered(1)], False),
+        ([NamedConfig("ours"), NamedConfig("fa4_ordered")], True),
+        ([NamedConfig("ours")], False),
+        ([NumberedConfig(1)], False),
     ],
 )
 def test_a_library_of_others_counts_where_it_runs(configs, count):

@@ -20,7 +20,7 @@ def tree(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def browser(chromium: str) -> Iterator[Browser]:
-    """One browser for all tests, because Playwright runs once per process."""
+    """Start one browser for all tests, because Playwright runs once per process."""
     from tests.tools.browser.looking import FLAGS, sync_playwright
 
     with sync_playwright() as playwright:
@@ -29,7 +29,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site, shared by all tests."""
+    """Return the built site, shared by all tests."""
     from tests.tools.browser.looking import build_once
 
     return build_once(tmp_path_factory, "site")

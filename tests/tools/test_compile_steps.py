@@ -16,15 +16,15 @@ from tools.render.compiled_files import PATH, read_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 
 REMEDY = "`python tools/compile_steps.py`"
-PRODUCT = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
+MATMUL = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
 COMPARE = "ISETP.GE.AND P0, PT, R2, R3, PT"
 # A matmul outside of loops, a loop with comparisons, and a loop without, which has
 # fewer instructions per matmul. Addresses are 16 times the line.
 LINES = [
     "MOV R1, R2",
-    PRODUCT,
-    *(PRODUCT, *[COMPARE] * 8, "MUFU.EX2 R2, R2", "@P1 BRA 0x20"),
-    *(PRODUCT, PRODUCT),
+    MATMUL,
+    *(MATMUL, *[COMPARE] * 8, "MUFU.EX2 R2, R2", "@P1 BRA 0x20"),
+    *(MATMUL, MATMUL),
     *("LDSM.16.M88.4 R8, [R30]", "LDSM.16.MT88.2 R8, [R30]"),
     "LDGSTS.E.BYPASS.128 [R20], [R22.64]",
     *("@!P0 MUFU.EX2 R3, R3", "FFMA R3, R3, R4, R5"),
@@ -50,7 +50,7 @@ def test_without_a_loop_that_multiplies_and_exponentiates_there_is_none():
 
 def test_instructions_of_the_shortest_loop_with_products_and_exponentials():
     assert instructions_per_score(ASSEMBLY) == 11
-    # Without the loop with comparisons, the other one is found.
+    # If the loop with comparisons is no loop, the other loop counts.
     assert instructions_per_score(ASSEMBLY.replace("0x20 ;", "0xf00 ;")) == 14
     assert instructions_per_score(ASSEMBLY.replace("HMMA", "FFMA")) == 0
 

@@ -24,7 +24,7 @@ KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.fixture
 def replace_child(monkeypatch):
-    """Replace the child's code; its arguments stay."""
+    """Return a function that replaces the child's code, but not its arguments."""
 
     def replace(code: str) -> None:
         real = subprocess.Popen
@@ -50,12 +50,12 @@ def run_one(stem: str = "fake") -> Outcome:
         (f"print({ROW!r}); raise SystemExit(130)", 130),
         (f"print({ROW!r}); raise SystemExit(0)", 0),
         (f"print({ROW!r}); 1 / 0", 1),
-        # Killed after its last report.
+        # This child is killed after its last report.
         (f"print({ROW!r}); print({DONE!r}, flush=True); {KILL}", -9),
     ],
 )
 def test_a_child_that_does_not_reach_its_end_has_crashed(replace_child, code, shown):
-    """Only a final report counts, whatever the exit code."""
+    """A child must send its final report and then exit by itself."""
     replace_child(code)
     outcome = run_one()
     again = "run again to go on from the last row"
@@ -64,7 +64,7 @@ def test_a_child_that_does_not_reach_its_end_has_crashed(replace_child, code, sh
 
 
 def test_a_child_that_reached_its_end_has_measured(replace_child, capsys):
-    """Output arrives in pieces, and is printed without markup."""
+    """Reports may arrive in pieces; other output is printed without markup."""
     replace_child(
         "import sys, time\n"
         f"print({json.dumps(FAILED)!r})\n"
@@ -111,7 +111,7 @@ print({DONE!r})
     assert sorted((o.stem, o.message) for o in outcomes) == [
         (stem, "measured") for stem in "abc"
     ]
-    # Outcomes are printed to files, too.
+    # Outcomes are printed even if the output is no terminal.
     assert {f"{stem}: measured" for stem in "abc"} <= {
         *capsys.readouterr().out.splitlines()
     }
@@ -119,7 +119,7 @@ print({DONE!r})
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_stopped_it_leaves_no_child(replace_child, tmp_path, monkeypatch, capsys, deaf):
-    """One Ctrl-C, or two if a child ignores the first."""
+    """One Ctrl-C is enough, or two if a child ignores SIGTERM."""
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
     replace_child(f"""
 import os, pathlib, signal, time

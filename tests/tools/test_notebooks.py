@@ -68,7 +68,7 @@ def test_a_page_shows_every_output_and_no_error(path: Path) -> None:
 
 @pytest.fixture
 def make_page(tmp_path: Path) -> Any:
-    """Return the page of a notebook with a text cell and a code cell."""
+    """Return a function that renders a notebook with a text cell and a code cell."""
 
     def render_cell(
         *outputs: Any, source: str = "if a < b:\n    print(a)", **of: Any

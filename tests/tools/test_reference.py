@@ -50,8 +50,8 @@ SOURCES = "".join(path.read_text("utf-8") for path in (ROOT / "systems").rglob("
 @pytest.mark.parametrize(("call", "page", "anchor"), ROWS)
 def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
     name = re.sub(r"\(.*", "", call)
-    # Names of tl are complete, because formulas use max; of torch names the last part
-    # is enough.
+    # Sections name tl functions in full, because formulas use max, and torch functions
+    # by their last part.
     shown = name if name.startswith("tl.") else name.split(".")[-1]
     word = re.compile(rf"\b{re.escape(shown)}\b")
     assert word.search(SOURCES) and word.search(text_under_heading(page, anchor))

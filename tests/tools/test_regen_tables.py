@@ -175,7 +175,7 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
 
 @pytest.mark.parametrize("options", ["", "--quick", "--verify warmup"])
 def test_a_folder_of_reduced_grids_is_not_measured_into(run_regen, tmp_path, options):
-    """Records of full grids in it would be rejected."""
+    """In such a folder, records of full grids would be rejected."""
     (quick := tmp_path / "results/quick").mkdir(parents=True)
     done = run_regen(*options.split(), "--results", str(quick))
     assert done.code == 2 and not file_contents(quick)
@@ -234,8 +234,8 @@ def test_stopping_the_command_ends_the_process_of_a_row(
 # all take three minutes.
 QUICK_SECONDS = 120
 REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
-# Run by command: rows in new processes, kernels in the interpreter, and code that no
-# compiler traces here.
+# These stems run by command: they start processes, use the interpreter, or have code
+# that no compiler traces here.
 BY_COMMAND = ("warmup", "flash_ablation", "end_to_end")
 COMPILE_ON_A_CPU = ("compile", "attention")
 
@@ -246,7 +246,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
     only = [part for stem in BY_COMMAND for part in ("--only", stem)]
     options = ("--quick", *only, "--results", str(tmp_path))
     given = regen_command(ROOT, *options, TRITON_INTERPRET="0")
-    # A CPU limit kills it if it computes longer; waiting is free.
+    # The CPU limit kills the command if it computes longer; waiting doesn't count.
     limit = (resource.RLIMIT_CPU, (QUICK_SECONDS, QUICK_SECONDS))
     done = subprocess.run(
         **given, capture_output=True, preexec_fn=lambda: resource.setrlimit(*limit)
@@ -294,7 +294,7 @@ def test_list_makes_no_folder(run_regen, tmp_path):
 def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
     rerun, tmp_path, monkeypatch, action
 ):
-    """Otherwise rendering would delete its tables."""
+    """If it counted as empty, rendering would delete its tables."""
     scandir, before = os.scandir, file_contents(tmp_path)
     folder = tmp_path / "results/meta"
 
@@ -352,7 +352,7 @@ def test_records_elsewhere_leave_the_guides_own_tables(rerun, tmp_path):
         done = rerun(action, "--results", str(other))
         assert done.code == 2 and "add --generated FOLDER" in done.err
         assert done.err.count("\n") == 1 and not done.out
-    # In another folder, or this one if named.
+    # With --generated, records of another folder and of this one are rendered.
     for results in (other, tmp_path / "results"):
         flags = "--results", str(results), "--generated", str(shown)
         assert not rerun("--render", *flags).code
@@ -361,7 +361,7 @@ def test_records_elsewhere_leave_the_guides_own_tables(rerun, tmp_path):
 
 
 def test_a_link_among_the_rendered_is_replaced_not_followed(rerun, tmp_path):
-    """Readers see the old or the new file."""
+    """While a file is replaced, readers see either the old or the new content."""
     path, other = tmp_path / "generated/model_sizes-table.md", tmp_path / "other"
     other.write_text("not ours")
     before = path.read_text()

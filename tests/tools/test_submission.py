@@ -86,7 +86,7 @@ def test_what_goes_wrong_leaves_the_archive_as_it_was(run_main, tmp_path, monkey
     nowhere = tmp_path / "nowhere"
     assert run_main(results=nowhere)[1].endswith("'nvidia-h200'; there are: none\n")
     assert run_main(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
-    # Outside a repository.
+    # Outside of a repository, the command fails and keeps the old archive.
     monkeypatch.setattr(submission, "ROOT", tmp_path)
     monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

@@ -50,7 +50,7 @@ def test_candidates_are_ours_those_of_others_and_what_is_next_to_ours(gpu):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
-    """Otherwise a large GPU would split the loops, and run other kernels."""
+    """If loops were split, as on a large GPU, other kernels would run."""
     asked = []
     monkeypatch.setattr(tune_flash, "CHECKED_N", 80)
     monkeypatch.setattr(launches, "count_splits", lambda *_: asked.append(1) or 4)
@@ -74,7 +74,7 @@ def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
 
 @pytest.fixture
 def a100(monkeypatch, tmp_path):
-    """Pretend an A100, with a folder for its file."""
+    """Pretend an A100, with a temporary folder for tuned configurations."""
     device = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(chooser, "TUNED", tmp_path)
@@ -85,13 +85,13 @@ def a100(monkeypatch, tmp_path):
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
 
-    def forget():
+    def reset():
         chooser.owner_configs.cache_clear()
         tuned.configs.cache_clear()
 
-    forget()
-    yield SimpleNamespace(device=device, path=tuned.path_of(device.slug), forget=forget)
-    forget()
+    reset()
+    yield SimpleNamespace(device=device, path=tuned.path_of(device.slug), reset=reset)
+    reset()
 
 
 def choose_here(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
@@ -109,7 +109,7 @@ def tune_candidates(a100, *configs: Config, key=KEY):
     tune_flash.time_candidates(
         found, a100.path, {key: these}, verdicts, lambda c: MS[c.config]
     )
-    a100.forget()
+    a100.reset()
     return found["entries"]
 
 
@@ -121,7 +121,7 @@ def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
     text = capsys.readouterr().out
     assert text == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
     assert choose_here(d=50) == FAST != before
-    # Others keep the built-in configuration: another mask, kernel, or few rows.
+    # Another mask, another kernel and few rows keep the built-in configuration.
     for other in ({"causal": False}, {"kernel": "dkdv"}):
         assert choose_here(**other) == published_config(**other)
     few = FEW_ROWS["sm_80"]["half"][0]
@@ -136,7 +136,7 @@ def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
     assert entry["config"][3] == OURS.stages
     entries = tune_candidates(a100, OURS, key=("half", "dq", 128, True))
     assert [entry["d"] for entry in entries] == [64, 128]
-    # Other kernels, another Triton or --force start over.
+    # Entries start over with --force, other kernels or another Triton.
     assert read_or_create(a100.path, a100.device, True)["entries"] == []
     changed = tuned.read(a100.path) | {"source_hash": "other"}
     tune_flash.write_content(changed, a100.path)
@@ -238,7 +238,7 @@ def interrupt(candidate: Candidate) -> str:
     """Send Ctrl-C while compiling, as a terminal sends it to all its processes."""
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGINT)
-        # One of the compilers: a second signal would end the tests.
+        # Only one compiler signals the parent: a second signal would end the tests.
         with suppress(FileExistsError):
             os.mkdir(os.environ["SENT"])
             os.kill(os.getppid(), signal.SIGINT)

@@ -39,25 +39,25 @@ class Pool:
         self.trace: list[dict[str, Any]] = []
         self.next = 2**40
 
-    def note(self, action: str, address: int, size: int, frames: list) -> None:
+    def add_entry(self, action: str, address: int, size: int, frames: list) -> None:
         entry = {"action": action, "addr": address, "size": size, "frames": frames}
         self.trace.append(entry)
 
-    def make(
+    def allocate(
         self, name: str, size: int, frames: list = MODEL, address: int | None = None
     ) -> int:
         self.next += size
         self.live[name] = (address or self.next, size)
-        self.note("alloc", *self.live[name], frames)
+        self.add_entry("alloc", *self.live[name], frames)
         return self.live[name][0]
 
     def free(self, name: str) -> None:
         lost = self.live.pop(name)
-        self.note("free_requested", *lost, [])
-        self.note("free_completed", *lost, [])
+        self.add_entry("free_requested", *lost, [])
+        self.add_entry("free_completed", *lost, [])
 
     def mark(self) -> None:
-        self.make("mark", 1, MARKED)
+        self.allocate("mark", 1, MARKED)
         self.free("mark")
 
     def snapshot(self) -> dict[str, Any]:
@@ -88,16 +88,16 @@ def training_step() -> tuple[Pool, list[Mark]]:
         address[name]: ("optimizer state", f"layers.0.w, {name}") for name in ("m", "v")
     }
     pool.mark()
-    reused = pool.make("temporary", 40 * MIB)
-    pool.make("kept", 30 * MIB)
+    reused = pool.allocate("temporary", 40 * MIB)
+    pool.allocate("kept", 30 * MIB)
     pool.free("temporary")
-    pool.make("copy", 20 * MIB)
+    pool.allocate("copy", 20 * MIB)
     copies = {pool.live["copy"][0]: ("weight copies", "layers.0.w")}
     pool.mark()
     pool.mark()
     pool.mark()
-    pool.make("gradient", 40 * MIB, [], reused)
-    pool.make("work", 60 * MIB, [])
+    pool.allocate("gradient", 40 * MIB, [], reused)
+    pool.allocate("work", 60 * MIB, [])
     pool.free("kept")
     pool.free("copy")
     pool.free("work")
@@ -144,7 +144,7 @@ def test_each_block_is_in_the_category_of_its_owner_and_phase(history):
 
 def test_what_is_freed_and_was_there_before_lived_from_the_first_event():
     pool = Pool(old=MIB)
-    pool.make("new", MIB)
+    pool.allocate("new", MIB)
     pool.free("old")
     blocks = build_history(pool.snapshot(), []).blocks
     assert [(b.start, b.end) for b in blocks if b.older] == [(0, 1)]
@@ -203,9 +203,9 @@ def test_no_time_passes_while_somebody_looks():
     trace = pool.trace
     after_copy = next(i for i, e in enumerate(trace) if e["size"] == 20 * MIB) + 1
     pool.trace = []
-    pool.make("pause", 1, [MARKED[0] | {"name": "drop_pause", "line": 2}])
+    pool.allocate("pause", 1, [MARKED[0] | {"name": "drop_pause", "line": 2}])
     pool.free("pause")
-    pool.make("probe", 500 * MIB)
+    pool.allocate("probe", 500 * MIB)
     pool.free("probe")
     pool.trace = [*trace[:after_copy], *pool.trace, *trace[after_copy:]]
     looked = build_history(pool.snapshot(), marks)

@@ -47,10 +47,10 @@ OPEN_FOLDS = (
 
 def build_site(folder: Path, root: Path = ROOT, **environment: str) -> float:
     """Build the site; return the CPU seconds."""
-    # Without --quiet, which hides warnings from --strict.
+    # Omit --quiet, which hides warnings from --strict.
     mkdocs = [sys.executable, "-m", "mkdocs"]
     command = [*mkdocs, "build", "--strict", "--site-dir", str(folder)]
-    # Builds have the same date, also around midnight.
+    # Fix the date, so that builds around midnight are equal.
     fixed = {"NO_MKDOCS_2_WARNING": "1", "SOURCE_DATE_EPOCH": "1750000000"}
     environment = os.environ | fixed | environment
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -64,7 +64,7 @@ def build_site(folder: Path, root: Path = ROOT, **environment: str) -> float:
 
 def build_once(factory: pytest.TempPathFactory, name: str) -> Path:
     shared = factory.getbasetemp()
-    # Processes of pytest-xdist have their own folders, in one parent folder.
+    # Processes of pytest-xdist have folders in one parent folder: build there.
     if os.environ.get("PYTEST_XDIST_WORKER"):
         shared = shared.parent
     folder, built = shared / name, shared / f"{name} is built"

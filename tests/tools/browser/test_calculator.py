@@ -109,7 +109,7 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
             expect(field).to_have_attribute("aria-invalid", "")
         field.fill(before)
         expect(field).not_to_have_attribute("aria-invalid", "")
-    # A link restores the page's state.
+    # After a reload, the address restores the page's state.
     root.locator("select[name=gpu]").select_option("h200")
     root.locator("input[name=num_layers]").fill("30")
     expect(root.locator("select[name=size]")).to_have_value("")
@@ -117,7 +117,7 @@ def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
     page.reload()
     expect(verdict).to_have_text(said)
     expect(root.locator("input[name=num_layers]")).to_have_value("30")
-    # An old address, without groups of KV heads.
+    # An old address has no groups of KV heads.
     page.goto((site / "calculator.html").as_uri() + "#num_heads=10&d_model=640")
     expect(root.locator("input[name=kv_heads]")).to_have_value("10")
     root.locator("input[name=num_heads]").fill("20")

@@ -30,7 +30,7 @@ def test_the_first_click_on_the_button_of_colours_changes_them_but_not_in_print(
 def test_a_drawing_is_stepped_through_by_keyboard_and_prints_its_last_step(
     page: Page, pages: list[Path]
 ) -> None:
-    # Other figures start at their key frame.
+    # This figure opens at its first frame, others at their key frame.
     opens = 'figure.steps:has(ol[data-opens="0"])'
     figure = open_first(page, pages, opens).first
     frames, sentences = figure.locator(".wide .frame"), figure.locator("ol > li")

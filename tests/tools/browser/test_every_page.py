@@ -36,7 +36,7 @@ UNDRAWN = re.compile(
 )
 # Pages whose tables have headings instead of captions.
 HEADED = re.compile(r"api/|(reference|bibliography)\.html$")
-# Long tables that are shown completely: the page's subject, or a sum.
+# Long tables that are shown completely, because they are the page's subject.
 LONG = re.compile(r"\. (Every graded problem|The graded problems)")
 # Phrases that templates produce from numbers that are missing or round to zero.
 RESIDUE = re.compile(
@@ -53,8 +53,8 @@ SCROLLING = {"runOnly": ["scrollable-region-focusable"]}
 UNSHADED = ".table-frame, .arithmatex, pre > code { background-image: none !important }"
 
 
-def glossary() -> dict[str, str]:
-    """Return the glossary word of each of its forms, the longest forms first."""
+def glossary_terms() -> dict[str, str]:
+    """Return the glossary's term for each form of a word, the longest forms first."""
     groups = tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
     forms = {
         form: term["name"]
@@ -71,9 +71,9 @@ def test_every_page_fits_and_can_be_read(
     page: Page, pages: list[Path], site: Path, quarter: int
 ) -> None:
     page.context.add_init_script(path=Path(__file__).with_name("look.js"))
-    # Otherwise axe could read colours during a transition.
+    # Disable transitions, during which axe could read intermediate colours.
     page.emulate_media(reduced_motion="reduce")
-    words = glossary()
+    words = glossary_terms()
     found, seen = [], Counter[str]()
     for path in pages[quarter::4]:
         name = path.relative_to(site).as_posix()
@@ -82,7 +82,7 @@ def test_every_page_fits_and_can_be_read(
         found += [f"{name}: {finding}" for finding in find_faults(page, name, words)]
         seen.update(page.evaluate("look.counts()"))
     assert found == []
-    # Few pages have drawings with steps.
+    # Only the quarter with the page flash_forward must have drawings with steps.
     steps = seen.pop(".wide .frame")
     assert steps or all(path.stem != "flash_forward" for path in pages[quarter::4])
     assert min(seen.values()) > 0, seen
@@ -104,7 +104,7 @@ def find_faults(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
         for table, rows in page.evaluate("look.rowsOpen()"):
             if rows > 8 and not LONG.search(table):
                 yield f"{table} opens with {rows} rows"
-    # Notebooks have no glossary tooltips.
+    # The code reference and notebooks have no glossary tooltips.
     if not name.startswith(("api/", "notebooks/")):
         yield from page.evaluate("words => look.unexplained(words)", words)
     page.evaluate(AXE_SCRIPT)

@@ -31,7 +31,7 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     page.locator("#explorer input[name=words]").fill("mode step, -batch 64")
     expect(rows.first).to_contain_text("mode step")
     expect(page.locator("#explorer .more")).to_be_hidden()
-    # A list offers only values that other filters leave.
+    # A list offers only values of rows that match the other filters.
     assert "d_model" not in page.locator("#explorer select[name=metric]").inner_text()
     button = page.locator("#explorer th button", has_text="value")
     for direction in (1, -1):
@@ -57,7 +57,7 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
     page.locator("#explorer input[name=words]").fill("no such words")
     expect(rows).to_have_count(0)
-    # All GPUs stay selectable.
+    # Every GPU can be selected, even while no row matches.
     page.locator("#explorer select[name=GPU]").select_option(
         "NVIDIA A100-SXM4-40GB, reported"
     )

@@ -71,7 +71,7 @@ def test_the_site_works_below_the_address_of_a_repository(
     missing = f"{address}no/such/page.html"
     page.goto(missing)
     expect(page.locator("article h1")).to_have_text("This page is not here")
-    # The style sheets are loaded: the logo is small.
+    # The logo is small only if the style sheets are loaded.
     box = page.locator(".md-logo svg").first.bounding_box()
     assert box and box["width"] < 50
     page.locator("article a", has_text="overview").click()

@@ -27,7 +27,7 @@ LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
 
 
 def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
-    """Each figure is on the page twice, for wide and narrow screens."""
+    """Figures are twice on each page, so the index omits the words at their axes."""
     texts: dict[str, str] = {}
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))
     for entry in index["docs"]:
@@ -56,12 +56,12 @@ def test_the_search_answers_with_a_page_that_explains(page: Page, site: Path) ->
         words = words.strip()
         page.locator(".md-search__input").fill("")
         page.locator(".md-search__input").press_sequentially(words)
-        # Results change during typing; marks in the first show the current query.
+        # Results change during typing; the first link's `h=` shows the current query.
         last = re.compile(rf"h=.*{words.split()[-1].split('-')[-1][:5]}")
         expect(links.first).to_have_attribute("href", last)
         paths = links.evaluate_all("all => all.slice(0, 2).map((one) => one.pathname)")
         assert {Path(p).stem for p in paths} & {*explaining.split()}, (words, paths)
-        # These pages rank low, because they contain all words.
+        # The pages in LOOKED_UP rank low, because they contain all words.
         assert not any(LOOKED_UP.search(path) for path in paths), (words, paths)
         # The excerpt describes the page, not its provenance.
         assert "driver" not in links.first.inner_text()

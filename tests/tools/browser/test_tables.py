@@ -37,7 +37,7 @@ def test_a_table_sorts_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> N
     assert column_texts(page, button) == before
 
 
-# Sorted cells, and those that are always last.
+# (cells in sorted order, cells that are always last)
 CELLS = [
     (["9", "10.5", "1,234.5", "12,000"], ["out of memory"]),
     (["0.92 ± 0.01 ms", "12.4 ± 9.0 ms", "1.2 s"], ["—"]),
@@ -47,7 +47,7 @@ CELLS = [
     (["2.13×", "3.0× (best)", "11x"], []),
     (["900 µs", "1.2 ms", "3.4 ms", "12.4 ± 9.0 ms"], []),
     (["2.6B", "10B"], ["large"]),
-    # Dates and other texts are sorted as readers expect.
+    # Dates sort by time, and numbers inside text by value.
     (["2024-12-31", "2025-01-02", "2025-11-21"], []),
     (["flash 2", "flash 10", "plain"], []),
 ]
@@ -140,7 +140,7 @@ def test_a_table_shows_all_rows_when_asked_and_on_paper(
 ) -> None:
     sortable = ".table-frame:has(button)"
     control = open_first(page, pages, f"{sortable} + .all:visible input").first
-    # On paper all are hidden, so find it by a name.
+    # In print the control is hidden, so give the frame an id to find it.
     control.evaluate("one => one.closest('.all').previousElementSibling.id = 'mine'")
     frame = page.locator("#mine")
     all_rows, visible = frame.locator("tbody tr"), frame.locator("tbody tr:visible")
@@ -150,7 +150,7 @@ def test_a_table_shows_all_rows_when_asked_and_on_paper(
     control.uncheck()
     page.emulate_media(media="print")
     expect(visible).to_have_count(all_rows.count())
-    # Chromium omits buttons in repeated heads of tables.
+    # With another display, Chromium omits buttons from repeated table heads.
     display = "button => getComputedStyle(button).display"
     assert frame.locator("button").first.evaluate(display) == "contents"
     height = frame.evaluate("frame => frame.scrollHeight - frame.clientHeight")

@@ -1,4 +1,4 @@
-"""Findings for GPU times of the same cell that differ."""
+"""Findings about GPU times that differ between records of the same cell."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The extension that post-processes a page, on HTML of other extensions."""
+"""The Markdown extension that post-processes the HTML of other extensions."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
 
 
 def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
-    """Cells decide, not Markdown's alignment, which marks row headers."""
+    """Cells decide how a column is aligned; Markdown's alignment marks row headers."""
     left, right = (f' style="text-align: {side};"' for side in ("left", "right"))
     framed = hooks.frame_tables(
         f"<table><thead><tr><th{left}>size</th><th{left}>context</th>"

@@ -93,7 +93,7 @@ def overlaps(svg: html.HtmlElement) -> list[tuple[str, str]]:
     ]
 
 
-def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
+def line_segments(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
     for path in svg.iter("path"):
         look = read_style(path)
         if look.get("fill") == "none" and "stroke" in look:
@@ -101,7 +101,7 @@ def strokes(svg: html.HtmlElement) -> Iterator[tuple[str, Segment]]:
                 yield look["stroke"], (*a, *b)
 
 
-def areas(svg: html.HtmlElement) -> Iterator[Path]:
+def filled_areas(svg: html.HtmlElement) -> Iterator[Path]:
     named = {path.get("id"): path for path in svg.iter("path")}
     for path in svg.iter("path", "use"):
         if read_style(path).get("fill", "none") == "none":
@@ -116,10 +116,10 @@ def path_points(path: html.HtmlElement) -> list[tuple[float, float]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def strikes(svg: html.HtmlElement) -> list[str]:
+def crossed_texts(svg: html.HtmlElement) -> list[str]:
     """Return texts that a line crosses; the grid may pass behind outlines and areas."""
-    lines = [(c, s) for c, s in strokes(svg) if c != GROUND]
-    filled = list(areas(svg))
+    lines = [(c, s) for c, s in line_segments(svg) if c != GROUND]
+    filled = list(filled_areas(svg))
 
     def is_legible(word: Word) -> bool:
         middle = ((word.left + word.right) / 2, (word.top + word.bottom) / 2)
@@ -158,8 +158,8 @@ def crosses(word: Word, segment: Segment) -> bool:
 
 
 def draw_some(lot: str, one_in: int = 1):
-    """Return a `draw_svg` that draws one in so many figures, at one width, and leaves
-    others blank, to save time. Tests with different `lot` draw different ones.
+    """Return a `draw_svg` that draws one of `one_in` figures, at one width, and leaves
+    the others blank, to save time. Another `lot` draws other figures.
     """
     svg = plots.draw_svg
 

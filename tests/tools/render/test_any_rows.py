@@ -95,7 +95,7 @@ def test_tables_and_figures_do_without_rows(stem, pattern, status):
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_figures")
 def test_a_site_is_rendered_from_what_is_left(tmp_path):
-    """Experiments lack different rows, on two GPUs."""
+    """Each experiment lacks other rows, on one of two GPUs."""
     lot = random.Random(0)
     for stem in STEMS:
         full = full_record(stem)

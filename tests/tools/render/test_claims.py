@@ -45,7 +45,7 @@ def scale(
 def scale_items(
     metric: str, name: str, by: float, of: dict[str, str], **wanted: Any
 ) -> Callable[[Record], None]:
-    """Multiply a field of the list's items that have these values."""
+    """Multiply field `name` of those items in a list that have the values `of`."""
 
     def alter(record: Record) -> None:
         for row in find_rows(record, **wanted):

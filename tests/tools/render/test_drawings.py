@@ -149,7 +149,7 @@ def test_the_machine_is_as_its_data_sheet_says():
 
 
 def test_the_picture_of_the_readme_stands_by_itself():
-    """It defines all its colours, for light and dark."""
+    """The picture defines all its colours, for light and dark schemes."""
     drawn = '<figure><svg viewBox="0 0 1 1"><path style="fill: var(--tint)"/></svg>'
     picture = standalone.standalone_svg(drawn)
     ElementTree.fromstring(picture)

@@ -1,4 +1,4 @@
-"""The table type: select, join, derive, pivot, print."""
+"""Frames (tables of rows): select, join, derive, pivot, print."""
 
 import pytest
 

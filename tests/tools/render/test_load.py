@@ -1,4 +1,4 @@
-"""The primary GPU by mkdocs.yml, and which records are read."""
+"""The primary GPU that mkdocs.yml names, and which records are read."""
 
 import json
 import re

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from systems import ROOT
 from tests.factories import RESULTS, read_record
-from tests.tools.render.svgs import cut_texts, figures, overlaps, strikes, words
+from tests.tools.render.svgs import crossed_texts, cut_texts, figures, overlaps, words
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, curve, label, plot
@@ -30,7 +30,7 @@ def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
         wide, narrow = figure.findall("svg")
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
         for svg in (wide, narrow):
-            assert cut_texts(svg) == strikes(svg) == []
+            assert cut_texts(svg) == crossed_texts(svg) == []
             assert "plot" not in svg.get("class") or overlaps(svg) == []
             assert svg.get("aria-label").endswith(".")
 
@@ -51,7 +51,7 @@ def test_a_caption_begins_with_what_is_found(path: Path):
 
 @pytest.mark.slow
 def test_no_curve_leaves_its_axes(monkeypatch):
-    """Curves have markers, horizontal levels don't."""
+    """Only curves have markers, so horizontal levels are not checked."""
     left: list[str] = []
     name_lines = plots.name_lines
 
@@ -72,7 +72,7 @@ def test_no_curve_leaves_its_axes(monkeypatch):
 def test_ids_are_unique_and_colours_those_of_the_page():
     text = "".join(path.read_text() for path in sorted(GENERATED.glob("*.md")))
     drawn = "".join(re.findall(r"<svg class=\"plot.*?</svg>", text, re.DOTALL))
-    # A figure may be on two pages.
+    # A figure may be on two pages, so two figures may have equal ids.
     ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in drawn.split("</svg>")]
     assert drawn and "#1f2428" not in drawn
     for i, mine in enumerate(ids):
@@ -107,7 +107,7 @@ def test_a_word_that_a_line_goes_through_is_found():
     text = plot(read_record("warmup"), "x", draw_crossing, "One is struck.")
     (figure,) = figures(text, "plotted")
     for svg in figure.findall("svg"):
-        assert strikes(svg) == ["struck"] and overlaps(svg) == []
+        assert crossed_texts(svg) == ["struck"] and overlaps(svg) == []
         assert {"beside", "1,000"} <= {word.text for word in words(svg)}
 
 

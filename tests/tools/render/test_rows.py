@@ -43,7 +43,7 @@ def test_a_table_says_once_why_a_line_is_empty():
         make_row({"n": 4}, forward_ms=[4.0]),
     )
     found = frame(make_record("end_to_end", *rows))
-    # Samples of phases are added one by one.
+    # Samples of different phases are added pairwise.
     assert found[0].samples() == [2.0, 4.0] and not found[1]
     shown = found.table(
         "n",

@@ -51,7 +51,7 @@ def test_without_gpu_time_waiting_between_passes_makes_nobody_slower():
 
 
 def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
-    """o and three gradients take 32 MiB each."""
+    """o and three gradients take 8 MiB each, so a pass can't need less than 32 MiB."""
     row = make_row({"d": 64, "n": 65536, "dtype": "bf16"}, peak_allocated_bytes=2**26)
     row.metrics["held_bytes"] = 2**25
     assert benchmarking.memory_mib(Line.from_row(row)) == 32
@@ -59,8 +59,8 @@ def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
     assert fmt(benchmarking.memory_mib(Line.from_row(row))) == "not measured"
 
 
-class Moves(TorchDispatchMode):
-    """Counts the bytes of score matrices that operations read and write."""
+class ScoreByteCounter(TorchDispatchMode):
+    """A mode that counts the bytes of score matrices that operations read or write."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -78,7 +78,7 @@ class Moves(TorchDispatchMode):
 def test_plain_attention_moves_what_the_prediction_counts():
     n, loss = 48, torch.ones(1, 1, 48, 8, dtype=torch.bfloat16)
     q, k, v = (torch.randn_like(loss, requires_grad=True) for _ in range(3))
-    with Moves(n) as moves:
+    with ScoreByteCounter(n) as moves:
         o = attentions.plain(q, k, v, causal=True)
         forward = moves.bytes
         torch.autograd.grad(o, (q, k, v), loss)
@@ -111,7 +111,7 @@ def test_kernels_of_any_gpu_are_told_by_their_names():
 
 
 def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
-    """Bounds use the highest clock: measured, or in the data sheet."""
+    """Bounds use the higher clock: the measured one or the data sheet's."""
     record = read_record("flash_leaderboard")
     for seen, hertz in ((1000, 1.98e9), (2000, 2e9)):
         record.device.sm_clocks_mhz = [seen]
@@ -164,7 +164,7 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
 
 
 def test_two_kernels_of_one_tile_are_counted_apart():
-    """One kernel multiplies weights, the other heads."""
+    """Two kernels differ only in their stages: one is for weights, one for heads."""
     name = (
         "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
     )
