@@ -178,7 +178,8 @@ def git(*options: str) -> str:
 
 def main(
     gpu: str | None = typer.Option(
-        None, help="Print only the tabs of this GPU (a folder of docs/results)."
+        None,
+        help="Where this GPU (a folder of docs/results) has a tab, print it alone.",
     ),
     results: Path = typer.Option(
         RESULTS,

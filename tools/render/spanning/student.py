@@ -51,8 +51,7 @@ def problems_table(found: Found) -> str:
         rows.append([link, ", ".join(f"`{stem}`" for stem in new), *costs])
         shown.append(problem.name not in BRIEF)
     costs = cost_cells([measured[stem] for stem in measured if stem in seen])
-    totals = ["all of these", "", *costs]
-    rows.append([f"**{total}**" if total else "" for total in totals])
+    rows.append([f"**{x}**" if x else "" for x in ("all of these", "", *costs)])
     name = GPUS[gpu].name if (gpu := listed_gpu()) else primary_gpu()
     heads = ["problem", "`--only`", f"{name}, {HEADS[0]}", *HEADS[1:]]
     return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
