@@ -71,7 +71,7 @@ def half_ratio(x: Line) -> float:
 @fragments.add(
     "table.md",
     "Ten steps after each number of warm-up steps: mean ± standard deviation over all "
-    "processes, and medians of the processes.",
+    "processes; the other columns are medians over processes.",
     reported=True,
 )
 def steps_table(record: Record) -> str:

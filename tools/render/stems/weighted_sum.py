@@ -56,7 +56,7 @@ def kernels(record: Record | None) -> Frame:
 @fragments.add(
     "table.md",
     "The weighted sum beside PyTorch's own. Rates count the bytes that must move: x "
-    "forwards, x and its gradient backwards.",
+    "in the forward pass, x and its gradient in the backward pass.",
 )
 def rates_table(record: Record) -> str:
     bandwidth = data_sheet(record.device.slug).bandwidth
