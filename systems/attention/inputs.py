@@ -131,7 +131,7 @@ check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Return whether a compiler traces this call, or q is of a subclass (a fake)."""
+    """Return whether a compiler traces this call, or q is a subclass (fake tensor)."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 

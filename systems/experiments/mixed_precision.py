@@ -131,7 +131,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """Recorder of the share of some weights that a step leaves bitwise unchanged."""
+    """Records the share of WATCHED weights that each step leaves bitwise unchanged."""
 
     def __init__(self, model: nn.Module):
         self.tensors = {

@@ -1,5 +1,5 @@
 """The throughput of a first kernel, the weighted sum of rows, against PyTorch's and
-against a copy of as many bytes, because both passes are bandwidth-bound.
+against a copy of as many bytes, because the kernels are bandwidth-bound.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """

@@ -106,7 +106,7 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_with_graph(p: Pass) -> Bytes:
-    """Return the bytes by category at the end of a forward pass with a graph. That is
+    """Return the bytes by category at the end of a forward pass with a graph, which is
     the peak if a block's scores are smaller than its other tensors.
     """
     peaks = category_peaks(p)
@@ -196,7 +196,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
 
 
 def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
-    """Return the moments of the last block's forward pass beside `inputs` inputs."""
+    """Return moments of the last block's forward pass, with `inputs` saved inputs."""
     keeping_nothing = forward_without_graph(p)
     # `forward_without_graph` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)
@@ -255,7 +255,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
         d * f,
         n * d * wide + 3 * n * f * low,
     )
-    # Already freed at softmax, which needs five more matrices of scores below.
+    # Freed before the backward pass of softmax, which needs five score matrices.
     freed = ("v", "input of the output projection", "residual stream, fp32")
     saved_sizes = attention_in_backward(p)
     for name in ("probabilities", *freed):

@@ -73,7 +73,7 @@ class Ring(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Tiles in shared memory, each with barriers for full and empty."""
+    """Tiles in shared memory, each with a barrier "full" and a barrier "empty"."""
 
     tiles: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor

@@ -156,8 +156,8 @@ def row_scale(m, scale_log2):
 
     m · factor is rounded before the multiply-add, so the largest p is exp2(rounding
     error), not 1. For huge scores this error can make p infinite or zero in the whole
-    row. There `factor` is a power of two, whose products are exact; other values of p
-    don't change, because different huge scores give zero anyway.
+    row. For such rows `factor` is a power of two, so m · factor is exact; other values
+    of p don't change, because different huge scores give zero anyway.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)

@@ -102,7 +102,7 @@ class Recorder:
         return owner_by_address
 
     def mark_weight_copies(self) -> None:
-        """Mark autocast's copies of weights, as a hook of the model's forward pass."""
+        """Hook of the model's forward pass: mark autocast's copies of weights."""
         if torch.is_autocast_enabled(self.device.type) and self.running:
             drop_pause(self.device)
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
