@@ -87,7 +87,7 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
             findings.append(
                 f"{generated or 'docs/generated'}/{name}: {fault}; run --render"
             )
-    found = load.load(results)
+    found = load.load_records(results)
     records = [record for of_stem in found.values() for record in of_stem]
     findings += [*same_cell.check_cells(found), *grids.check_grids(found)]
     for message in load.stale_records(records):

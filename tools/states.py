@@ -13,10 +13,10 @@ def read_state(path: Path) -> tuple[str, Any]:
     """Return a record's state and the record, if any. Raise RecordError if damaged."""
     from systems.records import store
     from systems.running.resuming import partial_path
-    from tools.render.load import read, record_age
+    from tools.render.load import read_record, record_age
 
     if os.path.lexists(path):
-        record = read(path)
+        record = read_record(path)
         return record_age(record), record
     try:
         return "partial", store.read(partial_path(path))

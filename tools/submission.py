@@ -31,7 +31,7 @@ import typer  # noqa: E402
 from systems.records.record import Record  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
-from tools.render.load import load, primary_gpu  # noqa: E402
+from tools.render.load import load_records, primary_gpu  # noqa: E402
 from tools.rendering import fail  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -78,7 +78,7 @@ PAGE: dict[str, Any] = {
 
 def gpu_records(slug: str | None, results: Path = RESULTS) -> list[Record]:
     """Return the records of a GPU, by default of the primary GPU."""
-    records = [r for rs in load(results).values() for r in rs]
+    records = [r for rs in load_records(results).values() for r in rs]
     wanted, slugs = slug or primary_gpu(), sorted({r.device.slug for r in records})
     if wanted not in slugs:
         there = ", ".join(slugs) or "none"

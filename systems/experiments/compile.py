@@ -62,7 +62,7 @@ class Config:
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "steps before the clock counts, timed apart")
-    # Three steps per turn, so that one slow step doesn't change a turn's median.
+    # By default a turn has three steps, so one slow step doesn't change its median.
     steps: int = option(15, "steps that are measured")
     rounds: int = option(5, "turns that these steps are shared out among")
 

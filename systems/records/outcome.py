@@ -1,4 +1,4 @@
-"""Run one configuration and return its row: metrics, or the reason for having none."""
+"""Run one configuration and return its row: metrics, or why there are no metrics."""
 
 import json
 import re

@@ -254,7 +254,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
     assert done.returncode == 0 and "Traceback" not in done.stderr
     for stem in BY_COMMAND:
         (path,) = tmp_path.glob(f"quick/*/{stem}.json")
-        record = load.read(path)
+        record = load.read_record(path)
         rows = len(import_module(STEMS[stem].module).configs(quick=True))
         assert [row.status for row in record.rows] == ["ok"] * rows
         # Numbers that a CPU lacks are missing in tables.

@@ -75,7 +75,7 @@ class Site:
         return path.relative_to(self.root).as_posix()
 
 
-def check(site: Site) -> list[str]:
+def check_site(site: Site) -> list[str]:
     """Return the distinct findings on all pages, in order of the pages."""
     findings = [
         f"{site.page_name(path)}: {one}"
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         remedy = "build them first with `mkdocs build --strict`"
         print(f"{site.root}: no pages to check; {remedy}", file=sys.stderr)
         return 2
-    findings = check(site)
+    findings = check_site(site)
     print(*findings, sep="\n", end="\n" if findings else "")
     print(f"{len(site.pages)} pages checked, {len(findings) or 'no'} findings")
     return 1 if findings else 0

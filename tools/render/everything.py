@@ -14,7 +14,7 @@ from types import ModuleType
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import list_claims
-from tools.render.load import Found, is_primary, load, primary_gpu
+from tools.render.load import Found, is_primary, load_records, primary_gpu
 from tools.render.markdown import conditions, round_numbers, snippet_sections, typeset
 from tools.render.rows import measured
 from tools.render.spanning import pages
@@ -34,7 +34,7 @@ EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
 
 def render_all(results: Path) -> dict[str, str]:
     """Render all records in a folder. Return texts by file name in docs/generated."""
-    found = load(results)
+    found = load_records(results)
     return render({stem: found.get(stem, []) for stem in STEMS})
 
 

@@ -85,7 +85,7 @@ def current_hash(module: str, attention: tuple[str, ...]) -> str:
     return source_hash(module, attention)
 
 
-def read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
     """Return a record. Raise RecordError if it is incomplete, misplaced or invalid."""
     record = store.read(path)
     grid = "quick" if is_quick(path.parent.parent) else "full"
@@ -154,7 +154,7 @@ def list_files(results: Path) -> list[Path]:
     )
 
 
-def load(results: Path) -> dict[str, list[Record]]:
+def load_records(results: Path) -> dict[str, list[Record]]:
     """Return complete records by stem: first of the primary GPU, then of other GPUs,
     then reported ones. Raise RecordError for an invalid file, or if other GPUs have
     records and the primary GPU has none.
@@ -163,7 +163,7 @@ def load(results: Path) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = defaultdict(list)
     for path in list_files(results):
         if not path.name.endswith(store.PARTIAL_SUFFIX) and path.parent.name != "quick":
-            found[path.stem].append(read(path))
+            found[path.stem].append(read_record(path))
     attach_clock_rows(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
     # Reduced grids may be of any GPU.

@@ -335,7 +335,7 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # Queries before `first` see no key of this tile, queries from `unmasked_start` all.
+    # Queries before `first` see no key of this tile; from `unmasked_start`, all keys.
     first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ

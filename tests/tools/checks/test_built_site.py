@@ -43,7 +43,7 @@ def findings(root: Path, body: str, head: str = "") -> list[str]:
     (root / "results").mkdir()
     for name, text in files.items():
         (root / name).write_text(text, encoding="utf-8")
-    return built_site.check(built_site.Site(root))
+    return built_site.check_site(built_site.Site(root))
 
 
 def test_a_clean_site_has_no_findings(tmp_path, capsys):

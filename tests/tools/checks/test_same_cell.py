@@ -96,7 +96,7 @@ def test_another_cell_and_a_row_without_numbers_are_not_compared():
 
 
 def test_the_records_of_this_guide_have_cells_in_common():
-    records = load.load(RESULTS)
+    records = load.load_records(RESULTS)
     stems = ("kernel_profile", "nsys")
     measured = [load.primary_record(records, stem) for stem in stems]
     times = gpu_times([record for record in measured if record])

@@ -127,7 +127,7 @@ ALTERED = {
     "backward_accurate": scale(
         "dk_relative_error", by=9, implementation="hopper", dtype="bf16"
     ),
-    "same_bits": put("differing_calls", 1, implementation="hopper"),
+    "calls_bitwise_equal": put("differing_calls", 1, implementation="hopper"),
     "fused_keeps_up": scale("forward_ms", by=99, implementation="ours", d=16, n=128),
     "fused_memory_linear": scale(
         "peak_allocated_bytes", by=1.1, implementation="ours", n=65536, d=64
@@ -141,7 +141,7 @@ def test_every_claim_has_a_name_of_its_own_and_is_turned_over_here():
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_an_altered_record_turns_the_claim_over(name, monkeypatch):
-    monkeypatch.setattr(claims, "age", lambda record: "stale")
+    monkeypatch.setattr(claims, "record_age", lambda record: "stale")
     claim = BY_NAME[name]
     gpu = "meta" if "meta" in STEMS[claim.stem].full else "nvidia-h200"
     record = read_record(claim.stem, gpu)

@@ -48,9 +48,9 @@ def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
     for record in (reported, measured):
         store.write(record, tmp_path / "results" / record.device.slug / "warmup.json")
     with pytest.raises(RecordError, match=r"'A-GPU', and no .*; there are: a-gpu$"):
-        load.load(tmp_path / "results")
+        load.load_records(tmp_path / "results")
     read_primary("primary_gpu: a-gpu")
-    assert len(load.load(tmp_path / "results")["warmup"]) == 2
+    assert len(load.load_records(tmp_path / "results")["warmup"]) == 2
 
 
 def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
@@ -74,17 +74,17 @@ def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
     text = path.read_text()
     # Another JSON layout does not change the digest.
     path.write_text(json.dumps(dict(sorted(json.loads(text).items())), indent=3))
-    load.read(path)
+    load.read_record(path)
     path.write_text(changed := re.sub(r'"seconds": \d', '"seconds": 9', text))
     assert changed != text
     with pytest.raises(RecordError, match=r"warmup\.json: was edited by hand; restore"):
-        load.read(path)
+        load.read_record(path)
     folders = ["--results", str(tmp_path), "--generated", str(tmp_path / "x")]
     assert regen_tables.main(["--check", *folders]) == 2
     # Writing it updates the digest.
     store.write(record := store.read(path), path)
-    load.read(path)
+    load.read_record(path)
     record.rows[3].metrics["loss_ms"] = 5
     store.write(record, path)
     with pytest.raises(RecordError, match=r"rows\[3\]: metrics.loss_ms is 5"):
-        load.read(path)
+        load.read_record(path)

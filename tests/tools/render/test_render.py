@@ -13,7 +13,7 @@ def test_the_line_under_a_table_has_the_age_of_its_record_and_a_link(monkeypatch
     record = read_record("warmup")
     marks = {"fresh": "", "verified": " · verified", "stale": " · **stale**{ .old }"}
     for age, shown in marks.items():
-        monkeypatch.setattr(markdown, "age", lambda record, age=age: age)
+        monkeypatch.setattr(markdown, "record_age", lambda record, age=age: age)
         table, line = markdown.per_device([record], lambda r: "| a |").split("\n\n")
         assert table == "| a |" and line.startswith(f"NVIDIA H200{shown} · 20")
     # The link leads to the rows in the explorer.
@@ -33,11 +33,11 @@ def test_a_misplaced_record_is_refused(tmp_path):
     record = read_record("warmup")
     store.write(record, tmp_path / "nvidia-a100" / "warmup.json")
     with pytest.raises(store.RecordError, match="misplaced"):
-        load.load(tmp_path)
+        load.load_records(tmp_path)
     (tmp_path / "nvidia-a100" / "warmup.json").unlink()
     store.write(record, tmp_path / record.device.slug / "method.json")
     with pytest.raises(store.RecordError, match="of warmup on nvidia-h200, misplaced"):
-        load.load(tmp_path)
+        load.load_records(tmp_path)
 
 
 def test_a_number_that_no_row_has_is_not_measured():

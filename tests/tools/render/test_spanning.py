@@ -19,7 +19,7 @@ FACTS = {"a": {"b": "1 ms"}}
 
 @pytest.fixture(scope="module")
 def records():
-    return load.load(RESULTS)
+    return load.load_records(RESULTS)
 
 
 def read_script(text: str) -> dict:

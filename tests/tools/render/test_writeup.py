@@ -24,7 +24,7 @@ UNASKED |= {"flash_peers", "flash_leaderboard", "flash_ablation"}
 
 @pytest.fixture(scope="module")
 def records():
-    return load.load(RESULTS)
+    return load.load_records(RESULTS)
 
 
 def test_the_points_are_those_of_the_assignment():

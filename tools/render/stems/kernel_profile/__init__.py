@@ -172,7 +172,7 @@ def reported_file(records: list[Record]) -> str:
 
 
 def reported_table(record: Record) -> str:
-    """Print every row as it was reported."""
+    """Return a table of all rows of a published record."""
     return frame(record).table(
         ("about", lambda x: x["table"].replace("_", " ")),
         ("size", lambda x: x["size"] or ""),
