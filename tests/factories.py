@@ -21,7 +21,7 @@ from systems.records.device import CPU, Device, slug_of
 from systems.records.record import Record, Row
 
 RESULTS = ROOT / "docs" / "results"
-# Committed records only, because partial ones may lie beside them.
+# List committed records only, because partial records may lie beside them.
 RECORDS = sorted(
     path
     for path in RESULTS.glob("*/*.json")
@@ -140,7 +140,7 @@ def copy_tree(root: Path) -> Path:
 
 
 def regen_command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
-    """Return how `subprocess` runs tools/regen_tables.py in a tree, without a GPU."""
+    """Return `subprocess` arguments to run a tree's regen_tables.py without a GPU."""
     fixed = {
         "CUDA_VISIBLE_DEVICES": "",
         "COLUMNS": "200",

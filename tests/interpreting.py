@@ -5,7 +5,7 @@ from typing import Any
 
 
 def speed_up_interpreter() -> None:
-    """Make the interpreter more than twice as fast, if it has these functions."""
+    """Make the interpreter over twice as fast, if it has the functions to patch."""
     from triton.runtime import interpreter
 
     patch_once_a_launch(interpreter)

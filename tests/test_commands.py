@@ -136,6 +136,6 @@ def test_where_the_port_is_taken_serving_says_so_before_it_builds():
 
 
 def test_a_moved_clone_needs_no_new_environment():
-    """Only scripts installed by pip contain the path."""
+    """Only scripts installed by pip contain the clone's path."""
     recipes = (ROOT / "Makefile").read_text()
     assert set(re.findall(r"\$\(BIN\)/(\w+)", recipes)) == {"python", "uv", "zizmor"}

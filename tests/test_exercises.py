@@ -1,4 +1,4 @@
-"""Exercises pass with their solutions, and explain common mistakes."""
+"""Checks of exercises pass for the solutions, and explain common mistakes."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""The first Triton kernel against plain PyTorch, and its handout's block pointers."""
+"""The weighted-sum kernel, also with the handout's block pointers, against PyTorch."""
 
 import ast
 import inspect

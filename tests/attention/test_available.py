@@ -22,7 +22,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """Pretend this GPU and Triton version, with empty caches."""
+    """Return a function that pretends a GPU and a Triton version, with empty caches."""
 
     def pretend(
         capability: tuple[int, int],

@@ -1,4 +1,4 @@
-"""Kernels compile for each kind of GPU and fit, without such a GPU."""
+"""Kernels compile for each kind of GPU and fit, even where that GPU is missing."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_what_a_gpu_gets_compiles_for_it_and_fits(name, tmp_path):
             if of in ("many", "few") and needs.loop:
                 spills = needs.loop["spilled"] > 0 or spill_share(needs) > 0.05
                 assert not spills or (name, needs.kernel) in SPILLS, (of, needs)
-    # The configurations must be those of the table.
+    # Compilation must use the table's configurations.
     config = table_configs(gpu, "half", d, True)[0]["forward"]
     forward = compiled["many"][0]
     assert forward.tile == f"BQ={config.q} BK={config.k}"

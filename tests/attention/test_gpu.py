@@ -49,7 +49,7 @@ MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return entries without duplicates from tables of other GPUs."""
+    """Return the tables without those that equal another GPU's table."""
     found: dict[str, Any] = {}
     for arch, table in tables.items():
         if table not in found.values():

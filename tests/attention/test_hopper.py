@@ -374,7 +374,7 @@ def random_orders(cases: int):
 
 
 def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
-    """Each partial dq is added after those of programs with smaller numbers."""
+    """Each partial dq is added after the partials of programs with smaller numbers."""
     for case in random_orders(300):
         heads, _, n_q, n_k, causal, _ = case
         held: dict[tuple[int, int], int] = {}

@@ -118,7 +118,7 @@ def require_hopper() -> None:
 @pytest.mark.parametrize("value", VALUES)
 def test_equal_huge_scores_by_the_kernels_for_hopper(value, d, n, causal):
     require_hopper()
-    # Enough heads for the one-pass backward at the longer length.
+    # The longer length gets enough heads for the one-pass backward.
     heads = 16 if n == 4096 else 1
     x = torch.full((1, heads, n, d), value, dtype=torch.bfloat16, device="cuda")
     check_equal_scores(x, x, causal, "hopper")

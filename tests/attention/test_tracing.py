@@ -219,7 +219,7 @@ def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash", "flash_torch"])
 def test_the_model_learns_the_same_with_each_attention(attention, device):
-    """Gradient errors are at most twice those of eager attention."""
+    """Gradient errors are at most twice the errors of eager attention."""
 
     def seeded_model(name: str) -> BasicsTransformerLM:
         torch.manual_seed(0)

@@ -35,7 +35,7 @@ def test_a_phase_takes_what_its_kernels_take(monkeypatch):
     "error", [TraceError("no kernel\nof a GPU"), torch.OutOfMemoryError("no kernel\n")]
 )
 def test_a_row_without_a_profile_says_why(error, monkeypatch):
-    """The row keeps its other times."""
+    """A row without a profile keeps its other times."""
 
     def fail(*_, **__):
         raise error

@@ -38,7 +38,7 @@ def test_each_computes_attention(name, causal, device):
 
 @pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
 def test_a_backend_that_can_not_run_is_unsupported(name):
-    """A CPU has neither backend, and no other may run instead."""
+    """On a CPU the backend can't run, and no other backend may replace it."""
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     with pytest.raises(Unsupported, match=name.removeprefix("sdpa_")), only(name):
         attention(name, True, 8, "cpu")(q, k, v)

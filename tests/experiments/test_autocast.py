@@ -32,7 +32,7 @@ TRANSFORMER = expected_dtypes(
         "optimizer_update"
     ),
 )
-# The CPU's fp32 list is shorter: these keep the dtype of their input.
+# On a CPU, autocast runs fewer operations in fp32: these keep their input's dtype.
 CPU_LEAVES = {"ln", "softmax_exp", "softmax_sum", "softmax_divide"}
 
 

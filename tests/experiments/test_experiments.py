@@ -369,7 +369,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
 def test_attention_masks_where_it_says_so():
     q, k, v = torch.randn(3, 2, 1, 5, 4)
     plain, masked = (attention.plain_attention(on)(q, k, v) for on in (False, True))
-    # The mask changes the first query's result, not the last one's.
+    # The mask changes the first query's result, not the last query's.
     assert torch.equal(plain[..., -1, :], masked[..., -1, :])
     assert torch.allclose(masked[..., 0, :], v[..., 0, :])
 
@@ -449,7 +449,7 @@ def test_what_was_compiled_ahead_is_not_compiled_again(
         counters.clear()
         row = measure_row(config, compile_experiment.run)
     assert row.status == "ok" and row.metrics["graphs"] == 1
-    # One graph for each pass.
+    # The cache has one graph for each pass.
     assert counters["inductor"]["fxgraph_cache_hit"] == 2
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
     (first,) = row.metrics["again_forward_ms"]

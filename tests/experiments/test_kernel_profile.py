@@ -73,8 +73,8 @@ def test_a_step_is_looked_at(cpu_root, mode):
     assert len(metrics["thousand_marks_ms"]) == 5
     rows = metrics["kernels"]
     calls = {(row["phase"], row["name"]): row["calls"] for row in rows}
-    # Two layers with four projections and three feed-forward matrices each, and the
-    # head. `einsum` runs each as a bmm of one batch.
+    # Each layer has four projections and three feed-forward matrices, and there is the
+    # head. `einsum` runs each matmul as a bmm with a batch of one.
     assert calls["forward", "aten::bmm"] == 2 * 7 + 1
     for part in ("scores", "output"):
         assert calls[f"forward/attention {part}", "aten::bmm"] == 2

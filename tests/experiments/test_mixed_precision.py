@@ -16,7 +16,7 @@ from systems.records.outcome import measure_row
 
 
 def count_pairs(text: torch.Tensor) -> Counter[tuple[int, int]]:
-    """Count how often each token follows each other."""
+    """Count how often each token follows each other token."""
     return Counter((a, b) for line in text.tolist() for a, b in pairwise(line))
 
 

@@ -75,7 +75,7 @@ def test_a_span_is_open_from_its_start_to_its_end(spans, launches):
 
 
 def make_trace(old=False):
-    """Return a trace as PyTorch 2 writes it, or with the spelling of 1.9."""
+    """Return a trace as PyTorch 2 writes it, or with PyTorch 1.9's spelling."""
     known = {
         "kernel": ("kernel", "Kernel"),
         "call": ("cuda_runtime", "Runtime"),

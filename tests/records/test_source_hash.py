@@ -191,7 +191,7 @@ def test_a_local_name_hides_that_of_the_module(rehash):
     a = "def f(x):\n    return [y for y in x] + [lambda z: z]\n"
     before = rehash(stem="from systems.a import f\nf()", a=f"{a}x = y = z = 1")
     assert rehash(a=f"{a}x = y = z = 2") == before
-    # A local of an inner function hides nothing outside of it.
+    # A local variable of an inner function hides no name outside of that function.
     a = "def f():\n    return x, lambda x: x\n"
     assert rehash(a=f"{a}x = 1") != rehash(a=f"{a}x = 2")
 

@@ -314,7 +314,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_reading_refuses_is_not_written(path, fault):
-    """If it were written, a measured record could never be read."""
+    """A record that can be written but not read would be lost."""
     record = example()
     REFUSED[fault](record)
     with pytest.raises(RecordError) as raised:

@@ -42,7 +42,7 @@ class Run:
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(STEMS, "fake", fake_stem_entry("meta"))
-    # Garbage collection is slow with this many imported modules.
+    # Skip garbage collection, which is slow with this many imported modules.
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     # In an unpacked archive, runs would warn that there is no commit.
     monkeypatch.setenv("GIT_COMMIT", "be1169b0c4d5")

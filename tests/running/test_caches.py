@@ -21,7 +21,7 @@ def set_environment(monkeypatch):
 
     def set_variables(**variables: str) -> None:
         for name in VARIABLES:
-            # Set it first, so that monkeypatch restores it.
+            # Set the variable first, so that monkeypatch restores it.
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
         for name, value in variables.items():

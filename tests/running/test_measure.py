@@ -215,7 +215,7 @@ def test_work_in_progress_that_is_broken_or_edited_is_started_over(
 def test_work_in_progress_that_cannot_be_read_now_is_kept(
     run, record_file, partial_file, monkeypatch
 ):
-    """It may be valid, but belong to another user, or be on a failing disk."""
+    """The file may be valid, but belong to another user, or be on a failing disk."""
     run()
     fresh = store.read(record_file)
     record_file.rename(partial_file)
@@ -325,7 +325,7 @@ def test_after_a_cuda_error_no_further_row_is_trusted(run, monkeypatch):
 
 
 def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file):
-    """If it were kept, later rows could not be written either."""
+    """Such a metric in a record would prevent later rows from being written."""
     metrics = {
         6: ({"loss": [1.0, float("nan")]}, "loss[1]: is nan, not a finite number"),
         5: ({"work_ms": [-1.0]}, "work_ms[0]: is -1.0, no time in ms above 0"),

@@ -63,7 +63,7 @@ def test_pending_rows_are_shared_out_and_each_is_run(stem, groups, done, monkeyp
 
     def run(config):
         stem.seen.append(config)
-        # A failing row does not stop others.
+        # A failing row does not stop other rows.
         raise RuntimeError("out of shared memory")
 
     stem.run = run

@@ -1,4 +1,4 @@
-"""Python sessions on pages print the output shown; those of a page share state."""
+"""Python sessions on pages print the output shown; sessions on a page share state."""
 
 import doctest
 import re

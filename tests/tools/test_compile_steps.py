@@ -18,8 +18,8 @@ from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 REMEDY = "`python tools/compile_steps.py`"
 MATMUL = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
 COMPARE = "ISETP.GE.AND P0, PT, R2, R3, PT"
-# A matmul outside of loops, a loop with comparisons, and a loop without, which has
-# fewer instructions per matmul. Addresses are 16 times the line.
+# A matmul outside of loops, a loop with comparisons, and a loop without comparisons,
+# which has fewer instructions per matmul. Addresses are 16 times the line number.
 LINES = [
     "MOV R1, R2",
     MATMUL,

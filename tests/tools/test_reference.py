@@ -78,7 +78,7 @@ def test_what_readers_call_stands_in_the_table_on_top(path):
     )
     assert len(listed) == len(re.findall(r"^\| \[", top, re.MULTILINE)) > 5
     modules = set(re.findall(r"^::: (\S+)$", below, re.MULTILINE))
-    # Linked names are shown expanded, so the table contains them.
+    # Pages expand the linked names, so the table must contain them.
     linked = {
         name
         for page in DOCS.rglob("*.md")

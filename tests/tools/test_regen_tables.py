@@ -225,7 +225,7 @@ def test_stopping_the_command_ends_the_process_of_a_row(
         running.send_signal(told)
         assert running.stderr and said in running.stderr.read()
     assert running.returncode == code
-    # Once it has ended, the process is gone or unreaped.
+    # A process that has ended is gone, or a zombie with an empty command line.
     line = Path(f"/proc/{row}/cmdline")
     wait_until(lambda: not line.exists() or not line.read_bytes())
 
@@ -294,7 +294,7 @@ def test_list_makes_no_folder(run_regen, tmp_path):
 def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
     rerun, tmp_path, monkeypatch, action
 ):
-    """If it counted as empty, rendering would delete its tables."""
+    """Rendering would delete the tables of records that it takes for missing."""
     scandir, before = os.scandir, file_contents(tmp_path)
     folder = tmp_path / "results/meta"
 
@@ -321,7 +321,7 @@ def test_list_shows_names_whole_in_eighty_columns():
 
 @pytest.mark.parametrize("options", ["--only model_sizes", "--list", "--check"])
 def test_a_record_that_cannot_be_read_is_one_line(run_regen, tmp_path, options):
-    """Measuring names the record and continues with others."""
+    """Measuring names the record and continues with the other records."""
     path = tmp_path / "results/meta/model_sizes.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 2')

@@ -81,7 +81,7 @@ def test_a_recorded_step_explains_every_byte(monkeypatch, precision):
     "settings", ["expandable_segments:False", "expandable_segments:True"]
 )
 def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
-    """Runs in a new process, because the allocator reads its settings once."""
+    """Run in a new process, because the allocator reads its settings once."""
     known = {k: v for k, v in os.environ.items() if k not in VARIABLES}
     environment = known | {"PYTORCH_ALLOC_CONF": settings}
     done = run_python("-c", SCRIPT, precision, env=environment)

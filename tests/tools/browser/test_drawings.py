@@ -1,4 +1,4 @@
-"""Figures and drawings, in both schemes, step by step and in print."""
+"""Figures and drawings, in both colour schemes, step by step and in print."""
 
 from pathlib import Path
 

@@ -122,7 +122,7 @@ def test_heads_and_names_of_lines_stay_in_sight(page: Page, pages: list[Path]) -
 def test_columns_that_stay_in_sight_cover_none_beside_them(
     page: Page, pages: list[Path]
 ) -> None:
-    """Before scrolling, columns are adjacent."""
+    """Before scrolling, pinned columns are adjacent to the columns beside them."""
     page.set_viewport_size(PHONE)
     pinned = open_first(page, pages, "table:is(.pinned-2, .pinned-3):visible")
     gaps: list[float] = pinned.evaluate_all(

@@ -1,4 +1,4 @@
-"""The members that the code reference shows."""
+"""The members of a module that the code reference shows."""
 
 from griffe import temporary_visited_module
 

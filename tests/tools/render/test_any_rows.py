@@ -40,7 +40,7 @@ def lose_rows(record: Record, pattern: str, status: str | None) -> Record:
 
 
 def move_to_other_gpu(record: Record) -> Record:
-    """Return a copy of a GPU without a data sheet, and without GPU time."""
+    """Return a copy as if measured on a GPU without a data sheet, without GPU times."""
     rows = []
     for row in record.rows:
         kept = {k: v for k, v in row.metrics.items() if not k.endswith("_gpu_ms")}
@@ -71,7 +71,7 @@ def test_facts_and_claims_do_without_rows(stem, pattern, status):
 )
 @pytest.mark.parametrize("stem", STEMS)
 def test_tables_and_figures_do_without_rows(stem, pattern, status):
-    """Half of the second GPU's rows are missing; the first GPU's stay the same."""
+    """If a second GPU lacks half of the rows, the first GPU's text stays the same."""
     full = full_record(stem)
     smaller = lose_rows(full, pattern, status)
     records = [smaller] if pattern == "all" else [full, move_to_other_gpu(smaller)]

@@ -45,7 +45,7 @@ def scale(
 def scale_items(
     metric: str, name: str, by: float, of: dict[str, str], **wanted: Any
 ) -> Callable[[Record], None]:
-    """Multiply field `name` of those items in a list that have the values `of`."""
+    """Return an alteration that multiplies `name` in a list's items that match `of`."""
 
     def alter(record: Record) -> None:
         for row in find_rows(record, **wanted):
@@ -64,7 +64,7 @@ def put(name: str, value: Any, **wanted: Any) -> Callable[[Record], None]:
 
 
 def reverse(claim: str, **wanted: Any) -> Callable[[Record], None]:
-    """Make the claim's faster row the slower one, or vice versa."""
+    """Return an alteration that makes the claim's faster row slower, or vice versa."""
 
     def alter(record: Record) -> None:
         judgement = BY_NAME[claim].judge(record)

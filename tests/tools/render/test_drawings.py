@@ -28,7 +28,7 @@ from tools.render.stems.attention.columns import formula_inputs
 DOCS = ROOT / "docs"
 SCORES = "drawings/score-matrices-wide.svg"
 PAGES = {path: path.read_text("utf-8") for path in DOCS.glob("*.md")}
-# Drawings by hand, without the suffix for the width.
+# Names of hand-made drawings, without the suffix for the width.
 BY_HAND = sorted(
     path.name.removesuffix("-wide.svg") for path in DOCS.glob("drawings/*-wide.svg")
 )

@@ -81,7 +81,7 @@ def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
         load.read_record(path)
     folders = ["--results", str(tmp_path), "--generated", str(tmp_path / "x")]
     assert regen_tables.main(["--check", *folders]) == 2
-    # Writing it updates the digest.
+    # Writing a record updates its digest.
     store.write(record := store.read(path), path)
     load.read_record(path)
     record.rows[3].metrics["loss_ms"] = 5

@@ -39,7 +39,7 @@ def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
     assert ratio(line(3.0), wrong, "forward") == "0.50"
     assert ratio(line(3.0), waiting) == ratio(waiting, line(6.0)) == "launch-bound"
     assert ratio(waiting, line(6.0), "forward") == "1.00"
-    # Ratios are medians over rounds if both rows have equally many.
+    # Ratios are medians over rounds if both rows have equally many rounds.
     rounds = line(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
     assert ratio(rounds, line(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
     assert ratio(rounds, line(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"

@@ -93,7 +93,7 @@ def test_a_gpu_with_few_records_claims_nothing_of_the_others(records, monkeypatc
 
 
 def test_what_needs_no_gpu_is_measured_on_the_meta_device(records):
-    """Part (f) needs shapes only, so no GPU has a record of it."""
+    """Part (f) of the problem needs only shapes, so no GPU has a record for it."""
     ours = [r for r in records["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
     assert writeup.answered_pages(records)["saved_tensors"]
