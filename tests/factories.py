@@ -161,10 +161,10 @@ def regen_tables(
     return subprocess.run(**given, capture_output=True, timeout=120)
 
 
-def wait_until(true: Callable[[], object], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
     """Wait until the condition is true, or fail."""
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
 

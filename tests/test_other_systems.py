@@ -147,10 +147,10 @@ def test_a_row_that_comes_to_our_kernels_is_not_installed():
     """A missing Triton makes a row unsupported, but other missing modules raise."""
 
     def run(name: str):
-        def raise_it(config):
+        def raise_error(config):
             raise ModuleNotFoundError(REMEDIES["triton"], name=name)
 
-        return raise_it
+        return raise_error
 
     row = measure_row(fake_stem.Config(), run("triton"))
     assert row.status == "unsupported"
