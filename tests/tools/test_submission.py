@@ -129,7 +129,8 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
 
 def test_terminated_it_ends_what_it_started(tmp_path, monkeypatch):
     git, pid = tmp_path / "git", tmp_path / "pid"
-    git.write_text(f'#!/bin/sh\necho $$ > "{pid}"\nexec sleep 60\n')
+    sleep = f"PATH={os.defpath} exec sleep 60"
+    git.write_text(f'#!/bin/sh\necho $$ > "{pid}"\n{sleep}\n')
     git.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     with subprocess.Popen([sys.executable, submission.__file__]) as child:
