@@ -30,7 +30,7 @@ RECORDS = sorted(
 
 
 def make_gpu(name: str = "A GPU", **fields: Any) -> Device:
-    """Return a GPU."""
+    """Return the `Device` of a GPU, with these fields."""
     return Device(name, slug_of(name), **{"driver": "1"} | fields)
 
 
@@ -122,7 +122,7 @@ def copy_tree(root: Path) -> Path:
     # The index takes its titles from the pages.
     for page in (ROOT / "docs").glob("*.md"):
         shutil.copy(page, root / "docs")
-    # A profile and scripts that pages show.
+    # Pages show a profile and scripts from these folders.
     for folder in ("docs/assets", "docs/scripts"):
         shutil.copytree(ROOT / folder, root / folder)
     experiments = root / "systems" / "experiments"

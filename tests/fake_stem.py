@@ -24,7 +24,7 @@ def configs(quick: bool = False) -> list[Config]:
         int(os.environ.get("FAKE_ROWS", "6")),
         int(os.environ.get("FAKE_SLEEP", "3")),
     )
-    # Not sorted by number, so that sorting by anything but the grid fails.
+    # Don't sort by number, so that sorting by anything but the grid fails.
     return [Config(index, sleep) for index in range(rows, 0, -1)][
         : 2 if quick else rows
     ]

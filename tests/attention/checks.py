@@ -253,7 +253,7 @@ BATCHED = {
 
 
 def check_batched_gradients(way: str, o: Tensor, inputs: tuple[Tensor, ...]) -> None:
-    """Check that batched gradients equal those of single backward passes bit by bit."""
+    """Check that batched gradients are bitwise equal to gradients of single passes."""
     dos = torch.randn(3, *o.shape, device=o.device).to(o.dtype)
     found = BATCHED[way](o, inputs, dos)
     for i, do in enumerate(dos):

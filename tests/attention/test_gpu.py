@@ -58,7 +58,7 @@ def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 # Every configuration by (GPU, arithmetic, head dimension): the three kernels of one
-# entry are checked together. If few rows have no entry, that for many rows applies.
+# entry are checked together. Without an entry for few rows, the general one applies.
 ENTRIES = {
     (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
     for arch, kinds in drop_duplicates(CONFIGS).items()

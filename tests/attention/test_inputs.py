@@ -95,7 +95,7 @@ def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device):
         o, lse = launches.launch_forward(q, k, v, causal, d**-0.5)
         rest = do, q, k, v, o, lse, causal, d**-0.5
         outputs = o, lse, *launches.launch_backward(*rest)
-    # o, lse, dq, dk, dv and delta.
+    # The buffers are o, lse, dq, dk, dv and delta.
     assert len(memories) == 6
     assert all(torch.isfinite(memory).all() for memory in memories)
     for name, output in zip(NAMES, outputs, strict=True):
@@ -344,7 +344,7 @@ def test_transforms_of_functions_are_refused_in_words(backend, transform, device
 
 
 def page_example(beginning: str) -> str:
-    """Return the example of the page whose last line begins with this text."""
+    """Return the page's code example whose last line begins with this text."""
     page = (ROOT / "docs" / "flash_any_shape.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0].strip() for part in page.split("```python\n")]
     (code,) = [x for x in blocks if x.splitlines()[-1].startswith(beginning)]
@@ -411,7 +411,7 @@ assert not found, found
 
 
 def test_the_kernels_need_nothing_of_the_records(device):
-    """Importing the kernels loads no module of records or packages that these need."""
+    """Importing the kernels loads neither `systems.records` nor its dependencies."""
     done = run_python("-c", WITHOUT, device)
     assert done.returncode == 0, done.stderr
 

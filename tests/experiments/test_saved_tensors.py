@@ -29,7 +29,7 @@ def test_a_block_saves_what_shapes_say_and_weights_are_no_part_of_it():
     row = run_part("block")
     p = Pass(SHAPE, 32, "step", "fp32", batch=2)
     assert total_bytes(row) == block_saved_bytes(p) < row["bytes_if_counted_each_time"]
-    # Two norms and seven matrices.
+    # A block has two norms and seven matrices.
     assert row["parameters_saved"] == 9
     assert row["parameter_gradient_bytes"] == 4 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64)
 

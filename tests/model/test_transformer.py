@@ -96,7 +96,7 @@ def test_forward_equals_a_plain_implementation(toy_model):
 
 
 def test_pairs_stay_beside_each_other(toy_model):
-    """Scores alone would not show if the rotation reordered q and k alike."""
+    """Scores would not show that the rotation reorders the columns of q and k alike."""
     x = torch.randn(11, 8)
     found = toy_model.layers[0].attn.rotary(x, torch.arange(11))
     assert torch.allclose(found, rotate(x), rtol=0, atol=1e-5)
@@ -221,7 +221,7 @@ def test_rotary_angles_are_right_however_the_model_comes_about(origin):
     for layer in model.layers:
         found = rotary_table(layer)
         assert found.dtype == layer.get_parameter("ln1.weight").dtype == dtype
-        # Rounding of an angle near 1,000 to fp32, and of a cosine to the table's dtype.
+        # Allow rounding of an angle near 1,000 to fp32, and of a cosine to the dtype.
         allowed = {FP32: 1e-4, FP64: 1e-12}.get(dtype, torch.finfo(dtype).eps / 2)
         error = found.double() - torch.stack((angle.cos(), angle.sin()))
         assert error.abs().max() < allowed

@@ -67,7 +67,7 @@ def rehash(tmp_path, monkeypatch):
             path = tmp_path / "systems" / f"{inside}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source, encoding="utf-8")
-        # The meaning of code depends on which modules exist.
+        # Parsing depends on which modules exist, so clear its cache.
         parse_module.cache_clear()
         return source_hash("systems.stem", attention, root=tmp_path)
 
@@ -278,7 +278,7 @@ def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(tmp_path)
     path.write_text(path.read_text("utf-8").replace("t=1)", "t=2)"), "utf-8")
     after = hash_stems(tmp_path)
     changed = {stem for stem in STEMS if after[stem] != before[stem]}
-    # All experiments that make a workload, which may run an optimizer step.
+    # These experiments make a workload, which may run an optimizer step.
     assert sorted(changed) == (
         "autocast compile end_to_end gradient_checkpointing kernel_profile method "
         "mixed_precision model_attention nsys peak_memory warmup".split()

@@ -333,7 +333,7 @@ def test_a_record_that_is_no_file_is_refused_at_once(tmp_path):
 
 
 def test_what_is_no_record_is_refused_at_once(path):
-    """Python raises an error for 5000 digits, and 100 GB would fill the memory."""
+    """Python rejects an integer of 5000 digits, and 100 GB would fill the memory."""
     with pytest.raises(FileNotFoundError):
         store.read(path)
     assert refusal(path, '{"name": "some"}').startswith("schema is None, this version")

@@ -30,7 +30,7 @@ def test_rows_in_turns_are_measured_round_by_round(run, turns, partial_file):
     rows = store.read(partial_file).rows
     assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok", "ok"]
     assert [row.metrics.get("count") for row in rows] == [6, 5, None, 3, 2, 1]
-    # The group's time counts once.
+    # The time of a group of rows counts once.
     assert [row.seconds for row in rows[1:]] == [0, 0, 0, 0, 0]
 
 

@@ -151,7 +151,7 @@ GRIDS = {
 def test_a_record_of_another_grid_is_not_verified(
     run, monkeypatch, old_record, record_file, rows
 ):
-    """Rows of that grid that were never measured would count as verified."""
+    """Rows of the current grid that were never measured would count as verified."""
     monkeypatch.setenv("FAKE_ROWS", rows)
     outcome = run(verify=True)
     text = f"{record_file} {GRIDS[rows]}: measure it again by --only fake"

@@ -102,7 +102,7 @@ def test_a_notebook_looks_like_the_other_pages(make_page: Any) -> None:
     assert '<div class="language-python highlight"><pre><code>' in built
     assert "<pre><code>1 &lt; 2</code></pre>" in built
     assert 'id="notebook-note"' in built and "Figure\N{NO-BREAK SPACE}1." in built
-    # No part of JupyterLab remains, which would load from a CDN.
+    # No part of JupyterLab remains, because it would load from a CDN.
     assert not any(mark in built for mark in ("<style", "<script", "jp-"))
 
 

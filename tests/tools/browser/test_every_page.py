@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 
 # A4 at 96 pixels an inch, less its margins, printed at a scale of 0.8.
 PAPER = {"width": 860, "height": 1200}
-# Pages for looking things up, which may be long and need no answer.
+# Pages for looking things up, which may be long and need no opening answer.
 LOOKED_UP = re.compile(r"api/|(writeup|explorer|reference|errata|bibliography)\.html$")
 # How-to pages, which have no finding.
 HOW_TO = re.compile(

@@ -74,7 +74,7 @@ def test_the_explorer_draws_what_its_address_says(
     # The explorer opens with its first preset: a line for each size.
     expect(chart.locator("polyline")).to_have_count(5)
     assert "stem=end_to_end" in page.evaluate(address)
-    # Filtered and empty columns are hidden; the value is visible.
+    # Filtered and empty columns are hidden, and the value is inside the screen.
     heads = page.locator("#explorer th:visible")
     assert heads.all_inner_texts()[:4] == ["size", "value", "unit", "context"]
     value = page.locator("#explorer td[data-value]").first.bounding_box()

@@ -51,7 +51,7 @@ def test_a_number_that_no_row_has_is_not_measured():
 
 
 def test_an_error_of_a_builder_is_raised_and_names_its_records(monkeypatch):
-    """The error does not say that the record is damaged."""
+    """The error names the record, but does not say that the record is damaged."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         everything.build_stem("warmup", [read_record("warmup")])
