@@ -110,8 +110,8 @@ def format_rounded_ms(ms: float) -> str:
 
 @fragments.add(
     "speedup-table.md",
-    "fp32 against bf16 autocast at every size and context. Speedups are of GPU "
-    "time, all else is wall-clock time. The forward pass is a training step's.",
+    "fp32 against bf16 autocast at every size and context. Times and the last "
+    "speedup are wall-clock, other speedups of GPU time. Forward: in a training step.",
 )
 def speedup_table(record: Record) -> str:
     shown = [
