@@ -113,7 +113,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 def run(config: Config) -> Turns:
     """Measure GPU time in ms of forward, backward and both, errors, and bitwise
-    reproducibility. The first turn checks results, the last turn with other inputs.
+    reproducibility. The first and the last turn check results, on different inputs.
     """
     name, causal = config.implementation, config.causal
     device = timing.default_device()

@@ -128,7 +128,7 @@ def key_group(
     steps_done = 0
     for n in range(items):
         batch_head, keys, steps = get_item(n, program, CAUSAL)
-        # Only steps on the diagonal are masked: the first, or the last if backwards.
+        # Only steps on the diagonal are masked: the first, or last if going backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut = steps - QUERY_TILES

@@ -84,7 +84,7 @@ class FewRows(NamedTuple):
     configs: Passes
 
 
-# By arithmetic, in order of `most_rows`; without an entry `CONFIGS` applies.
+# By arithmetic, ordered by `most_rows`; without an entry, `CONFIGS` applies.
 FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 

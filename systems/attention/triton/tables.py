@@ -109,7 +109,7 @@ FLOAT32_2048_ROWS_SM_90 = FewRows(
         "dq": {16: Config(64, 64, 4, 2), 32: Config(64, 64, 4, 1)},
     },
 )
-# In order of rows; without an entry the table for many rows applies.
+# Ordered by `most_rows`; without an entry, the table for many rows applies.
 FEW_ROWS_SM_90: FewByArithmetic = {
     "half": (
         FewRows(

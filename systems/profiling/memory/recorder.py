@@ -30,7 +30,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Recorder of one pass; pass its `phase` to the step instead of a clock's."""
+    """Recorder of one pass; a step takes its `phase` instead of a clock's `phase`."""
 
     def __init__(
         self,

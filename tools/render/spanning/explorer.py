@@ -114,7 +114,7 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
 
 
 def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
-    """Yield name, unit and value of a step's time, and of times over cuDNN's."""
+    """Yield (name, unit, value) of a step's time and of times relative to cuDNN."""
     phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
     if all(isinstance(times, list) and times for times in phases):
         steps = [fsum(times) for times in zip(*phases, strict=False)]

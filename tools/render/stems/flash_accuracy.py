@@ -40,7 +40,7 @@ TWICE = (
 BITS = {"fp16": 11, "bf16": 8}
 # The configuration in the table and in predictions.
 TELLING = {"d": 64, "n": 4096, "causal": True}
-# The number of heads of rows that don't name it.
+# The number of heads in rows that don't state one.
 HEADS = 4
 # Metrics of an error: its norm, and the largest error of a single element.
 NORM, LARGEST = "relative_error", "largest_error"

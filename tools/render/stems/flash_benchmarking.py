@@ -56,7 +56,7 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape: each implementation's results, and its time over ours."""
+    """Return a row per shape: implementations' results, and times relative to ours."""
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
         mib=memory_mib,

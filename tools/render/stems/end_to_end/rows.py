@@ -34,7 +34,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps, joined with fp32 and TF32 steps; `pass_*` excludes AdamW."""
+    """Return steps, joined with fp32 and TF32 steps; columns `pass_*` exclude AdamW."""
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(

@@ -118,7 +118,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
 def select_events(
     timeline: dict[str, list[int]], categories: Sequence[str]
 ) -> list[int]:
-    """Return each stretch's event with the most memory, and the last event."""
+    """Return the event with most memory in each stretch of events, and the last."""
     count = len(timeline["event"])
     totals = [sum(timeline[name][i] for name in categories) for i in range(count)]
     stretch = -(-count // DRAWN_EVENTS)
