@@ -115,7 +115,7 @@ def make_inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
 
 
 def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
-    """Return a function that runs a candidate's pass on `heads` heads, without splits."""
+    """Return a function that runs a candidate's pass, without splits of loops."""
     high = candidate.arithmetic == "high"
     torch.set_float32_matmul_precision("high" if high else "highest")
     q, k, v, do = make_inputs(heads, n, candidate)
