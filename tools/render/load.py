@@ -123,7 +123,7 @@ def describe_kind(value: Any) -> str:
 @cache
 def read_constant(stem: str, name: str) -> Any:
     """Return a constant of an experiment's module without importing it."""
-    path = ROOT / "systems" / "experiments" / f"{stem}.py"
+    path = Path(__file__).parents[2] / "systems" / "experiments" / f"{stem}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (value,) = (
         ast.literal_eval(node.value)
