@@ -9,8 +9,9 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 SHAPES := --jaxtyping-packages=systems.model.transformer,beartype.beartype
 export NO_MKDOCS_2_WARNING = 1
 # Where Python may not keep what it compiled, each of the hundreds of processes that the
-# tests start would compile all anew.
-unexport PYTHONDONTWRITEBYTECODE
+# tests start would compile all anew. With a safe path, it would import another clone's
+# code, if that is installed.
+unexport PYTHONDONTWRITEBYTECODE PYTHONSAFEPATH
 # Where `make serve` answers.
 PORT ?= 8000
 

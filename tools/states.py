@@ -54,7 +54,7 @@ def print_states(results: Path) -> int:
             rows = date = minutes = ""
             if record is not None:
                 count = len(record.rows)
-                share = f"{100 * count // record.expected_rows} %"
+                share = f"{100 * count // max(1, record.expected_rows)} %"
                 rows = str(count) if record.complete else share
                 date = (record.started_utc or "").split(" ")[0]
                 seconds = sum(row.seconds or 0 for row in record.rows)

@@ -115,7 +115,8 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 def run_command(failure: str, *command: str) -> str:
     """Return a command's output. On failure exit with its last warning or line."""
     try:
-        options: Any = {"env": environment_for_git(), "stderr": subprocess.PIPE}
+        environment = environment_for_git() | {"PYTHONSAFEPATH": ""}
+        options: Any = {"env": environment, "stderr": subprocess.PIPE}
         return subprocess.check_output(command, cwd=ROOT, text=True, **options)
     except FileNotFoundError:
         fail(f"{failure}: {command[0]} is not installed")
@@ -168,8 +169,7 @@ def flatten_outline(outline: list[Any]) -> Iterator[Any]:
 
 def write_zip(target: Path) -> None:
     with replace_when_complete(target) as path:
-        archive = ["archive", "--format=zip", "--prefix=code/", f"--output={path}"]
-        git(*archive, "HEAD")
+        git("archive", "--format=zip", "--prefix=code/", f"--output={path}", "HEAD")
 
 
 def git(*options: str) -> str:
@@ -194,7 +194,7 @@ def main(
         label = records[0].device.name if gpu else None
         if not into.is_dir():
             fail(f"--into {into}: no such folder")
-        changes = git("status", "--porcelain").splitlines()
+        changes = git("status", "--porcelain", "-unormal").splitlines()
         write_zip(into / "code.zip")
         print("wrote code.zip")
         for change in changes:

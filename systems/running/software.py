@@ -52,7 +52,7 @@ def drop_peer(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
 def git_state() -> Git | None:
     """Return the commit in GIT_COMMIT, or git's commit; None outside a repository."""
     try:
-        # Prefer GIT_COMMIT: in a copy inside another repository, git would be wrong.
+        # Prefer GIT_COMMIT: where "systems" is in no commit, git fails below.
         if commit := named_commit():
             return Git(commit, dirty=False)
     except ValueError as error:
@@ -66,8 +66,8 @@ def git_state() -> Git | None:
         return done.stdout.strip()
 
     try:
-        dirty = bool(git("status", "--porcelain", "--", "systems"))
-        return Git(git("rev-parse", "HEAD"), dirty)
+        dirty = bool(git("status", "--porcelain", "-unormal", "--", "systems"))
+        return Git(git("rev-parse", "HEAD", "HEAD:./systems").split()[0], dirty)
     except FileNotFoundError:
         why = "git is not installed"
     except (OSError, subprocess.CalledProcessError) as error:

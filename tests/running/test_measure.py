@@ -399,20 +399,21 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, partial_file)
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_a_tree_without_a_commit_says_so(
-    run, monkeypatch, record_file, tmp_path, installed
-):
-    if installed:
+@pytest.mark.parametrize("why", ["fatal: not a git", "fatal: path", "git is not"])
+def test_a_tree_without_a_commit_says_so(run, monkeypatch, record_file, tmp_path, why):
+    if why == "git is not":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
         require_git()
+    # A copy in another repository is in none of its commits.
+    commit = "-c user.name=a -c user.email=b commit -q --allow-empty -m c"
+    for command in ("init -q", commit) if why == "fatal: path" else ():
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     # In a git hook, GIT_DIR names the hook's repository, which must not be used.
     monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
     monkeypatch.setattr(software, "ROOT", tmp_path)
     monkeypatch.delenv("GIT_COMMIT", raising=False)
-    if not installed:
-        monkeypatch.setenv("PATH", str(tmp_path))
     outcome = run()
-    why = "fatal: not a git repo" if installed else "git is not installed"
     assert f"no commit is noted ({why}" in outcome.stderr
     assert outcome.stderr.endswith("; set GIT_COMMIT\n") and outcome.code == 0
     assert store.read(record_file).git is None
