@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from systems import need, run_as_command  # noqa: E402
+from systems import ROOT, need, run_as_command  # noqa: E402
 from systems.records.files import write_atomically  # noqa: E402
 
 if __name__ == "__main__":
@@ -23,7 +23,7 @@ import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 from traitlets.config import Config  # noqa: E402
 
-NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
+NOTEBOOKS = ROOT / "docs/notebooks"
 
 
 def execute_notebook(path: Path) -> str:
@@ -42,7 +42,9 @@ def execute_notebook(path: Path) -> str:
         sockets = Config(ConnectionFileMixin=socket)
         # Join the pieces of a cell's output, whose number depends on timing.
         options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
-        client = NotebookClient(notebook, config=sockets, **options)
+        # Import from this folder, wherever the command was given.
+        place = {"metadata": {"path": str(ROOT)}}
+        client = NotebookClient(notebook, config=sockets, resources=place, **options)
         try:
             client.execute()
         except (AssertionError, CancelledError):

@@ -12,6 +12,7 @@ import pytest
 from mkdocs_jupyter.convert import nb2html
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from systems import ROOT
 from tools import run_notebooks
 from tools.hooks import notebooks
 from tools.render.standalone import Shown
@@ -35,27 +36,23 @@ def test_a_notebook_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
     assert (tmp_path / "a.ipynb").read_text() == "edited"
 
 
-def test_a_signal_is_no_traceback(monkeypatch):
+def test_it_imports_this_clone_and_a_signal_is_no_traceback(monkeypatch):
     client = Mock(**{"return_value.execute.side_effect": AssertionError})
     monkeypatch.setattr(run_notebooks, "NotebookClient", client)
     with pytest.raises(KeyboardInterrupt):
         run_notebooks.execute_notebook(NOTEBOOKS[0])
+    assert client.call_args.kwargs["resources"] == {"metadata": {"path": str(ROOT)}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_fresh_run_gives_what_is_committed(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fresh_run_gives_what_is_committed(path, tmp_path, monkeypatch):
     # Ignore the user's start-up files, and allow a read-only home.
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
-    committed, fresh = (
-        path.read_text(encoding="utf-8"),
-        run_notebooks.execute_notebook(path),
-    )
+    fresh = run_notebooks.execute_notebook(path)
     remedy = "run `python tools/run_notebooks.py` and look at what changed"
-    assert committed == fresh, f"{path.name} is stale: {remedy}"
+    assert path.read_text(encoding="utf-8") == fresh, f"{path.name} is stale: {remedy}"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -94,9 +91,8 @@ def test_a_notebook_looks_like_the_other_pages(make_page: Any) -> None:
     assert "--md-default-bg-color: #" in figure["image/svg+xml"]
     text = new_output("stream", text="1 < 2\n")
     built = make_page(text, new_output("display_data", figure))
-    assert (
-        '<p class="in-short"><strong>In short.</strong> Costs <code>$5</code>' in built
-    )
+    start = '<p class="in-short"><strong>In short.</strong> Costs <code>$5</code>'
+    assert start in built
     assert built.count("<math") == 2 and 'alttext="a &lt; b_c"' in built
     assert 'href="../a.html#b"' in built and 'href="note.ipynb" download' in built
     assert '<div class="language-python highlight"><pre><code>' in built
