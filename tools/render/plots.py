@@ -52,7 +52,7 @@ COLORS = {
     GREY: "--grey",
     PALE: "--pale",
 }
-STYLE = rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), False, False)
+STYLE = rc_params_from_file(Path(__file__).with_suffix(".mplstyle"))
 Draw = Callable[[Figure], None]
 # CSS class of texts over lines; they get an outline in the background colour.
 OVER_LINES = "over"

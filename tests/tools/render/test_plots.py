@@ -105,6 +105,9 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
 
 def test_a_word_that_a_line_goes_through_is_found():
     text = plot(read_record("warmup"), "x", draw_crossing, "One is struck.")
+    # The user's own matplotlibrc changes nothing.
+    with plots.matplotlib.rc_context({"axes.xmargin": 0.4}):
+        assert text == plot(read_record("warmup"), "x", draw_crossing, "One is struck.")
     (figure,) = figures(text, "plotted")
     for svg in figure.findall("svg"):
         assert crossed_texts(svg) == ["struck"] and overlaps(svg) == []
