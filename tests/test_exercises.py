@@ -182,10 +182,19 @@ def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
     assert re.search(words, text, re.DOTALL), text
 
 
-def test_what_is_no_python_is_told_by_its_line(checks, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\ny = x +\n", "^line 2 is no Python: invalid syntax$"),
+        ("import nowhere\n", "stops when imported: ModuleNotFoundError"),
+        ("x = 1\n", "has no function online_softmax$"),
+        ("def online_softmax(x):\n    pass\n", "returned NoneType, where a tensor"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(checks, tmp_path, text, words):
     path = tmp_path / "3_online_softmax.py"
-    path.write_text("x = 1\ny = x +\n", encoding="utf-8")
-    with pytest.raises(checks.Wrong, match="^line 2 is no Python: invalid syntax$"):
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(checks.Wrong, match=words):
         checks.check("3_online_softmax", path)
 
 

@@ -50,11 +50,20 @@ def check(name: str, path: Path) -> None:
     spec = spec_from_file_location(f"exercise_{name}", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        words = f"{path.name} stops when imported: {type(error).__name__}: {error}"
+        raise Wrong(words) from error
     # NumPy, which interprets the kernels, warns of what is judged here anyway.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        CHECKS[name](module)
+        try:
+            CHECKS[name](module)
+        except AttributeError as error:
+            if error.obj is not module:
+                raise
+            raise Wrong(f"{path.name} has no function {error.name}") from None
 
 
 def holes(source: str) -> Iterator[tuple[str, ast.stmt]]:
@@ -90,8 +99,8 @@ def statements(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
 def run(solution: Callable, *inputs):
     """Return what the solution returns. Raise `Wrong` with the line that failed."""
     try:
-        return solution(*inputs)
-    except Exception as error:
+        found = solution(*inputs)
+    except (Exception, SystemExit) as error:
         # The interpreter's own errors only repeat the one that they were raised from,
         # one for each function that called another.
         own, cause, lines = solution.__code__.co_filename, error, []
@@ -111,6 +120,11 @@ def run(solution: Callable, *inputs):
                 "line says which shape it gives; [:, None] makes a column of a vector"
             )
         raise Wrong(words) from error
+    for result in found if isinstance(found, tuple) else (found,):
+        if not isinstance(result, Tensor):
+            kind = type(result).__name__
+            raise Wrong(f"{solution.__name__} returned {kind}, where a tensor belongs")
+    return found
 
 
 def compare(
