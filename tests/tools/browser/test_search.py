@@ -37,9 +37,7 @@ def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
     looked_at = 0
     for path in pages:
         page = path.read_text("utf-8")
-        for svg in re.findall(
-            r'<svg class="(?:plot|drawing) .*?</svg>', page, re.DOTALL
-        ):
+        for svg in re.findall(r'(?s)<svg class="(?:plot|drawing) .*?</svg>', page):
             few = re.findall(r"<text[^>]*>([^<]+)</text>", svg)[:4]
             looked_at += len(few) == 4
             assert len(few) < 4 or " ".join(map(unescape, few)) not in texts.get(
@@ -49,6 +47,9 @@ def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
 
 
 def test_the_search_answers_with_a_page_that_explains(page: Page, site: Path) -> None:
+    # Where cookies are blocked, reading localStorage raises.
+    denied = "{ configurable: true, get() { throw Error('denied') } }"
+    page.add_init_script(f"Object.defineProperty(window, 'localStorage', {denied})")
     page.goto((site / "index.html").as_uri())
     page.locator(".md-search__input").click()
     links = page.locator(".md-search-result__item > .md-search-result__link")
