@@ -98,10 +98,7 @@ def find_chromium() -> str:
     installed = (path for name in names if (path := shutil.which(name)))
     if path := os.environ.get("CHROMIUM") or next(installed, None):
         return path
-    fail(
-        "no Chromium to print with: install it (Debian: apt-get install chromium) "
-        "or set CHROMIUM"
-    )
+    fail("no Chromium to print with: install it (Debian: chromium) or set CHROMIUM")
 
 
 @contextmanager
