@@ -186,6 +186,7 @@ def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
     ("text", "words"),
     [
         ("x = 1\ny = x +\n", "^line 2 is no Python: invalid syntax$"),
+        ("x = '\udce9'\n", "stops when imported: SyntaxError"),
         ("import nowhere\n", "stops when imported: ModuleNotFoundError"),
         ("x = 1\n", "has no function online_softmax$"),
         ("def online_softmax(x):\n    pass\n", "returned NoneType, where a tensor"),
@@ -193,7 +194,7 @@ def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
 )
 def test_what_cannot_be_compared_is_one_line(checks, tmp_path, text, words):
     path = tmp_path / "3_online_softmax.py"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, "utf-8", errors="surrogateescape")
     with pytest.raises(checks.Wrong, match=words):
         checks.check("3_online_softmax", path)
 

@@ -44,7 +44,8 @@ class Wrong(Exception):
 
 def check(name: str, path: Path) -> None:
     """Raise `Unsolved` or `Wrong` unless the file solves the exercise of this name."""
-    left = [f"{hole} (line {node.lineno})" for hole, node in holes(path.read_text())]
+    source = path.read_text("utf-8", errors="replace")
+    left = [f"{hole} (line {node.lineno})" for hole, node in holes(source)]
     if left:
         raise Unsolved(f"unsolved: fill in {', '.join(left)} of {path.name}")
     spec = spec_from_file_location(f"exercise_{name}", path)
