@@ -28,9 +28,7 @@ def slowness() -> float:
     return max(1.0, (time.process_time() - start) / 0.33)
 
 
-def test_two_builds_give_the_same_bytes_and_take_less_than_15_seconds(
-    site: Path, tmp_path: Path
-) -> None:
+def test_two_builds_give_the_same_bytes_and_take_less_than_15_seconds(site, tmp_path):
     """The second build is of an unpacked archive, without git."""
     root, again = ROOT, tmp_path / "site"
     if (ROOT / ".git").exists():

@@ -71,9 +71,7 @@ def test_the_calculator_computes_what_the_formulas_do(page: Page, site: Path) ->
         assert got["moments"] == wanted, asked
 
 
-def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(
-    page: Page, site: Path
-) -> None:
+def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(page, site):
     page.goto((site / "calculator.html").as_uri() + "#size=xl&context=2048")
     root = page.locator("#calculator")
     verdict, context = root.locator(".verdict"), root.locator("input[name=context]")

@@ -51,9 +51,7 @@ def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
     assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
 
 
-def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(
-    page: Page, site: Path
-) -> None:
+def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(page, site):
     """Next to the contents, wide elements end at one edge; prose is narrower."""
     edges = """() => [...document.querySelectorAll(
             "article > :is(.highlight, .table-frame:has(.dense), details, figure)")]
@@ -71,9 +69,7 @@ def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(
     assert page.locator("details:not(.name)").evaluate_all(inside) == ["auto"]
 
 
-def test_the_reference_opens_what_readers_call_and_folds_the_rest(
-    page: Page, site: Path
-) -> None:
+def test_the_reference_opens_what_readers_call_and_folds_the_rest(page, site):
     for path in sorted((site / "api").glob("*.html")):
         page.goto(path.as_uri())
         entries = page.locator(".md-sidebar--secondary .md-nav__link")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from markdown import Markdown
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
 
+from systems import ROOT
 from tools.hooks import markup as hooks
 from tools.hooks.maths import to_mathml
 
@@ -76,9 +77,17 @@ def test_a_formula_that_does_not_convert_fails(tex: str) -> None:
     assert f"`{tex}`" in str(error.value)
 
 
-def test_the_page_of_a_wrong_formula_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_fact_is_a_warning_that_serve_survives(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("{$ facts.x $}")
+    _, _, macros = (ROOT / "mkdocs.yml").read_text("utf-8").partition("  - macros:")
+    own = "site_name: Guide\nstrict: true\nplugins:\n  - macros:"
+    (tmp_path / "mkdocs.yml").write_text(own + macros.partition("\n\n")[0])
+    with pytest.raises(Abort, match="in strict mode"):
+        build(load_config(str(tmp_path / "mkdocs.yml")))
+
+
+def test_the_page_of_a_wrong_formula_is_named(tmp_path, caplog):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(r"It is \(x_\).")
     (tmp_path / "mkdocs.yml").write_text(
