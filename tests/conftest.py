@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# `nohup` and `&` ignore SIGINT, but tests interrupt the processes that they start.
+# After `&`, processes inherit an ignored SIGINT, but tests interrupt theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):

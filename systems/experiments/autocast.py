@@ -215,7 +215,7 @@ def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}
     for name, operation in OPERATIONS.items():
-        # `a` and `c`, the possible first inputs, have low precision here.
+        # Mixed: `a` and `c` in low precision, `b` in fp32.
         mixed = (narrow[0], wide[1], narrow[2], t)
         with torch.autocast(device, dtype=low):
             inside = [

@@ -125,7 +125,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Return the kernels of a trace's events, by start. Raise one of MALFORMED."""
+    """Return kernels sorted by start. Raise one of MALFORMED for a bad event."""
     launches: dict[Any, Launch] = {}
     op_launches: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []

@@ -39,7 +39,7 @@ LENGTHS += [(1, 130), (130, 1), (65, 191), (191, 65), (63, 64)]
 
 
 @triton.jit
-def narrow_kernel(x_ptr, y_ptr, n: tl.constexpr):
+def round_kernel(x_ptr, y_ptr, n: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, n))
     tl.store(y_ptr + tl.arange(0, n), round_to(x, y_ptr.dtype.element_ty))
 
@@ -279,6 +279,6 @@ def test_rounding_is_to_the_nearest(dtype, device):
         [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0]
     )
     y = torch.empty(512, dtype=dtype, device=device)
-    launch = narrow_kernel[(1,)]
+    launch = round_kernel[(1,)]
     launch(x, y, n=512, enable_fp_fusion=True)  # pyright: ignore[reportArgumentType]
     assert torch.equal(y, x.to(dtype))

@@ -33,7 +33,7 @@ def set_environment(monkeypatch):
 def test_it_is_the_folder_where_triton_looks(set_environment):
     from triton import knobs
 
-    # Triton's import needs HOME.
+    # Triton's import reads HOME.
     home = os.environ["HOME"]
     for given in ({}, {"TRITON_HOME": "/b"}, {"TRITON_CACHE_DIR": "/c"}):
         set_environment(HOME=home, **given)

@@ -15,7 +15,7 @@ from systems.running.resuming import new_record, why_not_resumable
 from systems.running.software import (
     PEER,
     TUNED,
-    drop_peer,
+    used_only,
     kernel_status,
     tuned_software,
 )
@@ -124,7 +124,7 @@ def test_a_library_of_others_counts_where_it_runs(configs, count):
     """A record without rows of FlashAttention-4 stays fresh if its version changes."""
     found = {"torch": "2.11.0", PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}
-    assert drop_peer(found, configs) == expected
+    assert used_only(found, configs) == expected
     old, new = (make_record("fake", software=dict(found)) for _ in range(2))
     del new.software[PEER]
     assert (why_not_resumable(old, new, configs) is not None) == count

@@ -131,7 +131,7 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
 
 
 class Forward(NamedTuple):
-    """Launches of a forward pass: split into limbs, main kernel, combine splits."""
+    """Launches of a forward pass: make limbs, main kernel, combine splits."""
 
     limbs: Launch | None
     kernel: Launch

@@ -27,9 +27,9 @@ from tools.render.rows import fmt, most, span
 from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
 
+# The variables of the formulas.
 SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 MORE = ("kv_heads", "vocab", "embeddings")
-# The variables of the formulas.
 STEP = ("context", "batch", "checkpoint", "optimizer_states", "workspace_bytes")
 NAMES = (*SHAPE, *MORE, *STEP)
 # Public models: shape, KV heads, vocabulary, and number of embedding matrices (see
