@@ -15,9 +15,9 @@ from systems.running.resuming import new_record, why_not_resumable
 from systems.running.software import (
     PEER,
     TUNED,
-    used_only,
     kernel_status,
     tuned_software,
+    used_only,
 )
 from tests.factories import make_gpu, make_record
 from tools.render import load
