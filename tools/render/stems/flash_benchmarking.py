@@ -233,7 +233,7 @@ def memory_figure(record: Record) -> Drawn:
         f"FlashAttention needs {ours} for {fmt(longest['n'], '{:,}')} tokens, "
         f"plain PyTorch {plain}.",
         f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
-        "logarithmic: a line twice as steep grows with the square of N.",
+        "logarithmic: the steeper line grows with the square of N.",
     )
 
 

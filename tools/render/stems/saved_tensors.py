@@ -127,7 +127,7 @@ NAMES = {
 
 @fragments.add_file(
     "example.md",
-    "The example of CS336's handout: 16 heads, context 512 (norm) or 2048.",
+    "CS336's handout example: 16 heads, context 512 (norm) or 2048 (blocks).",
 )
 def example_file(records: list[Record]) -> str:
     reported = next((r for r in records if r.kind == "reported"), None)

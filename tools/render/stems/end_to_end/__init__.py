@@ -111,7 +111,7 @@ def format_rounded_ms(ms: float) -> str:
 @fragments.add(
     "speedup-table.md",
     "fp32 against bf16 autocast at every size and context. Times and the last "
-    "speedup are wall-clock, other speedups of GPU time. Forward: in a training step.",
+    "speedup are wall-clock, other speedups of GPU time. Forward: timed in steps.",
 )
 def speedup_table(record: Record) -> str:
     shown = [

@@ -55,8 +55,8 @@ def shares_figure(record: Record) -> Drawn:
         draw,
         "The larger the model, the nearer a forward pass comes to the peak: in bf16 "
         f"from {least} to {most}.",
-        "Share of the data sheet's peak rate. At the longest context mask and softmax "
-        "take a larger part.",
+        "Share of the data sheet's peak rate. At the longest context, mask and "
+        "softmax take a larger share of the time.",
     )
 
 

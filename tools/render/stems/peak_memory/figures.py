@@ -56,8 +56,8 @@ def timeline_figure(
         for x in found
     )
     text = (
-        f"Memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, before the "
-        "allocator rounds. The horizontal axis counts allocations and frees."
+        f"Memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, without "
+        "the allocator's rounding. The horizontal axis counts allocations and frees."
     )
     if any(len(x["phases"]) > 1 for x in found):
         text += " Vertical lines mark where a phase begins."
