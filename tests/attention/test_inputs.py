@@ -159,7 +159,7 @@ META = zeros(2, 8, 4, device="meta")
 # Wrong arguments by error message, in the order of the parameters.
 WRONG_TYPES = {
     "q must be a torch.Tensor, got list": [[1.0], zeros(2, 8, 4), zeros(2, 8, 4)],
-    "k must be a strided .* sparse": [zeros(8, 4), zeros(8, 4).to_sparse(), zeros(4)],
+    "k must be a strided .*sparse": [zeros(8, 4), zeros(8, 4).to_sparse(), zeros(4)],
     "q must be one of .*float32.*, got int64": [zeros(8, dtype=torch.int64)] * 3,
     "v must have the dtype of q, torch.float32, got torch.float16": qkv(V=HALF),
     "causal must be True or False, got 1; .* SDPA takes attn_mask": qkv(1),

@@ -501,7 +501,7 @@ def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(rerun, tm
     assert (done.code, done.out) == (1, f"{line}\n1 findings\n")
     record.rows, record.expected_rows = [], 0
     store.write(record, path)
-    assert "has 0 rows that did not fail, expected_rows is 0" in rerun("--list").err
+    assert rerun("--list").code == 0
 
 
 def test_a_full_disk_names_the_file(rerun, tmp_path, monkeypatch):
