@@ -39,7 +39,7 @@ from systems.records.files import write_atomically
 from systems.records.source_hash import hash_of
 from systems.records.store import RecordError
 from tools.compile_ahead import TARGETS, compile_launch, require_compiler
-from tools.render.compiled_files import PATH, Kernel, read_steps
+from tools.render.compiled_files import PATH, Kernel, read_needs
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import fail
 
@@ -126,7 +126,7 @@ def compile_step(step: str) -> list[Kernel]:
 def main() -> None:
     require_compiler()
     try:
-        versions = read_steps()
+        versions = read_needs()
     except RecordError as error:
         fail(str(error))
     steps = (*FORWARD, *BACKWARD)

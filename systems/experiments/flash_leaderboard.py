@@ -1,8 +1,8 @@
 """The course's leaderboard test: the time of forward and backward pass for 16 heads,
 16384 tokens, head dimension 64, bf16, causal.
 
-`do_bench` times every implementation. GPU time follows, in alternation, then the time
-of each kernel.
+`do_bench` times each implementation, alternating rounds GPU time, and the profiler
+each kernel.
 
     python -m systems.experiments.flash_leaderboard --implementation ours
 """

@@ -195,7 +195,7 @@ def load_attention(name: str) -> AttentionFn:
     """Return the causal attention function of this name. It maps q, k and v of shape
     (b, h, s, e) to an output of the same shape. `ValueError` if the name is unknown.
     """
-    # Called directly, so that eager attention is part of every model's source hash.
+    # Not looked up by a string, so that every model's source hash covers it.
     if name == "eager":
         return eager_attention
     if name not in IMPLEMENTATIONS:

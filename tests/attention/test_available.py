@@ -68,7 +68,7 @@ def test_slower_kernels_than_the_gpu_allows_are_told_once(fake_gpu, caplog):
 
 
 def test_large_inputs_that_tma_cannot_read_are_told_once(fake_gpu, caplog):
-    """Small inputs cause no message, because they run on the Triton kernels."""
+    """Small inputs cause no message: they never run on the Hopper kernels."""
     fake_gpu((9, 0), "3.6.0")
     for gap in (1, 3):
         wide = torch.empty(1, 16, 16384, 64 + gap, dtype=torch.bfloat16, device="meta")

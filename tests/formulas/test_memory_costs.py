@@ -162,7 +162,7 @@ def test_any_step_s_peak_is_its_formula(monkeypatch, p):
     moments = {
         when: sum(moment.values()) for when, moment in peak_candidates(p).items()
     }
-    # The formulas neglect temporaries of a few numbers per token or word.
+    # The formulas ignore small temporaries per token or vocabulary entry.
     for place, begins, near in (
         (0, ("forward", "after", "backward, the loss"), 0.006),
         (1, "backward, the last norm", 5e-5),

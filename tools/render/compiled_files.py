@@ -31,7 +31,7 @@ class Steps(TypedDict):
     steps: dict[str, list[Kernel]]
 
 
-def read_steps(path: Path = PATH) -> dict[str, Steps]:
+def read_needs(path: Path = PATH) -> dict[str, Steps]:
     """Return the steps by Triton version, or {}. Raise RecordError for a bad file."""
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:

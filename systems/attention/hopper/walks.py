@@ -30,9 +30,9 @@ ORDERED_MIN_PROGRAMS = 256
 # heads per KV head), each query head has its own programs. In longer loops neighboring
 # programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Key tiles of all interleaved heads together, about one per SM. Half as many under a
-# causal mask if a program has several query heads; twice as many without a mask, or if
-# each query head has its own programs.
+# Key tiles of all interleaved heads together, about one per SM. Twice as many without a
+# mask. With one: half if a program has several query heads, twice if DEALT_TILES gives
+# each query head its own programs.
 SIDE_TILES = 128
 # Key tiles, in all, of the heads that go backwards: at least two heads, at most half.
 BACKWARDS_TILES = 256

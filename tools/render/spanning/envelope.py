@@ -79,7 +79,7 @@ PRODUCTS = all_matmuls("2.7B", 512)
 
 
 def regimes(record: Record | None) -> tuple[Line, Line, Line]:
-    """Return measured kernels that are launch-, memory- and compute-bound."""
+    """Return a launch-, a memory- and a compute-bound example, measured."""
     peak = data_sheet(primary_gpu())
 
     def regime(

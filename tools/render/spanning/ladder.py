@@ -14,7 +14,7 @@ from systems.formulas.gpus import KIB
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render import plots
-from tools.render.compiled_files import COMMAND, read_steps
+from tools.render.compiled_files import COMMAND, read_needs
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
 from tools.render.markdown import NOTHING_YET, per_device, percent
@@ -100,7 +100,7 @@ def resources_table(record: Record | None) -> str:
     version = record.software.get("triton", "")
     if record.device.capability != "9.0":
         return "Compiled for an H100 alone; this GPU's kernels differ.\n"
-    if not (there := read_steps().get(version)):
+    if not (there := read_needs().get(version)):
         return f"Not compiled with Triton {version}: run `{COMMAND}`.\n"
 
     def per_kernel(step: str, text: str) -> str:

@@ -18,8 +18,8 @@ from tools.render.rows import MISSING, count_true, data_sheet, dropna, fmt, leas
 from tools.render.stems.flash_passes import (
     LABELS,
     PASSES,
+    pass_ratios,
     peak_tflops,
-    round_ratios,
     tflops,
     time_ratio,
 )
@@ -152,7 +152,7 @@ def latency_table(record: Record) -> str:
 
 def format_ratio_and_range(x: Line) -> Any:
     """Return the speedup over plain attention: "19.50 (19.10 to 19.80)"."""
-    ratio, rounds = x["both / plain"], round_ratios(x["plain"], x["ours"], "both")
+    ratio, rounds = x["both / plain"], pass_ratios(x["plain"], x["ours"], "both")
     return f"{ratio:.2f} ({span(rounds)})" if rounds else ratio
 
 

@@ -22,7 +22,7 @@ def is_launch_bound(x: Line) -> bool:
     return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])
 
 
-def round_ratios(x: Line, other: Line, of: str) -> list[float]:
+def pass_ratios(x: Line, other: Line, of: str) -> list[float]:
     """Return the ratio of two rows' times of a pass, for each round in both rows."""
     rounds = [one.samples(f"{of}_rounds") for one in (x, other)]
     alike = len({*map(len, rounds)}) == 1
@@ -30,8 +30,8 @@ def round_ratios(x: Line, other: Line, of: str) -> list[float]:
 
 
 def time_ratio(x: Line, other: Line, of: str) -> float:
-    """Return the median of `round_ratios`, or else the ratio of the medians."""
-    if ratios := round_ratios(x, other, of):
+    """Return the median of `pass_ratios`, or else the ratio of the medians."""
+    if ratios := pass_ratios(x, other, of):
         return median(ratios)
     return x.kernel_ms(of) / other.kernel_ms(of)
 

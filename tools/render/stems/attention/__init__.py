@@ -22,13 +22,13 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
-    find_pass,
     formula_inputs,
     fragments,
     in_gib3,
     lengths,
     passes,
     peak_bytes,
+    plain_row,
     predicted_bytes,
 )
 from tools.render.stems.attention.compiled import (  # noqa: F401
@@ -123,7 +123,7 @@ def shortest_oom(memory_bytes: float) -> int:
 
 def describe_outcome(record: Record | None, n: int, execution: str) -> str:
     """Return the outcome of running this N as a predicate: "ran out of memory"."""
-    x = find_pass(frame(record), n, e=execution)
+    x = plain_row(frame(record), n, e=execution)
     if x:
         peak = x.get("peak_allocated_bytes", 0)
         return f"ran with a peak of {gib(peak)} GiB" if peak else "ran"
@@ -142,7 +142,7 @@ def times_figure(record: Record) -> Drawn:
     def draw(figure: Figure) -> None:
         for axes, of in zip(plots.panels(figure, 2, sharey=True), PASSES, strict=True):
             eager, fused = (
-                [find_pass(found, n, e=e).ms(of) for n in ns] for e in EXECUTIONS
+                [plain_row(found, n, e=e).ms(of) for n in ns] for e in EXECUTIONS
             )
             plots.curve(axes, ns, fused, label="compiled")
             plots.curve(axes, ns, eager, label="eager", color=ACCENT)
@@ -170,7 +170,7 @@ def times_figure(record: Record) -> Drawn:
 
 def growth_factor(found: Frame, of: str) -> float:
     """Return the ratio of eager times at the longest N and at N / 2: 4 for O(N²)."""
-    return find_pass(found).ms(of) / find_pass(found, LONGEST // 2).ms(of)
+    return plain_row(found).ms(of) / plain_row(found, LONGEST // 2).ms(of)
 
 
 @fragments.figure("memory.md", "memory", narrow=520)
@@ -189,7 +189,7 @@ def memory_figure(record: Record) -> Drawn:
             thin = {"marker": "", "color": DARK, "linewidth": 1}
             plots.curve(axes, ns, predicted, label="predicted, eager", **thin)
             for e, look in (("compiled", {}), ("eager", {"color": ACCENT})):
-                ys = [find_pass(found, n, e=e)[column] / 2**30 for n in ns]
+                ys = [plain_row(found, n, e=e)[column] / 2**30 for n in ns]
                 plots.curve(axes, ns, ys, label=e, ls="none", **look)
             plots.plain_log_scale(axes.yaxis, subs=(1,))
             plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
@@ -217,11 +217,11 @@ def facts(record: Record | None) -> dict[str, str]:
     found = passes(record)
     memory = (record.device.memory_bytes if record else None) or MISSING
     n = accounted_length(record) if record and memory else 0
-    kept = {e: find_pass(found, e=e)["kept"] for e in EXECUTIONS}
+    kept = {e: plain_row(found, e=e)["kept"] for e in EXECUTIONS}
     return {
-        **{of: fmt(find_pass(found).ms(of), "{:.5f} ms") for of in PASSES},
-        "forward_16": fmt(find_pass(found, d=16).ms("forward"), "{:.5f} ms"),
-        "forward_128": fmt(find_pass(found, d=128).ms("forward"), "{:.5f} ms"),
+        **{of: fmt(plain_row(found).ms(of), "{:.5f} ms") for of in PASSES},
+        "forward_16": fmt(plain_row(found, d=16).ms("forward"), "{:.5f} ms"),
+        "forward_128": fmt(plain_row(found, d=128).ms("forward"), "{:.5f} ms"),
         **{f"growth_{of}": fmt(growth_factor(found, of), "{:.5f}") for of in PASSES},
         **{f"per_square_{e}": fmt(kept[e] / LONGEST**2, "{:.5f}") for e in EXECUTIONS},
         "one_matrix": f"{gib(BATCH * LONGEST**2 * 4, 5)} GiB",
@@ -243,7 +243,7 @@ def facts(record: Record | None) -> dict[str, str]:
     because="memory linear in N adds less than a twentieth at this length.",
 )
 def two_matrices_saved(record: Record) -> Judgement:
-    per_square = find_pass(passes(record))["kept"] / LONGEST**2
+    per_square = plain_row(passes(record))["kept"] / LONGEST**2
     numbers = f"Kept per N²: {per_square:.1f} bytes at N = {LONGEST:,}."
     return per_square and (abs(per_square / 64 - 1) < 0.05, numbers)
 

@@ -39,7 +39,7 @@ def speedup(x: Line, *names: str) -> float:
     return x["eager"].ms(*names) / x.ms(*names)
 
 
-def find_pass(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
+def plain_row(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
     """Return the row of eager (or compiled) attention in fp32 without a mask."""
     return found.one(n=n, d=d, execution=e, **PLAIN)
 

@@ -18,10 +18,10 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
-    find_pass,
     fragments,
     lengths,
     passes,
+    plain_row,
 )
 
 # The N at which kernels are listed.
@@ -140,7 +140,7 @@ def speedup_figure(record: Record) -> Drawn:
 def facts(record: Record | None) -> dict[str, str]:
     found = compiled_passes(record)
     every = passes(record)
-    longest = find_pass(every, e="compiled")
+    longest = plain_row(every, e="compiled")
     shown = {"long": (8192, LONGEST), "short": (256, 1024)}
     return {
         **{
@@ -150,7 +150,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **{f"speedup_{of}": fmt(longest[f"{of}_gain"], "{:.5f}") for of in PASSES},
         **{
             f"{of}_kernels_{e}": fmt(
-                find_pass(every, KERNELS_AT, e=e).get(f"{of}_kernels")
+                plain_row(every, KERNELS_AT, e=e).get(f"{of}_kernels")
             )
             for e in EXECUTIONS
             for of in PASSES
