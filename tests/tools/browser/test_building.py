@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 
 
 def slowness() -> float:
-    """Return how many times longer than 0.9 s random reads take: memory limits builds."""
+    """Return how many times 0.9 s random reads take, because memory limits builds."""
     texts = {i: str(i) for i in range(2_000_000)}
     order = random.Random(0).sample(range(2_000_000), 2_000_000)
     start = time.process_time()
