@@ -12,7 +12,7 @@ def test_exercise(name):
     try:
         check(name, HERE / f"{name}.py")
     except (Unsolved, Wrong) as error:
-        # Told below, where pytest has no traceback to show beside the words.
+        # Reported after this block, so that pytest shows the message alone.
         problem = error
     if isinstance(problem, Unsolved):
         pytest.skip(str(problem))
