@@ -2,7 +2,7 @@
 time.
 
 `regen_tables.py --check` fails if more than one phase in twenty differs by over 3 %, or
-any by over 5 %. Not 0 %, because bf16 matmuls of the largest model slow in a long run.
+any by over 5 %. bf16 matmuls of the largest model, for one, slow down in a long run.
 """
 
 from collections.abc import Iterator, Mapping
