@@ -16,7 +16,7 @@ from tools.rendering import fail
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the first visible GPUs. Exit unless there are several, of one model."""
+    """Return the ids of `count` visible GPUs. Exit if they are of several models."""
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
         fail(f"{flag} {why_no_gpu()}: leave it out")

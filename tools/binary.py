@@ -1,4 +1,4 @@
-"""Read a kernel's binary: registers and stack bytes per thread, loop instructions."""
+"""Read registers, stack bytes and loop instructions from a compiled kernel (cubin)."""
 
 import re
 import subprocess
@@ -50,14 +50,14 @@ def count_ops(body: list[str], name: str) -> int:
 
 
 def instructions_per_score(assembly: str) -> float:
-    """Return instructions per attention score in the shortest loop; 0 without one."""
+    """Return instructions per attention score in the shortest loop; 0 without loops."""
     body = min(find_loops(assembly), key=len, default=[])
     return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0
 
 
 def hottest_loop(assembly: str) -> dict[str, int]:
     """Count instructions, register spills and reloads in the loop over unmasked tiles,
-    which is the loop with the fewest instructions per matmul. Empty without a loop.
+    which has the fewest instructions per matmul. Return {} for a kernel without loop.
     """
     bodies = find_loops(assembly)
     body = min(bodies, key=lambda body: len(body) / count_ops(body, "MMA"), default=[])

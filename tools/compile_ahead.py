@@ -63,9 +63,9 @@ TARGETS = {
     "rtx5090": Target((12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
 }
 
-# The dtype of q, k and v, by the kernels' arithmetic.
+# The dtype of q, k and v for each arithmetic (matmul precision) of the kernels.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
-# The compiled shape, large enough for both backward passes of the Hopper kernels.
+# Shape of the inputs; large enough for both backward passes of the Hopper kernels.
 BATCH, HEADS, N = 8, 16, 4096
 
 
@@ -113,7 +113,7 @@ class StandInDriver:
         self.source: Any = None
         self.metadata: Any = None
         self.utils = SimpleNamespace(
-            # Claim 1 GiB, so that kernels with too much compile, which tests report.
+            # Report 1 GiB, so that Triton compiles kernels that need too much.
             get_device_properties=lambda device: {"max_shared_mem": 2**30},
             load_binary=self.record_kernel,
             unload_module=lambda module: None,
@@ -168,7 +168,7 @@ def require_compiler() -> None:
 def compile_launch(
     gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> Result:
-    """Return the kernels that a launcher compiles; the stand-in driver stays active."""
+    """Return the kernels that a launcher compiles. Leave the stand-in driver active."""
     stand_in: Any = StandInDriver(gpu)
     driver.set_active(stand_in)
     major, minor = gpu.capability
@@ -195,7 +195,7 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return configurations by kernel: for many query rows, then for few."""
+    """Return launch configurations by kernel: for many query rows, then for few."""
     name, size = architecture(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
@@ -217,12 +217,12 @@ def compile_portable(
     configs: Mapping[str, Config] | None = None,
     splits: int = 1,
 ) -> Iterator[Result]:
-    """Compile the portable Triton kernels, forward and backward, by default with the
+    """Compile the portable Triton kernels of both passes. The default `configs` are the
     tables' configurations for many rows. If `splits` exceeds 1, also compile the
-    kernels that combine the splits.
+    kernels that combine the partial results of split loops.
     """
     configs = configs or table_configs(gpu, arithmetic, d, causal)[0]
-    # A cached launch would hold kernels of another GPU.
+    # Cached launches may hold kernels that were compiled for another GPU.
     forward_launches.cache_clear()
     backward_launches.cache_clear()
     (q, k, v, o, do), lse = meta_inputs(arithmetic, d)
@@ -244,7 +244,7 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile the Hopper kernels for bf16; one-pass backward with both tile orders."""
+    """Compile the bf16 Hopper kernels, with both tile orders of one-pass backward."""
     hopper.plan_forward.cache_clear()
     hopper.plan_backward.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()

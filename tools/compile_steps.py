@@ -1,5 +1,5 @@
-"""Compile the kernel of each optimization step in the guide's FlashAttention "ladder"
-for an H100, without a GPU, and write its resources: registers, spills, shared memory,
+"""Compile the kernels of each optimization step in the guide's FlashAttention "ladder"
+for an H100, without a GPU, and write their resources: registers, spills, shared memory,
 thread blocks per SM, instructions per score.
 
     python tools/compile_steps.py
@@ -39,12 +39,12 @@ from systems.records.files import write_atomically
 from systems.records.source_hash import hash_of
 from systems.records.store import RecordError
 from tools.compile_ahead import TARGETS, compile_launch, require_compiler
-from tools.render.compiled_files import PATH, Kernel, read_needs
+from tools.render.compiled_files import PATH, Kernel, read_compiled_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import fail
 
 GPU = TARGETS["h100"]
-# Steps with the kernel of another step: `forward` differs only in its grid.
+# Steps that run the kernel of another step: `forward` differs only in its grid.
 SAME_KERNEL = {"forward": "one_item_forward"}
 
 
@@ -86,7 +86,7 @@ def add_batch(x: object) -> object:
 def first_forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """Launch the forward kernel of `first` on meta tensors, which its class rejects."""
+    """Launch the forward kernel of `attention.first` without its checks of inputs."""
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     first.forward_kernel[grid](q, k, v, o, lse, n, scale, CAUSAL=True, **options)
@@ -95,7 +95,7 @@ def first_forward(
 def first_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """Launch the two backward kernels of `first` on meta tensors."""
+    """Launch the backward kernels of `attention.first` without its checks of inputs."""
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     inputs = q, k, v, do, lse, lse
@@ -104,7 +104,7 @@ def first_backward(
 
 
 def compile_step(step: str) -> list[Kernel]:
-    """Compile a step; return resources of the kernels that compute exponentials."""
+    """Return the resources of a step's kernels that compute attention scores."""
     result = compile_launch(GPU, make_launch(step))
     if isinstance(result, str):
         fail(f"{step}: {result}", 1)
@@ -126,7 +126,7 @@ def compile_step(step: str) -> list[Kernel]:
 def main() -> None:
     require_compiler()
     try:
-        versions = read_needs()
+        versions = read_compiled_steps()
     except RecordError as error:
         fail(str(error))
     steps = (*FORWARD, *BACKWARD)

@@ -163,7 +163,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, task.stem, *task.arguments, *own],
             cwd=ROOT,
-            # Import from `cwd`, also where the environment says otherwise.
+            # Let the child import from `cwd`, even if the user forbids it.
             env=os.environ | {"PYTHONSAFEPATH": ""} | visible | task.environment,
             stdout=subprocess.PIPE,
             # A process group, so that one signal also ends the processes of its rows.
@@ -192,7 +192,7 @@ class Child:
                 total, done = report["total"], report["done"]
                 self.bars.update(self.bar, total=total, completed=done)
             case "there":
-                # Existing rows may be older, or measured by somebody else.
+                # Print their origin, because they may be old or somebody else's.
                 rows, commit = report["rows"], report["commit"][:10]
                 origin = f"{report['since']} UTC, commit {commit}"
                 print_line(f"{outcome.stem}: {rows} rows are there, of {origin}")

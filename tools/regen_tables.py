@@ -125,7 +125,7 @@ def command(
             fail(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
         fail(f"{[*others, '--generated'][0]} does not go with {action}")
-    with one_line_errors(measures := action in ("measuring", "--verify")):
+    with report_errors_in_one_line(measures := action in ("measuring", "--verify")):
         if action == "measuring":
             require_valid_commit()
         require_folders(action, results, generated, measures)
@@ -145,7 +145,7 @@ def command(
 
 
 @contextmanager
-def one_line_errors(measures: bool) -> Iterator[None]:
+def report_errors_in_one_line(measures: bool) -> Iterator[None]:
     """Turn errors and Ctrl-C into one line on standard error and exit code 2."""
     try:
         yield
@@ -174,7 +174,7 @@ def require_valid_commit() -> None:
 def require_folders(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Exit if `results` is no folder, mixes grids, or would replace the guide's own."""
+    """Exit if the folder `results` is missing or does not suit the action."""
     from tools.render.load import is_quick
 
     is_own = results.resolve() == RESULTS.resolve()
@@ -218,14 +218,14 @@ def measure(
 
 
 def verify_record(stem: str, results: Path, generated: Path | None) -> int:
-    """Verify a stale record by measuring three rows; render. Return the exit code."""
+    """Measure three rows of a stale record, mark it verified if they agree, render."""
     need("torch", "fcntl")
     arguments = [str(results.resolve()), "--verify"]
     (outcome,) = run_all(iter([Task(stem, arguments)]))
     if outcome.code:
         fail(outcome.message.removeprefix("error: "), outcome.code)
     print(f"{stem}: rows measured again agree, the record is verified")
-    render_own(results, generated)
+    render_records(results, generated)
     return 0
 
 
@@ -254,11 +254,11 @@ def summarize_and_render(
         hint = f"reduced grid: its records stay apart; `{flags}` writes their tables"
         print(printable(hint))
     elif code != 2 and not (quick or no_render):
-        render_own(results, generated)
+        render_records(results, generated)
     return code
 
 
-def render_own(results: Path, generated: Path | None) -> None:
+def render_records(results: Path, generated: Path | None) -> None:
     """Render the guide's own records, or others if `generated` names a folder."""
     if generated or results.resolve() == RESULTS.resolve():
         write_rendered(results, generated)

@@ -48,7 +48,7 @@ def execute_notebook(path: Path) -> str:
         try:
             client.execute()
         except (AssertionError, CancelledError):
-            # At a signal, nbclient ends the kernel, then fails for lack of a kernel.
+            # After Ctrl-C, nbclient ends the kernel and then misses it.
             raise KeyboardInterrupt from None
     # Drop the Python version, which differs between machines.
     notebook.metadata["language_info"] = {"name": "python"}

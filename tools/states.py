@@ -23,7 +23,7 @@ def read_state(path: Path) -> tuple[str, Any]:
     except store.UnreadableError:
         raise
     except (FileNotFoundError, NotADirectoryError, store.RecordError):
-        # Measuring starts over if the work in progress is unreadable.
+        # An unreadable partial record counts as missing: measuring starts over.
         return "missing", None
 
 

@@ -5,9 +5,9 @@ write the fastest into a file that the kernels read.
     python tools/tune_flash.py --arithmetic half --d 64 --d 128
 
 takes less than 20 minutes; after an interruption, run it again to go on. Candidates are
-the current configuration, those for other GPUs, and variants in one parameter. Those
-that agree with float64 are timed. The kernels read the file until their code or
-Triton's version changes; records contain its digest.
+the current configuration, those for other GPUs, and variants in one parameter. Only
+candidates that agree with float64 are timed. The kernels ignore the file once their
+code or Triton's version changes; records contain its digest.
 """
 
 import json
@@ -76,7 +76,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return this GPU's configuration, other GPUs' ones, and variants of this GPU's."""
+    """Return a GPU's configuration, its variants, and configurations of other GPUs."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -93,7 +93,7 @@ def list_candidates(key: Key, gpu: str) -> list[Candidate]:
 
 
 def vary_config(c: Config) -> Iterator[Config]:
-    """Yield variants: half or twice the rows, 4 or 8 warps, one stage more or less."""
+    """Yield configurations with one changed parameter: tile rows, warps or stages."""
     for side in ("q", "k"):
         for rows in (2 * getattr(c, side), getattr(c, side) // 2):
             if 16 <= rows <= 256:
@@ -103,7 +103,7 @@ def vary_config(c: Config) -> Iterator[Config]:
 
 
 def count_accumulators(kernel: str, d: int, c: Config) -> float:
-    """Return the accumulators per thread, for outputs and results of matmuls."""
+    """Return a thread's float32 accumulators: its share of outputs and score tiles."""
     outputs = 2 * c.k * d if kernel == "dkdv" else c.q * d
     return (outputs + (1 if kernel == "forward" else 2) * c.q * c.k) / (32 * c.warps)
 
@@ -115,7 +115,7 @@ def make_inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
 
 
 def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
-    """Return a function that runs a candidate's pass, without splits of loops."""
+    """Return a function that runs a candidate's pass, without splitting loops."""
     high = candidate.arithmetic == "high"
     torch.set_float32_matmul_precision("high" if high else "highest")
     q, k, v, do = make_inputs(heads, n, candidate)
@@ -130,7 +130,7 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
 
 
 def find_fault(candidate: Candidate) -> str:
-    """Return the fault of a candidate, or ""; the compiled kernel stays cached."""
+    """Return a candidate's error, or "". Triton caches the compiled kernel."""
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
         q, k, v, do = (
@@ -156,7 +156,7 @@ def time_call_ms(call: Callable[[], object]) -> float:
 
 
 def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
-    """Return the file's entry for the fastest candidate; `ours` wins a tie."""
+    """Return the file's entry for the fastest candidate; a tie goes to `ours`."""
     best = min(times, key=times.__getitem__)
     if ours in times and times[best] > TIE * times[ours]:
         best = ours
@@ -198,7 +198,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time correct candidates; write the fastest of each case at once."""
+    """Time correct candidates; write each case's fastest one before the next case."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:

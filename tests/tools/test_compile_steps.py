@@ -12,7 +12,7 @@ from systems import ROOT
 from systems.records.source_hash import hash_of
 from tests.needed import skip_or_fail
 from tools.binary import hottest_loop, instructions_per_score
-from tools.render.compiled_files import PATH, read_needs
+from tools.render.compiled_files import PATH, read_compiled_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 
 REMEDY = "`python tools/compile_steps.py`"
@@ -56,7 +56,7 @@ def test_instructions_of_the_shortest_loop_with_products_and_exponentials():
 
 
 def test_every_step_was_compiled_by_each_version():
-    for found in read_needs().values():
+    for found in read_compiled_steps().values():
         assert list(found["steps"]) == [*FORWARD, *BACKWARD]
         for kernels in found["steps"].values():
             assert kernels and all(k["per_score"] > 1 for k in kernels)
@@ -66,7 +66,7 @@ def test_every_step_was_compiled_by_each_version():
 
 def test_what_each_version_compiled_is_of_this_code():
     of_this_code = hash_of(LAUNCHERS)
-    versions = read_needs()
+    versions = read_compiled_steps()
     stale = [v for v, found in versions.items() if found["source_hash"] != of_this_code]
     assert not stale, f"run {REMEDY} with each of these Tritons: {', '.join(stale)}"
 
@@ -80,7 +80,7 @@ print(json.dumps(compile_step("skip")))
 
 @pytest.mark.slow
 def test_what_is_committed_is_what_compiling_finds():
-    here = read_needs().get(triton.__version__)
+    here = read_compiled_steps().get(triton.__version__)
     if here is None:
         skip_or_fail(f"{PATH} has no Triton {triton.__version__}: run {REMEDY}")
     compiles = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -23,19 +23,19 @@ from lxml import html
 
 Element = html.HtmlElement
 
-# HTML attributes whose address a browser loads.
+# HTML attributes with an address that the browser loads without a click.
 FETCHING = {"src", "srcset", "data", "poster", "xlink:href"}
-# Values of `rel` for which a browser loads the address of a <link>.
+# Values of `rel` that make a browser load the address of a <link>.
 FETCHING_LINKS = set(
     "stylesheet icon preload prefetch preconnect dns-prefetch modulepreload"
     " manifest".split()
 )
-# Faults by pattern, searched in the whole text of a page.
+# Patterns of faults, searched for in the whole text of a page.
 ANYWHERE = {
     "snippet marker left as text": re.compile(r"-+8<-+"),
     "template variable left as text": re.compile(r"\{\$\s*[\w.]+\s*\$\}"),
 }
-# Faults by pattern, searched outside of code.
+# Patterns of faults, searched for in the text of a page outside of code.
 OUTSIDE_CODE = {
     "template mark left as text": re.compile(r"\{\$|\$\}|\{\{|\}\}|\{%|%\}|\{@|@\}"),
     "maths delimiter left as text": re.compile(r"\\[()\[\]]|\$\$"),
@@ -126,7 +126,7 @@ def prose_parts(element: Element) -> Iterator[str]:
 
 
 def check_structure(page: Element, main: Element) -> Iterator[str]:
-    """Yield faults of ids, images, tables, code blocks, tabs and formulas."""
+    """Yield a finding for each faulty id, image, table, code block, tab or formula."""
     for name, count in Counter(page.xpath("//@id")).items():
         if count > 1:
             yield f"id {name!r} occurs {count} times"
@@ -181,7 +181,7 @@ def find_addresses(
 
 
 def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[str]:
-    """Yield a fault if a local address does not exist or a remote one would load."""
+    """Yield a finding if a local file is missing or a remote file would be loaded."""
     parts = urlsplit(url)
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if parts.scheme in {"http", "https"} or parts.netloc:

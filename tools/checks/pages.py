@@ -1,8 +1,8 @@
 """Find faults in the guide's sources for `regen_tables.py --check`: measured numbers
-typed by hand, facts that no page uses, and marks of snippets that no page shows.
+typed by hand, unused facts, and marked sections of code that no page shows.
 
-A measured number belongs in a fact or a fragment, which are rendered from the records.
-A number that no record gives, such as a setting, is written as inline code.
+Pages include measured numbers as facts (numbers in sentences), tables or figures, which
+are rendered from records. Other numbers, such as settings, are written as inline code.
 """
 
 import re
@@ -48,7 +48,7 @@ SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 
 def check_pages(root: Path) -> list[str]:
-    """Return the findings in pages (`path:line: finding`) and sources (`path: ...`)."""
+    """Return findings in pages (`path:line: finding`) and in code (`path: finding`)."""
     pages = {
         path: path.read_text(encoding="utf-8") for path in list_pages(root / "docs")
     }
@@ -77,7 +77,7 @@ def list_pages(docs: Path) -> Iterator[Path]:
 
 
 def find_unused_facts(root: Path, used: set[str]) -> list[str]:
-    """Return a finding for each fact that is rendered but not in `used`."""
+    """Return a finding for each fact in docs/generated/facts.yml that is not `used`."""
     path = root / "docs/generated/facts.yml"
     findings, stem = [], ""
     for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
@@ -92,8 +92,8 @@ def find_unused_facts(root: Path, used: set[str]) -> list[str]:
 
 
 def find_broken_sections(text: str, used: set[str]) -> Iterator[str]:
-    """Yield a finding for each snippet section of a Python file without a start and an
-    end, and for each that is not in `used`. A strict build finds missing sections.
+    """Yield a finding for each marked section of a Python file that lacks its start or
+    end mark, or is not in `used`. (A strict site build finds missing sections.)
     """
     marks = SECTION.findall(text)
     for name in dict.fromkeys(name for _, name in marks):

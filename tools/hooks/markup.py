@@ -48,8 +48,8 @@ FIGURE = re.compile(
 ADDRESS = re.compile(r'\bid="([^"]*)"')
 # Matches a glossary word with its tooltip.
 TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
-# Also matches elements that get no tooltips (headings, links, buttons) and elements
-# with tooltips of their own (folds, figures, tables).
+# Matches a tooltip, an element without tooltips (heading, link, button), or an element
+# in which words are explained again (fold, figure, table).
 TOOLTIP_OR_PART = re.compile(
     rf"{TOOLTIP.pattern}"
     r"|<(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b.*?</(?P=tag)>"
@@ -255,7 +255,7 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
     rows = [CELL.findall(row) for row in ROW.findall(body)]
     heads, *lines = [[plain_text(cell) for *_, cell in row] for row in rows]
     kinds = [column_class(list(column)) for column in zip(*lines, strict=False)]
-    # Keep shapes on one line if the table has room for it.
+    # Keep attention shapes on one line if the table has few columns.
     one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
     # The left-aligned columns, at least one, are row headers.
     keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
@@ -342,7 +342,7 @@ def cell_sort_key(head: str, text: str) -> int | None:
 
 
 def find_group_starts(heads: list[str]) -> set[int]:
-    """Return the first column of each group with equal headers before a comma."""
+    """Return the first column of each group of headers that agree up to a comma."""
     topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
     runs = [(name, len(list(run))) for name, run in groupby(topics)]
     starts = accumulate((length for _, length in runs), initial=0)

@@ -50,7 +50,7 @@ def to_mathml(tex: str, display: str) -> str:
     braces = Counter(BRACE.findall(tex))
     if braces["{"] != braces["}"]:
         raise ValueError(f"unbalanced braces in the formula `{tex}`")
-    # latex2mathml knows `split` but not `aligned`, its name inside a formula.
+    # latex2mathml does not know `aligned`, but the equivalent `split`.
     source = re.sub(r"\\(begin|end)\{aligned\}", r"\\\1{split}", tex)
     try:
         root = ElementTree.fromstring(convert(source, display=display))
@@ -89,13 +89,13 @@ def set_spacing(root: ElementTree.Element) -> None:
                 part.tag = f"{MATHML}mo"
                 part.attrib |= {"lspace": "0", "rspace": "0" if tight else "0.17em"}
             elif part.tag == f"{MATHML}mo" and text == "−":
-                if before is None or is_prefix(before):
+                if before is None or makes_minus_unary(before):
                     part.set("form", "prefix")
             elif part.tag == f"{MATHML}mo" and (text == "∞" or text in NAMED):
                 part.tag = f"{MATHML}mi"
             before = part
 
 
-def is_prefix(part: ElementTree.Element) -> bool:
-    """Return whether a minus after this element is unary."""
+def makes_minus_unary(part: ElementTree.Element) -> bool:
+    """Return whether a minus sign after this element is unary, as after "="."""
     return part.tag == f"{MATHML}mo" and part.text not in (")", "]", "}", "⊤")

@@ -27,8 +27,8 @@ UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
 # Records above READABLE_BYTES are compressed: browsers can't show them anyway.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
-# The beginnings of parts that nobody searches for: figures, provenance, names of tabs,
-# code listings, tables of numbers.
+# Opening tags of elements that the search index omits: figures, provenance, names of
+# tabs, code listings, tables of numbers.
 UNSEARCHED = re.compile(
     r'<svg class="(?:plot|drawing)[^"]*"|<p class="(?:provenance|stale|below|all)"'
     r'|<div class="(?:tabbed-labels|language-python[^"]*)"'
@@ -55,7 +55,7 @@ def on_page_content(content: str, /, **_: object) -> str:
 def on_page_context(
     context: dict, /, page: Page, config: MkDocsConfig, **_: object
 ) -> dict:
-    """Begin a page's search entry with the page's description; drop section tags."""
+    """Put a page's description first in its search entry; drop tags of sections."""
     search = config.plugins[SEARCH]
     entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
     # The search plugin has just added entries for the page and for its sections.

@@ -1,9 +1,9 @@
 """Claims of the write-up that a record can confirm or refute.
 
-Each builder defines the claims about its experiment, as functions from a record to
-whether the claim holds and the numbers that decide it. Because the write-up prints
-either outcome, a new measurement never leaves a false sentence. Thresholds are
-justified by theory or by earlier knowledge, not by the measurement itself.
+The module that renders an experiment also defines the claims about it, as functions of
+a record. The write-up prints whether each claim holds and the numbers that decide it,
+so a new measurement never leaves a false sentence. Thresholds come from theory or
+earlier knowledge, not from the measurement itself.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from systems.records.record import Record
 from tools.render.load import FRESH, record_age
 from tools.render.markdown import record_link, typeset
 
-# Whether the claim holds, and its numbers as a sentence; anything but a tuple, such as
-# an empty list, means that the rows it depends on are missing.
+# A tuple of whether the claim holds and the sentence with its numbers. Any other value,
+# such as an empty list, means that the record lacks rows that the claim needs.
 Judgement = tuple[bool, str] | list[float] | float | None
 
 
@@ -34,7 +34,7 @@ class Claim:
 def claim(
     problem: str, sentence: str, because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
-    """Decorator that turns a function of a record into a claim of its module's stem."""
+    """Turn the decorated function of a record into a claim about an experiment."""
 
     def make_claim(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]
@@ -44,12 +44,12 @@ def claim(
 
 
 def list_claims(builder: ModuleType) -> list[Claim]:
-    """Return the claims that a builder defines or imports."""
+    """Return the claims in the namespace of a module that renders an experiment."""
     return [value for value in vars(builder).values() if isinstance(value, Claim)]
 
 
 def verdict(claim: Claim, record: Record | None) -> str:
-    """Return Markdown: a claim's outcome, sentence and numbers, and a record link."""
+    """Return a claim's outcome, sentence, numbers and link to a record as Markdown."""
     judgement = claim.judge(record) if record else None
     if record is None or not isinstance(judgement, tuple):
         return (

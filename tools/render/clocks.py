@@ -1,4 +1,4 @@
-"""Match rows of different experiments that ran the same pass ("cell")."""
+"""Match rows of different experiments that ran the same pass, called a "cell"."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from systems.records.record import Record, Row
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
 # Experiments that measure under a profiler.
 PROFILED = (PROFILE, "nsys")
-# By experiment, the settings that are fixed and therefore absent from its rows.
+# Settings that are the same in all rows of an experiment, whose rows omit them.
 FIXED_SETTINGS: dict[str, dict[str, Any]] = {
     CLOCK: {},
     PROFILE: {"attention": "eager"},
@@ -24,7 +24,7 @@ AXES = ("size", "context", "batch", "precision", "mode", "attention")
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
-def cell_of(record: Record, row: Row) -> dict[str, Any]:
+def cell_settings(record: Record, row: Row) -> dict[str, Any]:
     """Return the values of AXES, which determine the kernels that a pass launches."""
     config = FIXED_SETTINGS[record.stem] | row.config
     return {axis: config.get(axis) for axis in AXES}
@@ -42,7 +42,7 @@ def group_by_software(records: Iterable[Record]) -> list[list[Record]]:
 
 def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
     """Set `clock` of each profiled row to the row of `end_to_end` that timed the same
-    cell on the same GPU, driver and software: profiled wall-clock times are too long.
+    pass on the same GPU, driver and software, because a profiler slows launches down.
     """
     stems = (*PROFILED, CLOCK)
     for group in group_by_software(r for stem in stems for r in found.get(stem, [])):
@@ -50,12 +50,12 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
         for profile in (r for r in group if r.stem in PROFILED):
             profile.clock = clock
             for row in profile.rows:
-                row.clock = clock.find(**cell_of(profile, row)) if clock else None
+                row.clock = clock.find(**cell_settings(profile, row)) if clock else None
 
 
 # The loss is left out, because 0.1 ms is too short to compare.
 PHASES = ("forward", "backward", "optimizer")
-# Metrics with the GPU time of a phase, in all experiments.
+# Names of the metrics that hold the GPU time of a phase, in any experiment.
 GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
 
 
@@ -66,7 +66,7 @@ def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
         for row in record.rows:
             if row.config.get("execution", "eager") != "eager":
                 continue
-            cell = tuple(cell_of(record, row).values())
+            cell = tuple(cell_settings(record, row).values())
             for phase in PHASES:
                 for name in GPU_TIMES:
                     if samples := row.metrics.get(name.format(phase)):

@@ -13,8 +13,8 @@ PATH = ROOT / "docs" / "results" / "flash_ablation-compiled.json"
 
 
 class Kernel(TypedDict):
-    """Resources of a kernel. `programs` is thread blocks per SM, `per_score` the loop's
-    instructions per attention score.
+    """Resources of a kernel: `programs` is the thread blocks per SM, `per_score` the
+    instructions per attention score in the loop.
     """
 
     kernel: str
@@ -31,7 +31,7 @@ class Steps(TypedDict):
     steps: dict[str, list[Kernel]]
 
 
-def read_needs(path: Path = PATH) -> dict[str, Steps]:
+def read_compiled_steps(path: Path = PATH) -> dict[str, Steps]:
     """Return the steps by Triton version, or {}. Raise RecordError for a bad file."""
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:

@@ -1,8 +1,8 @@
 """Render records to tables, figures and facts, which pages include. Rendering is
 deterministic and needs neither a GPU nor torch.
 
-A stem's builder is the module of its name: `fragments(records)` gives the files that
-its page includes, `facts(record)` the numbers that its sentences name.
+Each experiment has a module of its name in tools/render/stems: `fragments(records)`
+returns the files that pages include, `facts(record)` the numbers in their sentences.
 """
 
 import json
@@ -28,7 +28,7 @@ FROM_RECORDS = (
 FROM_NOTHING = ("glossary", "trace")
 # Modules of `spanning` that also give facts.
 WITH_FACTS = ("ladder", "calculator")
-# Facts of these are not rounded, because sentences compare further digits.
+# Groups of facts that are not rounded, because sentences compare further digits.
 EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
 
 
@@ -81,7 +81,7 @@ def import_spanning(name: str) -> ModuleType:
 def build_stem(
     stem: str, records: list[Record]
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Judge a stem's claims; return its files and facts. Errors name its records."""
+    """Return an experiment's files and facts. Errors name the experiment's records."""
     builder = import_module(f"tools.render.stems.{stem}")
     try:
         for claim in list_claims(builder):

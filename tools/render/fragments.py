@@ -15,7 +15,7 @@ from tools.render import plots
 from tools.render.markdown import add_caption, per_device
 from tools.render.rows import measured
 
-# (function that draws a figure, its finding, how to read it); None without data.
+# (function that draws a figure, its finding, its key), or None for lack of data.
 Drawn = tuple[plots.Draw, str, str] | None
 ShowOne = Callable[[Record], str]
 ShowAll = Callable[[list[Record]], str]

@@ -7,8 +7,8 @@
         "size", ("step, ms", "step ±"), ("speedup", "speedup", "{:.1f}")
     )
 
-One function, such as `steps(record)`, selects rows, joins what to compare with, and
-derives every column; tables, figures, facts and claims only name columns. In a row, a
+Each experiment has a function like `steps(record)` that selects rows, joins the rows to
+compare with, and derives columns; tables, figures and facts name columns. In a row, a
 list of samples (`forward_ms`) reads as its median, `step_ms` as the median of the sum
 of all timed phases, `forward ±` as "mean ± standard deviation". `join` stores another
 row in each row (`x["fp32"]["step_ms"]`, as a column `"fp32.step_ms"`); `pivot` merges
@@ -31,7 +31,7 @@ from tools.render.rows import MISSING, NOT_MEASURED, Missing, fmt
 
 
 class Line(dict[str, Any]):
-    """A row: values by column name. It is false if it has no numbers."""
+    """A row as a dictionary of columns, which is false if the row has no numbers."""
 
     row: Row | None = None
 
@@ -70,7 +70,7 @@ class Line(dict[str, Any]):
         return value if self or name in self or default is MISSING else default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """Return the timed phases of `name`. Raise KeyError if there are none."""
+        """Return the phases whose times make up `name`, or raise KeyError."""
         if f"{name}_ms" in self.metrics:
             return (name,)
         clock = name.removeprefix("step")
@@ -179,7 +179,7 @@ class Frame(list[Line]):
         return Frame(sorted(self.where(**listed), key=sort_key))
 
     def one(self, **wanted: Any) -> Line:
-        """Return the first row with these values, else a row of Missing values."""
+        """Return the first row with these values; if none, a row of Missing values."""
         return next(iter(self.where(**wanted)), Line())
 
     def column(self, name: str) -> list[Any]:
@@ -257,7 +257,7 @@ LAUNCH_BOUND = 1.1
 
 
 def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
-    """Return columns of a step: GPU time, waiting time, whether it is launch-bound."""
+    """Return columns with GPU time, idle time of the GPU, and "launch-bound" or not."""
 
     def format_ms(x: Line, ms: float) -> Any:
         # Say "not measured" in rows with wall-clock time only.

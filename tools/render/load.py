@@ -1,4 +1,4 @@
-"""Load records in the order in which pages show them, and determine their age."""
+"""Load records in the order in which pages show them; tell fresh from stale ones."""
 
 import ast
 import os
@@ -35,8 +35,8 @@ def primary_gpu() -> str:
     return line[1]
 
 
-def listed_gpu() -> str:
-    """Return the primary GPU's name in GPUS; "" if GPUS lacks its data sheet."""
+def primary_gpu_key() -> str:
+    """Return the primary GPU's key in GPUS (data sheets), or "" if it has none."""
     names = {gpu.slug: name for name, gpu in GPUS.items()}
     return names.get(longest_prefix(primary_gpu(), names | PEAKS), "")
 
@@ -112,7 +112,7 @@ def read_record(path: Path) -> Record:
 
 
 def describe_kind(value: Any) -> str:
-    """Return the kind of a value, "" if unknown. A list of texts counts as text."""
+    """Describe a JSON value's type: "a number", "a list, each text", or "" if null."""
     if isinstance(value, list):
         inner = describe_kind(value[0]) if value else ""
         return inner if inner in ("", "text") else f"a list, each {inner}"
@@ -166,7 +166,7 @@ def load_records(results: Path) -> dict[str, list[Record]]:
             found[path.stem].append(read_record(path))
     attach_clock_rows(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
-    # Reduced grids may be of any GPU.
+    # Records of reduced grids may come from any GPU.
     if measured and primary not in measured and not is_quick(results):
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "

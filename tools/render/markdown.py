@@ -13,7 +13,7 @@ from tools.render.load import STALE, VERIFIED, record_age
 from tools.render.rows import NOT_MEASURED, Missing, fmt, measured, span
 
 
-def image_label(text: str) -> str:
+def escape_image_label(text: str) -> str:
     """Escape a text for the label of an image."""
     text = escape(text.replace("`", ""), quote=False)
     return text.replace('"', "&quot;")
@@ -21,7 +21,7 @@ def image_label(text: str) -> str:
 
 # Tables with more rows than this show only their `telling` rows at first.
 OPEN = 8
-# Attribute of a row that is hidden until a click.
+# Markdown attribute that hides a table row until a click on "All rows".
 REST = " {: .rest }"
 
 
@@ -49,7 +49,7 @@ def table(
             shown.append(at)
     if any(telling) and len(body) > OPEN:
         for cells, is_telling in zip(body, telling, strict=True):
-            # Mark the first cell with text: an empty cell can't have the attribute.
+            # Only a cell with text can have the attribute, so mark the first of these.
             filled = [at for at in shown if cells[at]]
             if filled and not is_telling:
                 cells[filled[0]] += REST
@@ -66,8 +66,8 @@ def table(
 MAX_NAME = 30
 # Matches a matmul kernel's name: family and dtype, tile size, the rest.
 MATMUL_NAME = re.compile(r"(.+?)_(?:tilesize)?(\d+x\d+(?:x\d+)?)(?:_(.*)|$)")
-# Matches parts before the tile size to drop, and parts after it to keep: transposed
-# operands and split-K.
+# NOISE matches words to drop before the tile size, SUFFIX words to keep after it
+# (transposed operands and split-K).
 NOISE = re.compile(r"xmma|simt|tst|n|(?:[a-z]+\d+){2,}")
 SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
@@ -143,9 +143,9 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return the cells of a line. A missing number leaves its cell empty if the reason
-    is already in the line, or if the item has numbers and only the row that it is
-    compared with has none.
+    """Return a table line's cells. The cell of a missing number gives the reason, or
+    is empty if the line gives this reason already, or if the item itself has numbers
+    and only the row that it is compared with has none.
     """
     line, explained = [], []
     for _, read, *text in described:

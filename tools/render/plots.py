@@ -33,7 +33,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, ScalarFo
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, caption_html, figure_html
-from tools.render.markdown import image_label, record_address, typeset
+from tools.render.markdown import escape_image_label, record_address, typeset
 from tools.render.rows import Missing
 
 # Colours, which become the CSS variables of COLORS in the page.
@@ -56,7 +56,7 @@ STYLE = rc_params_from_file(Path(__file__).with_suffix(".mplstyle"))
 Draw = Callable[[Figure], None]
 # CSS class of texts over lines; they get an outline in the background colour.
 OVER_LINES = "over"
-# Options of a text that is offset in pixels from its point.
+# Options of a text that stands some pixels away from its point.
 OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 
 
@@ -105,12 +105,12 @@ def draw_svg(
         for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
             if type(axis.get_major_formatter()) is ScalarFormatter:
                 axis.set_major_formatter(ThousandsFormatter(useOffset=False))
-        name_lines(figure)
+        label_lines(figure)
         buffer = io.StringIO()
         # Faster than `savefig`, which would repeat the final layout.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
-        f'<svg class="plot {shown}" role="img" aria-label="{image_label(typeset(alt))}"'
+        f'<svg class="plot {shown}" role="img" aria-label="{escape_image_label(typeset(alt))}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline_svg(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
@@ -252,7 +252,7 @@ def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
 # From matplotlib to a page --------------------------------------------------------
 
 
-def name_lines(figure: Figure) -> None:
+def label_lines(figure: Figure) -> None:
     """Write the label of each line beside its last point, without overlaps."""
     layout = figure.get_layout_engine()
     assert layout is not None
@@ -279,7 +279,7 @@ def name_lines(figure: Figure) -> None:
     if labelled:
         # Lay out again, because the labels need space.
         layout.execute(figure)
-    # Fix this layout, because a further one would move lines away from their labels.
+    # Freeze the layout: computing it again would move lines away from their labels.
     figure.set_layout_engine("none")
 
 
@@ -312,7 +312,7 @@ def inline_svg(drawing: str, address: str) -> str:
     root = ElementTree.fromstring(drawing)
     parts = "\n".join(map(serialize, clean_elements(root, prefix)))
     coloured = COLOR.sub(lambda color: f"var({COLORS[color[0]]})", parts)
-    return TEXT.sub(lambda text: image_label(unescape(text[1])), coloured)
+    return TEXT.sub(lambda text: escape_image_label(unescape(text[1])), coloured)
 
 
 def clean_elements(element: Element, prefix: str) -> Iterator[Element]:

@@ -18,7 +18,7 @@ Text = str | Callable[[Any], str]
 
 
 class Missing(float):
-    """A missing number: false, like NaN, printed as `words`; arithmetic returns it."""
+    """A missing number, which prints as `words`, is false and spreads like NaN."""
 
     words: str
     # The row that lacks the number.
@@ -41,7 +41,7 @@ class Missing(float):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = return_self
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = return_self
     __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = return_self  # pyright: ignore
-    # Reading a column of an absent row is Missing, too.
+    # An absent row is Missing, too, and so is each of its columns.
     __getitem__ = return_self
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Missing(float):
 MISSING = Missing()
 
 
-# The rates of a GPU whose data sheet is not listed.
+# Peak rates for GPUs whose data sheet is not listed: all Missing.
 UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
 
@@ -79,7 +79,7 @@ def dropna(values: Iterable[float]) -> list[float]:
 
 
 def missing_reason(values: Iterable[float]) -> Missing:
-    """Return "out of memory" if any missing value has that reason, else MISSING."""
+    """Return the first Missing value with the reason "out of memory", else MISSING."""
     reasons = (value for value in values if isinstance(value, Missing))
     return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
 
@@ -104,7 +104,7 @@ def span(values: Iterable[float], text: str = "{:.2f}") -> str:
 
 
 def describe_range(values: Iterable[float]) -> str:
-    """Return a predicate on values, such as "ranges from 1.20 to 3.40"."""
+    """Return the predicate of a sentence, such as "ranges from 1.20 to 3.40"."""
     values = list(values)
     if dropna(values):
         text = span(values)
@@ -122,6 +122,6 @@ def measured(records: Iterable[Record]) -> list[Record]:
 
 
 def count_true(flags: Iterable[float]) -> Any:
-    """Return how many flags are true, such as "8 of 9"; Missing without flags."""
+    """Count the true flags: "8 of 9". Return Missing if there are no flags."""
     flags = list(flags)
     return f"{sum(flags)} of {len(flags)}" if flags else MISSING

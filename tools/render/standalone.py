@@ -1,4 +1,4 @@
-"""Figures with colours of their own, for README.md and viewers of notebooks."""
+"""Make SVG figures that need no style sheet, for README.md and notebooks."""
 
 import re
 
@@ -18,7 +18,7 @@ GROUND = "--md-default-bg-color"
 
 
 def standalone_svg(fragment: str) -> str:
-    """Return a fragment's first figure as an SVG file with colours, or an empty one."""
+    """Return the first figure of a page part as an SVG file; an empty SVG if none."""
     svg = FIGURE.search(fragment)
     if svg is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>\n'
@@ -41,7 +41,7 @@ PAGE = "application/vnd.page+html"
 
 
 class Shown:
-    """A figure of a notebook, drawn for viewers of notebooks and for the site."""
+    """A figure in a notebook, as SVG for notebook viewers and as HTML for the site."""
 
     def __init__(
         self, notebook: str, draw: Draw, finding: str, key: str = "", **sizes: float

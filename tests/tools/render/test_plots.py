@@ -53,7 +53,7 @@ def test_a_caption_begins_with_what_is_found(path: Path):
 def test_no_curve_leaves_its_axes(monkeypatch):
     """Only curves have markers, so horizontal levels are not checked."""
     left: list[str] = []
-    name_lines = plots.name_lines
+    label_lines = plots.label_lines
 
     def check_limits(figure: Figure) -> None:
         for axes in figure.axes:
@@ -62,9 +62,9 @@ def test_no_curve_leaves_its_axes(monkeypatch):
                 points = zip(dots.get_xdata(), dots.get_ydata(), strict=True)
                 if not all(x0 <= x <= x1 and y0 <= y <= y1 for x, y in points):
                     left.append(f"{axes.get_title('left')}: {dots.get_label()}")
-        name_lines(figure)
+        label_lines(figure)
 
-    monkeypatch.setattr(plots, "name_lines", check_limits)
+    monkeypatch.setattr(plots, "label_lines", check_limits)
     everything.render_all(RESULTS)
     assert left == []
 

@@ -86,7 +86,7 @@ def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():
 
 
 def test_launches_bind_where_kernels_are_shorter_than_launches(records):
-    launches, softmax, products = envelope.regimes(
+    launches, softmax, products = envelope.bottleneck_examples(
         load.primary_record(records, "kernel_profile")
     )
     assert launches["each_us"] < launches["launch_us"]

@@ -34,7 +34,7 @@ def test_the_points_are_those_of_the_assignment():
 def test_page_and_problems_are_the_same_in_the_same_order():
     heading = r"^## (.+) \{ #(\w+) \}\n\n(.+)\n\{ \.tag \}$"
     assert re.findall(heading, PAGE, re.MULTILINE) == [
-        (f"{n}. {p.title}", p.name, f"{p.sections_asked} · `{p.name}`")
+        (f"{n}. {p.title}", p.name, f"{p.assigned_sections} · `{p.name}`")
         for n, p in enumerate(PROBLEMS, start=1)
     ]
     pages = [answer.page for answer in ANSWERS]

@@ -1,8 +1,8 @@
 """Write the data of the memory and time calculator: the formulas of `systems.formulas`
-as lists of instructions, the GPUs, and the measured points.
+as lists of instructions, the GPUs, and measured points to compare with.
 
 The file is a script, because a page opened from file:// can load scripts but no JSON.
-The page's own script only evaluates instructions, so no formula is written twice.
+The page's script evaluates the instructions, so no formula is repeated in JavaScript.
 """
 
 import json
@@ -21,7 +21,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 from systems.profiling.memory.snapshot import CATEGORIES
 from tools.render.editions import LABELS
 from tools.render.frame import Frame, frame
-from tools.render.load import Found, listed_gpu, primary_record
+from tools.render.load import Found, primary_gpu_key, primary_record
 from tools.render.markdown import items_table
 from tools.render.rows import fmt, most, span
 from tools.render.stems.end_to_end.rows import BATCH
@@ -45,7 +45,7 @@ MODELS = {
 }
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 ATTENTIONS = ("eager", "flash")
-# What the backward pass recomputes: nothing, runs of `checkpoint` blocks, or attention.
+# Recomputation in the backward pass: none, runs of `checkpoint` blocks, or attention.
 RECOMPUTED = ("none", "blocks", "attention")
 
 
@@ -62,7 +62,7 @@ def fragments(found: Found) -> dict[str, str]:
         "vocab": VOCAB_SIZE,
         "context_bytes": CONTEXT_BYTES,
         "gpus": {name: gpu_inputs(name) for name in GPUS},
-        "measured_on": listed_gpu(),
+        "measured_on": primary_gpu_key(),
         "programs": dict(programs()),
         "memory": memory_points(found),
         "steps": step_points(found),
@@ -108,7 +108,7 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pass_program(p: Pass) -> dict[str, Any]:
-    """Return the instructions of a pass, and which of them compute its results."""
+    """Return a pass's formulas as instructions, and the index of each result."""
     made = Program()
     return {
         "moments": {
@@ -129,7 +129,7 @@ def measured_steps(found: Found) -> Frame:
 
 
 def memory_points(found: Found) -> list[dict[str, Any]]:
-    """Return the measured peaks of requested bytes with their configurations."""
+    """Return each measured peak of requested bytes with its configuration."""
     points = []
     for c in measured_steps(found):
         p = peak_memory.make_pass(c)

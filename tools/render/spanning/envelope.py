@@ -17,7 +17,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.frame import Line, frame
-from tools.render.load import Found, listed_gpu, primary_gpu, primary_record
+from tools.render.load import Found, primary_gpu_key, primary_gpu, primary_record
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, fmt, most
 from tools.render.stems import warmup
@@ -38,7 +38,7 @@ OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 def predict_others(value: Callable[[Peak], float], unit: str = " ms") -> str:
     """Return a prediction for the other GPUs: "4.7 ms on an A100 80 GB, ..."."""
-    others = [GPUS[name] for name in OTHERS if name != listed_gpu()]
+    others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
         f"{two_digits(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
     )
@@ -78,8 +78,8 @@ SOFTMAX = attention_work("small", 512, "attention softmax")
 PRODUCTS = all_matmuls("2.7B", 512)
 
 
-def regimes(record: Record | None) -> tuple[Line, Line, Line]:
-    """Return a launch-, a memory- and a compute-bound example, measured."""
+def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
+    """Return measured examples of launch-, memory- and compute-bound kernels."""
     peak = data_sheet(primary_gpu())
 
     def regime(
@@ -93,7 +93,7 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
             calls=count,
             ms=ms,
             each_us=1e3 * ms / count,
-            # The time between launches, if the pass is launch-bound.
+            # In a launch-bound pass, this is the time between two launches.
             launch_us=1e3 * wall / count,
             busy=ms / wall,
             of_memory=work.moved_bytes / seconds / peak.bandwidth,
@@ -111,12 +111,12 @@ def regimes(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return facts on predictions by stem, and the data sheet's rates."""
+    """Return predictions and measurements by experiment; a GPU's rates as `chip`."""
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {
         "chip": chip_facts(),
-        "kernel_profile": regime_facts(profile),
+        "kernel_profile": bottleneck_facts(profile),
         "end_to_end": step_facts(primary_record(found, "end_to_end")),
         "warmup": warmup_facts(primary_record(found, "warmup")),
         "method": agreement_facts(found),
@@ -142,8 +142,8 @@ def chip_facts() -> dict[str, str]:
     }
 
 
-def regime_facts(record: Record | None) -> dict[str, str]:
-    launches, softmax, products = regimes(record)
+def bottleneck_facts(record: Record | None) -> dict[str, str]:
+    launches, softmax, products = bottleneck_examples(record)
     peak = data_sheet(primary_gpu())
     of_two = [attention_work("small", 512, part) for part in MATMULS]
 
@@ -174,7 +174,7 @@ def regime_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds of passes of 2.7B by FLOPs, and measured time over them."""
+    """Return lower bounds by FLOPs of passes of 2.7B, and time relative to them."""
     peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
     modes = {"forward": ("forward",), "step": ("forward", "backward")}
@@ -236,13 +236,13 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds of plain attention: of matmuls, and of traffic by fusion."""
+    """Return lower bounds of plain attention's time: by matmuls, and by HBM traffic."""
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
     parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)
     flops, outer = (sum(parts[part][i] for part in MATMULS) for i in (0, 1))
-    # Bytes of the other kernels. Without a mask, only the scaling of the scores is left
-    # of the mask's part.
+    # Bytes moved by all other kernels. The part "attention mask" scales and masks the
+    # scores; without a mask, half of its bytes are left.
     moved = parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
     fused = 2 * FP32_BYTES * batch * n**2

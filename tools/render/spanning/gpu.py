@@ -6,7 +6,7 @@ from tools.render.frame import Line
 from tools.render.load import Found, primary_record
 from tools.render.markdown import NOTHING_YET, percent, record_address
 from tools.render.rows import dropna
-from tools.render.spanning.envelope import regimes
+from tools.render.spanning.envelope import bottleneck_examples
 
 FINDING = (
     "Launch-bound, a GPU is {idle} idle; memory-bound, it reaches {arithmetic} of its "
@@ -30,7 +30,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def timelines(record: Record | None) -> str:
-    launches, softmax, products = found = regimes(record)
+    launches, softmax, products = found = bottleneck_examples(record)
     rates = [x[name] for x in found[1:] for name in ("of_memory", "of_fp32")]
     if record is None or len(dropna([launches["busy"], *rates])) < 5:
         return NOTHING_YET
@@ -59,7 +59,7 @@ def timelines(record: Record | None) -> str:
 
 
 def draw_lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
-    """Draw CPU launches over GPU kernels, and utilizations. Return the y of the end."""
+    """Draw launches, kernels and utilization below `top`; return the lower edge's y."""
     kernel_us = x["each_us"]
     left, right = 40, (500 if d.wide else d.width - 4)
     starts, free = [], 0.0
@@ -101,7 +101,7 @@ def format_duration(us: float) -> str:
 
 
 def draw_utilization(d: Drawing, x: float, y: float, shares: dict[str, float]) -> float:
-    """Draw a bar for the utilization of each resource. Return the y of the end."""
+    """Draw a bar for each resource's utilization; return the y of the lower edge."""
     label, end = (x + 66, d.width - 44)
     for i, (what, share) in enumerate(shares.items()):
         top = y + 4 + 26 * i

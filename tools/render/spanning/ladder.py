@@ -14,7 +14,7 @@ from systems.formulas.gpus import KIB
 from systems.records.record import Record
 from systems.records.source_hash import hash_of
 from tools.render import plots
-from tools.render.compiled_files import COMMAND, read_needs
+from tools.render.compiled_files import COMMAND, read_compiled_steps
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
 from tools.render.markdown import NOTHING_YET, per_device, percent
@@ -30,7 +30,7 @@ from tools.render.stems.flash_ablation import (
     step_ms,
 )
 from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms
-from tools.render.stems.flash_peers import TEST, every_shape
+from tools.render.stems.flash_peers import TEST, all_shapes
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -47,7 +47,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
-    """Return the steps of a pass in order, each with its speedup over the one above."""
+    """Return a pass's optimization steps with their speedups over the step before."""
     rows = frame(record).arrange(step=named)
     # On other GPUs, the Hopper kernel's steps would repeat the step above.
     found = rows.where(
@@ -65,7 +65,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
-    """Return a lower bound of a pass in ms, by its matmuls or another of LIMITS."""
+    """Return a lower bound on a pass's time in ms, by matmuls or another resource."""
     kernel = {"forward": "forward", "backward": "one_pass"}[of]
     return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
 
@@ -73,7 +73,7 @@ def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
 def speed_over_cudnn(found: Found, record: Record | None, of: str) -> float:
     """Return the Hopper kernel's speed relative to cuDNN's at the ladder's shape."""
     peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
-    return 1 / every_shape(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
+    return 1 / all_shapes(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
 
 
 # Tables and figure --------------------------------------------------------------------
@@ -94,17 +94,17 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def resources_table(record: Record | None) -> str:
-    """Return a table of each step's kernel resources, with the record's Triton."""
+    """Return a table of each step's kernel resources for a record's Triton."""
     if record is None:
         return NOTHING_YET
     version = record.software.get("triton", "")
     if record.device.capability != "9.0":
         return "Compiled for an H100 alone; this GPU's kernels differ.\n"
-    if not (there := read_needs().get(version)):
+    if not (there := read_compiled_steps().get(version)):
         return f"Not compiled with Triton {version}: run `{COMMAND}`.\n"
 
     def per_kernel(step: str, text: str) -> str:
-        """Format a value of each kernel of the step."""
+        """Format a value for each kernel of a step."""
         kernels = there["steps"][step]
         kib = ({"shared_kib": k["shared_bytes"] / KIB} | k for k in kernels)
         return " / ".join(text.format(**k) for k in kib)

@@ -1,4 +1,4 @@
-"""Render what the scripts of docs/scripts print, from records, and how they differ."""
+"""Render the output of each script in docs/scripts from records, and their diffs."""
 
 import re
 from difflib import unified_diff
@@ -22,12 +22,12 @@ STEPS = (
 STEP = {"batch": 4, "attention": "eager", "mode": "step"}
 ATTENTION_HEAD = "  d tokens   forward kept, GiB  backward   (ms)"
 FLASH_HEAD = "tokens name     forward  backward      both   (ms)"
-# Names in the last script's output, by implementation in the record.
+# Implementations in the record, and their names in the output of 7_flash.py.
 FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `scripts.md`: output (`prints-NAME`) and diff (`adds-NAME`) of scripts."""
+    """Return `scripts.md`: each script's output (`prints-…`) and diff (`adds-…`)."""
     parts = {
         f"prints-{command.split('.')[0]}": console_block(command, lines)
         for command, lines in script_outputs(found).items()
@@ -74,14 +74,14 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
         "2_sizes.py --context 128": step_output(128, "fp32", *TABLE_1),
         "4_autocast.py --size small 2.7B --context 512 --precision bf16": bf16,
         "5_memory.py --size 2.7B --context 512": peak,
-        "6_attention.py --d 64": add_head(
+        "6_attention.py --d 64": prepend_head(
             ATTENTION_HEAD, list(map(attention_line, attentions))
         ),
-        "7_flash.py --d 64 --n 1024 16384": add_head(FLASH_HEAD, flashes),
+        "7_flash.py --d 64 --n 1024 16384": prepend_head(FLASH_HEAD, flashes),
     }
 
 
-def add_head(head: str, lines: list[str]) -> list[str]:
+def prepend_head(head: str, lines: list[str]) -> list[str]:
     return [head, *filter(None, lines)] if any(lines) else []
 
 

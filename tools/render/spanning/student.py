@@ -11,14 +11,14 @@ from systems import align_texts
 from systems.experiments import GPU, STEMS
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
-from tools.render.load import Found, listed_gpu, primary_gpu, primary_record
+from tools.render.load import Found, primary_gpu_key, primary_gpu, primary_record
 from tools.render.markdown import NOTHING_YET, items_table, table
 from tools.render.rows import NOT_MEASURED, data_sheet
 from tools.render.spanning.writeup import load_problems
 
-# GPUs for which the table predicts times, and for which it counts out-of-memory rows.
+# GPUs with predicted times, and GPUs with predicted numbers of out-of-memory rows.
 TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
-# Problems that cost little time or give no points, which are hidden at first.
+# Problems hidden at first, because they take little time or give no points.
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
 # A GPU that is left out of the table of rates.
 OLDER = "rtx3090"
@@ -52,7 +52,7 @@ def problems_table(found: Found) -> str:
         shown.append(problem.name not in BRIEF)
     costs = cost_cells([measured[stem] for stem in measured if stem in seen])
     rows.append([f"**{x}**" if x else "" for x in ("all of these", "", *costs)])
-    name = GPUS[gpu].name if (gpu := listed_gpu()) else primary_gpu()
+    name = GPUS[gpu].name if (gpu := primary_gpu_key()) else primary_gpu()
     heads = ["problem", "`--only`", f"{name}, {HEADS[0]}", *HEADS[1:]]
     return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
 

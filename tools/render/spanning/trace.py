@@ -1,4 +1,4 @@
-"""Draw a layer's ranges, launches and kernels, from a trace of Nsight Systems."""
+"""Draw the NVTX ranges, launches and kernels of a layer, from an nsys trace."""
 
 import lzma
 import sqlite3
@@ -21,7 +21,7 @@ from tools.render.plots import ACCENT, DARK, GREY, TINT
 # The third profiled training step of `small` at context 512 in fp32.
 EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
-# The index of the drawn layer: in the first, launches may not yet be ahead of kernels.
+# Index of the drawn layer: in the first one, launches may not yet be ahead of kernels.
 SHOWN = 1
 # Names in the trace of GPU work that is not a kernel.
 NO_KERNELS = ("memcpy", "memset")

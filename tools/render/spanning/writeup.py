@@ -40,7 +40,7 @@ class Problem:
     stanford: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def sections_asked(self) -> str:
+    def assigned_sections(self) -> str:
         """NYU's section, or the latest CS336 edition that asks the problem."""
         return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
 
@@ -67,7 +67,7 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 
 def answered_pages(found: Found) -> dict[str, bool]:
-    """Return for each page whether its records exist, of the primary GPU or "meta"."""
+    """Map each page to whether its records exist (of the primary GPU or "meta")."""
     counts = {primary_gpu(), "meta"}
     answers = (answer for problem in load_problems() for answer in problem.answers)
     return {a.page: bool(counts & gpus_with_records(a.stems, found)) for a in answers}

@@ -15,17 +15,17 @@ from tools.render.markdown import items_table
 from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import MISSING, count_true, dropna, fmt
 
-# The assignment's snippets, by the names of their facts.
+# Names of the facts for the four code snippets of the assignment.
 SNIPPETS = ("fp32_in_fp32", "fp16_in_fp16", "fp16_in_fp32", "fp16_cast_to_fp32")
 COLORS = {"fp32": GREY, "fp16": DARK, "bf16": ACCENT}
 fragments = Fragments()
 
 
 def sums(record: Record | None) -> Frame:
-    """Return a row per sum: its error from rounding and adding, and where it stalls."""
-    found = frame(record).derive(name=name_fact, sum=label_sum)
+    """Return a row per running sum: its two errors, and the step at which it stalls."""
+    found = frame(record).derive(name=fact_name, sum=describe_sum)
     for x in filter(None, found):
-        # The exact decimal term, and the term rounded to its format.
+        # The decimal term, exactly, and the term rounded to its number format.
         meant, stored = Fraction(str(x["term"])), Fraction(x["stored"])
         steps, form = x["steps"], FORMATS[x["accumulator"]]
         total = Fraction(x.get("device_result", x.get("result")))
@@ -45,14 +45,14 @@ def sums(record: Record | None) -> Frame:
     return found
 
 
-def name_fact(x: Line) -> str:
+def fact_name(x: Line) -> str:
     if x["term"] < 0.01:
         return f"{x['value']}_small_steps"
     how = "in" if x["cast"] == "implicit" else "cast_to"
     return f"{x['value']}_{how}_{x['accumulator']}"
 
 
-def label_sum(x: Line) -> str:
+def describe_sum(x: Line) -> str:
     value, accumulator = x["value"], x["accumulator"]
     by_hand = ", cast by hand" if x["cast"] == "explicit" else ""
     return f"{value} {'in' if value == accumulator else 'into'} {accumulator}{by_hand}"

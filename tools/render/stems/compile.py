@@ -1,4 +1,4 @@
-"""Tables, figure, facts and claims of `compile`: steps eager and compiled."""
+"""Tables, figure, facts and claims of `compile`: eager and compiled steps."""
 
 import math
 from statistics import median
@@ -18,8 +18,8 @@ from tools.render.rows import describe_range, dropna, fmt, least, most, span
 PRECISIONS = ("fp32", "bf16")
 # The sizes in sentences and in the rows that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
-# By (execution, option `optimizer`): the text of the column "compiled", and the
-# compiled phases. ("eager", True) alternates with ("compiled", True) as its baseline.
+# For each (execution, option `optimizer`): the text in the column "compiled", and the
+# compiled phases. ("eager", True) is the interleaved baseline of ("compiled", True).
 WAYS = {
     ("eager", False): ("nothing", ()),
     ("graph", False): ("nothing; CUDA graphs", ()),
@@ -55,7 +55,7 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def speedup(x: Line, *phases: str) -> float:
-    """Return the speedup over eager: the median over rounds of ratios of medians."""
+    """Return the speedup over eager mode: the median of the ratios in each round."""
     both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]

@@ -1,4 +1,4 @@
-"""Steps of `flash_ablation`, which `spanning.ladder` renders, and launch choices."""
+"""Steps of `flash_ablation` for `spanning.ladder`; a table of launch choices."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.rows import fmt
 
-# Code whose changes make the file of `compile_steps.py` stale: launchers and kernels.
+# Modules and names whose changes make the file of `compile_steps.py` stale.
 ABLATION = "systems.experiments.flash_ablation"
 LAUNCHERS = (
     *((ABLATION, name) for name in ("FORWARD", "switched_forward", "atomic_backward")),
@@ -57,8 +57,8 @@ BACKWARD = {
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
 STEPS = FORWARD | BACKWARD
-# (step without the choice, step with it, description, predicted gains forward and
-# backward). They were predicted after a few trials.
+# (step without the choice, step with it, description, predicted speedups forward and
+# backward). The speedups were predicted after a few trials.
 CHOICES = [
     (
         "unshared",

@@ -31,7 +31,7 @@ NAMES = {
     "sdpa_math": "SDPA, math",
 }
 OURS = ("triton", "hopper")
-# The largest error relative to plain attention's that the claims allow, and the reason.
+# The claims allow an error of LIMIT times plain attention's, for the reason TWICE.
 LIMIT = 2
 TWICE = (
     "FlashAttention's own tests allow it, as a sum in tiles is rounded in more places."
@@ -186,7 +186,7 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the largest error ratios by dtype, and errors measured and predicted."""
+    """Return the largest error ratios by dtype; measured and predicted errors."""
     found = errors(record)
     worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:

@@ -39,8 +39,8 @@ TELLING = (128, 1024, 16384, LONGEST)
 MIB = 2**20
 # Number of bf16 matmuls that replace an fp32 matmul on tensor cores.
 LIMB_PRODUCTS = 6
-# bf16 numbers that each operation of plain attention reads and writes per score, at
-# least; a boolean counts as half a number.
+# Least count of bf16 numbers that plain attention reads and writes per score, operation
+# by operation; a boolean counts as half a number.
 PLAIN_MOVES = {
     # Matmul with K, division, mask made, mask applied, softmax, matmul with V.
     "forward": 1 + 2 + 0.5 + 2.5 + 2 + 1,
@@ -56,7 +56,7 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape: implementations' results, and times relative to ours."""
+    """Return a row per shape with all implementations, relative to FlashAttention."""
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
         mib=memory_mib,
@@ -86,7 +86,7 @@ def memory_mib(x: Line) -> float:
 
 
 def kernel_family(x: Line) -> str:
-    """Return the backend that ran: "triton" or "hopper"."""
+    """Return the backend that ran in this row: "triton" or "hopper"."""
     return x["ran"].removesuffix("_attention") if x else ""
 
 

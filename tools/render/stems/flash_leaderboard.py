@@ -29,7 +29,7 @@ ROLES = {
     "round": "dQ rounded",
     "rest": "the rest: sum, copy of dO, gradients gathered",
 }
-# The resource that bounds a kernel from below: matmuls on tensor cores.
+# The resource that gives a kernel's lower bound: matmuls on tensor cores.
 FLOOR = "products"
 LIMITS = {
     FLOOR: "matmuls",
@@ -54,8 +54,8 @@ def kernel_role(kernel: str) -> str:
 
 
 def device_rates(record: Record) -> dict[str, float]:
-    """Return the rates per second of each resource in LIMITS: FLOPs and exponentials at
-    the GPU's highest clock, bytes by the data sheet, additions as measured.
+    """Return a GPU's rates per second by resource in LIMITS: FLOPs and exponentials at
+    its highest clock, bytes by the data sheet, atomic additions as measured.
     """
     peak, chip = find_peak(record.device.slug), find_chip(record.device.slug)
     if not (peak and chip):

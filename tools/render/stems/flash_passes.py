@@ -10,34 +10,34 @@ from tools.render.rows import data_sheet
 PASSES = ("forward", "backward", "both")
 # The names of the passes in tables.
 LABELS = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
-# A call is launch-bound if forward + backward by `do_bench` exceed this many times the
-# sum of the passes timed alone.
+# A call counts as launch-bound if forward + backward, timed together, take over WAITS
+# times the sum of the forward and the backward pass, timed alone.
 WAITS = 1.1
 
 
 def is_launch_bound(x: Line) -> bool:
-    """Return whether both passes together exceed WAITS times the sum of each alone."""
+    """Return whether forward + backward take over WAITS times the sum of the parts."""
     if "both_ms" not in x.metrics:
         return False
     return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])
 
 
 def pass_ratios(x: Line, other: Line, of: str) -> list[float]:
-    """Return the ratio of two rows' times of a pass, for each round in both rows."""
+    """Return the ratio of a pass's time in `x` to its time in `other`, by round."""
     rounds = [one.samples(f"{of}_rounds") for one in (x, other)]
     alike = len({*map(len, rounds)}) == 1
     return [a / b for a, b in zip(*rounds, strict=True)] if alike else []
 
 
 def time_ratio(x: Line, other: Line, of: str) -> float:
-    """Return the median of `pass_ratios`, or else the ratio of the medians."""
+    """Return the median of `pass_ratios`; without rounds, the ratio of the medians."""
     if ratios := pass_ratios(x, other, of):
         return median(ratios)
     return x.kernel_ms(of) / other.kernel_ms(of)
 
 
 def tflops(x: Line, of: str) -> float:
-    """Return the TFLOP/s of a pass; by default of one causal head."""
+    """Return the TFLOP/s of a pass. Rows without a shape have one causal head."""
     return count_flops(x, of) / x.kernel_ms(of) / 1e9 if x else x.missing
 
 

@@ -61,13 +61,13 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return a row for each shape of a dtype, without SHORT and NVIDIA's layout."""
-    found = every_shape(record).where(dtype=dtype)
+    """Return the shapes of a dtype longer than SHORT, except those in (b, n, h, d)."""
+    found = all_shapes(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
 
 
-def every_shape(record: Record | None) -> Frame:
-    """Return a row per shape: each implementation's results, and our relative time."""
+def all_shapes(record: Record | None) -> Frame:
+    """Return a row per shape with all libraries, and this guide's time over theirs."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,
@@ -82,7 +82,7 @@ def every_shape(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return the ratio of two libraries' times; Missing if wrong or launch-bound."""
+    """Return `whose` time over the time of `name`; Missing if launch-bound or wrong."""
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")
@@ -208,7 +208,7 @@ def throughput_figure(record: Record) -> Drawn | None:
                 plots.curve(axes, part.column("n"), rates, **look)
             plots.power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
             axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
-        # Set the limit last, because it stops matplotlib from scaling the axis.
+        # Set the limit after drawing, because matplotlib scales the axis only before.
         every[0].set_ylim(bottom=0)
 
     over = {"FlashAttention-4's": "fa4", "cuDNN's": "sdpa_cudnn"}
@@ -228,7 +228,7 @@ def throughput_figure(record: Record) -> Drawn | None:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found, every = shapes(record), every_shape(record)
+    found, every = shapes(record), all_shapes(record)
     test, short = every.one(**TEST), frame(record, n=SHORT, dtype="bf16")
     wide = frame(record, implementation="fa4", dtype="bf16").one(d=80)
     names = ("ours", "sdpa_cudnn")

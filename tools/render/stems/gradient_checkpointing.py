@@ -29,10 +29,10 @@ from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, dropna, fmt, most
 
 GIB = 2**30
-# Lengths of runs of blocks that are recomputed together.
+# Numbers of consecutive blocks ("runs") that are recomputed together.
 RUNS: tuple[int, ...] = read_constant("gradient_checkpointing", "RUNS")
 TICKS = (1, 2, 4, 8, 16, 32)
-# Metrics of the peak if gradients are allocated during the pass, or exist before it.
+# Metrics of peak memory: if the pass allocates gradients, and if they exist before.
 PEAKS = {"peak": "peak_allocated_bytes", "kept": "kept_peak_allocated_bytes"}
 WORDS = {
     "none": "nothing",
@@ -50,7 +50,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return forward + backward passes with both peaks and their predictions."""
+    """Return forward + backward passes with measured and predicted PEAKS."""
     return add_predictions(frame(record)).derive(
         **{name: lambda x, of=of: x.get(of) for name, of in PEAKS.items()},
         peak_over=lambda x: x["peak"] / x["predicted_peak"],
@@ -79,7 +79,7 @@ def describe_recomputation(x: Line) -> str:
 
 
 def predict_peaks(x: Line) -> tuple[float, float]:
-    """Return predictions for PEAKS; Missing if a compiler decides what to save."""
+    """Predict both PEAKS; Missing if the compiler decides which tensors to save."""
     if x["blocks_compiled"]:
         return MISSING, MISSING
     # SDPA keeps what FlashAttention keeps: its output and the log-sum-exp.
@@ -102,7 +102,7 @@ def select_runs(found: Frame) -> Frame:
     )
 
 
-def row_with_least(found: Frame, name: str) -> Line:
+def row_with_smallest(found: Frame, name: str) -> Line:
     return min((x for x in found if x[name]), key=lambda x: x[name], default=Line())
 
 
@@ -162,7 +162,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
     "peak. GPU time and wall-clock time are of different passes.",
 )
 def rows_table(record: Record) -> str:
-    best = row_with_least(predicted_runs(), "predicted_kept")
+    best = row_with_smallest(predicted_runs(), "predicted_kept")
     runs = {1, 2, best["run"]}
 
     def is_telling(x: Line) -> bool:
@@ -204,7 +204,7 @@ def runs_figure(record: Record) -> Drawn:
             axes.set_ylim(bottom=0)
             plots.power_of_two_axis(axes.xaxis, TICKS, "blocks in a run")
 
-    made, kept = (name_run(row_with_least(found, name)) for name in PEAKS)
+    made, kept = (name_run(row_with_smallest(found, name)) for name in PEAKS)
     return (
         draw,
         f"Recomputing {made} at a time needs least memory, or {kept} if gradients "
@@ -263,7 +263,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "input": format_mib(residual_bytes(p)),
         "block": format_gib(block_saved_bytes(p)),
         "block_plain": format_gib(block_saved_bytes(make_pass("eager"))),
-        "kept_run": name_run(row_with_least(predicted, "predicted_kept")),
+        "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
         "slower": fmt(best["step_ms"] / none["step_ms"], "{:.2f}"),
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",

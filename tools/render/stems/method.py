@@ -1,4 +1,4 @@
-"""Tables and facts of `method`: our clock beside CUDA events, CUPTI beside graphs."""
+"""Tables and facts of `method`: the guide's clock, CUDA events, CUPTI and graphs."""
 
 from systems.records.record import Record
 from tools.render.fragments import Fragments
@@ -10,10 +10,10 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return passes with the relative overheads of our clock and of synchronizing."""
+    """Return passes with the overheads of the guide's clock and of synchronizing."""
     return frame(record).derive(
-        # Relative time that this guide's clock adds to CUDA events, and that
-        # synchronizing after each pass adds to passes in a queue.
+        # Relative overhead of this guide's clock over CUDA events, and of
+        # synchronizing after each pass over queueing the passes.
         clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
         waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
         cupti=lambda x: x.get("step_gpu_ms"),
@@ -55,7 +55,7 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return largest overheads: of our clock, and of synchronizing GPU-bound passes."""
+    """Return the largest overheads: of the clock, of synchronizing GPU-bound passes."""
     found = passes(record)
     full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
     clock = most(map(abs, found.where(mode="forward").column("clock_adds")))

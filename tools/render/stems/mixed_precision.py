@@ -66,7 +66,7 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize(ran: Frame) -> Line:
-    """Return medians and means over seeds; times are of training's second half."""
+    """Return medians and means over seeds, with times of training's second half."""
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],

@@ -33,7 +33,7 @@ COMPUTE = {
 WIDTH, WIDEST = 4096, 16384
 # The errors of the darkest and the lightest cell, as powers of ten.
 WORST, BEST = 0, -8
-# Marks of results that are not finite, or zero although the exact result is not.
+# Marks for results that are infinite or NaN, or wrongly underflow to zero.
 LOST = ("∞", "=0")
 fragments = Fragments()
 
@@ -46,7 +46,7 @@ def find_norm(
 
 
 def error_marks(x: Line, stage: str) -> list[str]:
-    """Return for each magnitude "∞", "=0" or the error's power of ten; "" if failed."""
+    """Return a mark by magnitude: "∞", "=0", "exact", or the error's power of ten."""
     if not x:
         return [""] * len(MAGNITUDES)
 

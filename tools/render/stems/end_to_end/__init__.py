@@ -1,4 +1,4 @@
-"""Tables, facts and claims of `end_to_end`: passes, steps, and what bf16 gains."""
+"""Tables, facts and claims of `end_to_end`: passes, steps, speedup by bf16."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -221,7 +221,7 @@ def gpu_memory(record: Record | None) -> float:
     return (record.device.memory_bytes if record else None) or MISSING
 
 
-# Predicates about a GPU, indexed by the number of MODES of 10B that fit in its memory.
+# Descriptions of a GPU by how many of 10B's MODES fit in its memory, from 0 to 3.
 CAN_RUN = (
     "can run none of its passes",
     "can run a forward pass, but no backward pass",

@@ -22,7 +22,7 @@ DRAWN = ("fp32", "bf16")
 
 
 def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
-    """Draw a row for each size, with a cell of a column for each context."""
+    """Draw a heat map with a row for each model size and a column for each context."""
     contexts = found.values("context")
     rows = {
         size: [cell(found.one(size=size, context=c)[name]) for c in contexts]

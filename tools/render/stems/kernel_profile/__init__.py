@@ -54,7 +54,7 @@ def times_table(record: Record) -> str:
             and (x["precision"] == "fp32" or x["size"] in SHOWN_SIZES)
         ),
     )
-    return rows.link_clock(record, shown)
+    return rows.link_timing_record(record, shown)
 
 
 @fragments.add("top.md", "The kernel with the most GPU time, at context 512 in fp32.")
@@ -139,7 +139,7 @@ def gains_table(record: Record) -> str:
         ("measured gain", "gain", "{:.1f}"),
         telling=lambda x: x["size"] in SHOWN_SIZES,
     )
-    return rows.link_clock(record, shown)
+    return rows.link_timing_record(record, shown)
 
 
 @fragments.add(
@@ -303,7 +303,7 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 def kernels_are_attributed(record: Record) -> Judgement:
     ran = frame(record).where(bool)
     lost = most(map(rows.unmarked_share, ran))
-    gap = most([0.0, *(abs(rows.name_disagreement(x)) for x in ran)])
+    gap = most([0.0, *(abs(rows.matmul_time_difference(x)) for x in ran)])
     numbers = (
         f"Time outside phases: {fmt(lost, format_at_most)}; difference between names "
         f"and operations: at most {fmt(gap, percent)}."

@@ -56,7 +56,7 @@ def causes_figure(record: Record) -> str:
         height=290,
         narrow=860,
     )
-    return rows.link_clock(record, shown)
+    return rows.link_timing_record(record, shown)
 
 
 def draw_bars(axes: Axes, found: Frame) -> None:

@@ -49,7 +49,7 @@ def wall_ms(x: Line, *phases: str) -> float:
     return Line.from_row(clock).ms(*phases) if clock else x.missing
 
 
-def link_clock(record: Record, shown: str) -> str:
+def link_timing_record(record: Record, shown: str) -> str:
     """Add a link to the record of wall-clock times below a table or figure."""
     if not shown or record.clock is None:
         return shown
@@ -175,8 +175,8 @@ def unmarked_share(x: Line) -> float:
     return 1 - total_ms(x) / every if every else 0.0
 
 
-def name_disagreement(x: Line) -> float:
-    """Return matmul time by kernel name over that by operation, minus 1."""
+def matmul_time_difference(x: Line) -> float:
+    """Return the relative difference of matmul time by kernel name and by operation."""
     return total_ms(x, category=MATMUL) / x.get("matmul_ops_ms") - 1
 
 
