@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from html import escape
 
-from tools.render.markdown import escape_image_label, typeset
+from tools.render.markdown import escape_alt, typeset
 
 WIDE, NARROW = 720, 340
 SMALL, TITLE = 11, 14
@@ -61,7 +61,7 @@ class Drawing:
 
     def svg(self, alt: str, shown: str) -> str:
         """Return SVG without blank lines, which would end the HTML in Markdown."""
-        label = escape_image_label(typeset(alt))
+        label = escape_alt(typeset(alt))
         head = (
             f'<svg class="drawing {shown}" role="img" aria-label="{label}"'
             f' viewBox="0 0 {self.width} {self.height:.0f}"'

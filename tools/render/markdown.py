@@ -13,7 +13,7 @@ from tools.render.load import STALE, VERIFIED, record_age
 from tools.render.rows import NOT_MEASURED, Missing, fmt, measured, span
 
 
-def escape_image_label(text: str) -> str:
+def escape_alt(text: str) -> str:
     """Escape a text for the label of an image."""
     text = escape(text.replace("`", ""), quote=False)
     return text.replace('"', "&quot;")

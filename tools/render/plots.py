@@ -33,7 +33,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, ScalarFo
 
 from systems.records.record import Record
 from tools.render.drawing import NARROW, SMALL, WIDE, caption_html, figure_html
-from tools.render.markdown import escape_image_label, record_address, typeset
+from tools.render.markdown import escape_alt, record_address, typeset
 from tools.render.rows import Missing
 
 # Colours, which become the CSS variables of COLORS in the page.
@@ -110,7 +110,7 @@ def draw_svg(
         # Faster than `savefig`, which would repeat the final layout.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
-        f'<svg class="plot {shown}" role="img" aria-label="{escape_image_label(typeset(alt))}"'
+        f'<svg class="plot {shown}" role="img" aria-label="{escape_alt(typeset(alt))}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline_svg(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
@@ -312,7 +312,7 @@ def inline_svg(drawing: str, address: str) -> str:
     root = ElementTree.fromstring(drawing)
     parts = "\n".join(map(serialize, clean_elements(root, prefix)))
     coloured = COLOR.sub(lambda color: f"var({COLORS[color[0]]})", parts)
-    return TEXT.sub(lambda text: escape_image_label(unescape(text[1])), coloured)
+    return TEXT.sub(lambda text: escape_alt(unescape(text[1])), coloured)
 
 
 def clean_elements(element: Element, prefix: str) -> Iterator[Element]:

@@ -7,7 +7,7 @@ import markdown
 from mkdocs.utils.yaml import yaml_load
 
 from systems import ROOT
-from tools.render.markdown import escape_image_label, items_table, table, tabs
+from tools.render.markdown import escape_alt, items_table, table, tabs
 
 
 @cache
@@ -32,7 +32,7 @@ def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
     assert page.count("<td") == 1
     assert "reduce&lt;float, a|b&gt;(" in page.replace("<wbr>", "")
     assert (
-        escape_image_label(f'`{name}` "x"')
+        escape_alt(f'`{name}` "x"')
         == "void reduce&lt;float, a|b&gt;(__half*) &quot;x&quot;"
     )
 

@@ -17,7 +17,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.frame import Line, frame
-from tools.render.load import Found, primary_gpu_key, primary_gpu, primary_record
+from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, fmt, most
 from tools.render.stems import warmup

@@ -11,7 +11,7 @@ from systems import align_texts
 from systems.experiments import GPU, STEMS
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
-from tools.render.load import Found, primary_gpu_key, primary_gpu, primary_record
+from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
 from tools.render.markdown import NOTHING_YET, items_table, table
 from tools.render.rows import NOT_MEASURED, data_sheet
 from tools.render.spanning.writeup import load_problems
