@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# Advice for modules that some systems can't install.
+# Advice for modules that some operating systems lack, by module name.
 REMEDIES = {
     "triton": "Triton is not installed here, and our kernels are written in it: on "
     "Linux `pip install triton`; macOS and Windows have none, and there "
@@ -36,7 +36,7 @@ def lacks(*modules: str) -> str:
 
 
 def need(*modules: str) -> None:
-    """Exit with one line if a module is missing; also make Ctrl-C print one line."""
+    """Exit with a one-line error if a module is missing; install `hide_traceback`."""
     sys.excepthook = hide_traceback
     if text := lacks(*modules):
         print(f"error: {text}", file=sys.stderr)
@@ -89,7 +89,7 @@ def torch_misfit() -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters and others that a terminal can't print."""
+    """Escape control characters and other characters that a terminal can't print."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
         for c in text
@@ -97,7 +97,7 @@ def printable(text: str) -> str:
 
 
 def environment_for_git() -> dict[str, str]:
-    """Return the environment variables except the ones that git sets for its hooks."""
+    """Return the environment without the variables that git sets for its hooks."""
     names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
     return {key: text for key, text in os.environ.items() if key not in names}
 
@@ -117,14 +117,14 @@ def align_texts(found: Mapping[str, str]) -> str:
 def run_as_command(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
-    """Run `main` as a command-line program, and exit with its return value. Errors take
-    one line. --help prints `help`, a module's docstring (None under PYTHONOPTIMIZE=2).
+    """Run `main` as a command-line program, and exit with its return value. Errors are
+    printed on one line. --help prints `help`, a module's docstring (None under -OO).
     """
     import typer
 
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            # The shell closed this stream (`>&-`): open one under the same number.
+            # The shell closed this stream (`>&-`): open the null device in its place.
             os.set_inheritable(nowhere := os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, os.fdopen(nowhere, "r" if name == "stdin" else "w"))
     main.__doc__ = (help or "").replace("\n\n    python", "\n\n\b\n    python")
@@ -138,7 +138,7 @@ def run_as_command(
     except OSError as error:
         if error.filename:
             raise
-        # Write buffered text, which fails only if stdout itself caused the error.
+        # Write buffered text. This fails only if stdout itself caused the error.
         with suppress(OSError):
             sys.stdout.flush()
         # Discard further output, or Python would report the error again at exit.

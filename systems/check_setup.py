@@ -65,7 +65,7 @@ def attention_status(device: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print versions, kernels and a first pass; exit with code 2 if it fails."""
+    """Print versions, kernels and first times; exit with code 2 on any problem."""
     device, gpu = default_device(), find_gpu()
     found = {
         **versions(),

@@ -34,7 +34,7 @@ def weighted_sum_forward_kernel(
     x_ptr, w_ptr, y_ptr, stride_xn, stride_xd, stride_w, n, d, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Compute y of ROWS rows."""
+    """Compute y, the weighted sum, of ROWS rows of x."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     y = tl.zeros([ROWS], tl.float32)
     for start in range(0, d, COLUMNS):
@@ -59,7 +59,7 @@ def weighted_sum_backward_kernel(
     stride_dy, n, d,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute dx of ROWS rows, and their partial sum of dw."""
+    """Compute dx of ROWS rows, and the partial sum of dw over these rows."""
     program = tl.program_id(0).to(tl.int64)
     rows = program * ROWS + tl.arange(0, ROWS)
     # [ROWS]
@@ -90,8 +90,8 @@ def weighted_sum_backward_kernel(
 
 
 def columns_tile(d: int) -> int:
-    """Return the columns of a tile: a power of two, as Triton requires."""
-    # Triton 3.7 declares another return type.
+    """Return the number of columns of a tile: a power of two, as Triton requires."""
+    # Triton 3.7 declares a return type other than int.
     return min(  # pyright: ignore[reportReturnType]
         MAX_COLUMNS_TILE, triton.next_power_of_2(d)
     )

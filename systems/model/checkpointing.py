@@ -2,9 +2,9 @@
 backward pass.
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": keep only the input
-of every run of blocks; section 4.4 nests runs. Korthikanti et al. 2022, "Reducing
-Activation Recomputation in Large Transformer Models": recompute only the attention
-scores.
+of every run of consecutive blocks; section 4.4 nests runs. Korthikanti et al. 2022,
+"Reducing Activation Recomputation in Large Transformer Models": recompute only the
+attention scores.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,8 +28,8 @@ Function = Callable[..., Tensor]
 
 # --8<-- [start:checkpoint]
 def checkpoint_blocks(model: BasicsTransformerLM, run: int = 1) -> None:
-    """Save only the input of every run of `run` blocks, and recompute the run in the
-    backward pass. Raise ValueError for a run of less than one block.
+    """Save only the input of every run of `run` consecutive blocks, and recompute the
+    run in the backward pass. Raise ValueError for a run of less than one block.
     """
     if run < 1:
         raise ValueError(f"run must be 1 or more, not {run}")
@@ -46,7 +46,7 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 def checkpoint_function(function: Function) -> Function:
     """Return the function wrapped so that autograd saves only its arguments."""
-    # Without dropout there is no random state. A partial can be pickled, a closure not.
+    # There is no dropout, so no random state to save. A closure could not be pickled.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
     # --8<-- [end:checkpoint]
 
@@ -113,7 +113,7 @@ def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 # --8<-- [start:by-hand]
 class RecomputeBlock(torch.autograd.Function):
-    """Recompute a block in its backward pass, with a graph of its own."""
+    """Autograd Function that recomputes a block and its graph in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, block: Block, x: Tensor, _: Tensor) -> Tensor:
@@ -156,5 +156,5 @@ UNSUPPORTED_BACKWARD = (
 
 
 def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
-    """Checkpoint every block with `RecomputeBlock`, for a plain `backward()` only."""
+    """Checkpoint every block with `RecomputeBlock`, which needs a plain backward()."""
     model.set_run_blocks(run_by_hand)

@@ -1,4 +1,4 @@
-"""The model sizes of the assignment's Table 1, and one of 2026. Imports no torch."""
+"""Model sizes: Table 1 of the assignment, and a 10B model. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 # --8<-- [start:sizes]
 @dataclass(frozen=True)
 class ModelSize:
-    """One row of Table 1: width, feed-forward width, layers and heads."""
+    """The size of a model: width, feed-forward width, number of layers and of heads."""
 
     d_model: int
     d_ff: int

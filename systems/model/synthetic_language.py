@@ -14,7 +14,7 @@ from torch import Tensor
 SUCCESSORS = 8
 WEIGHTS = [1 / rank for rank in range(1, SUCCESSORS + 1)]
 PROBABILITIES = [weight / sum(WEIGHTS) for weight in WEIGHTS]
-# In nats per token, like cross-entropy.
+# Entropy of the next token in nats: the minimum of the cross-entropy loss.
 ENTROPY = -sum(p * math.log(p) for p in PROBABILITIES)
 
 

@@ -20,8 +20,8 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def precision_context(precision: str, device: str) -> AbstractContextManager:
-    """Return the context for the forward pass and the loss: autocast for bf16, none for
-    fp32 and tf32.
+    """Return the context for the forward pass and the loss: autocast for bf16, an empty
+    context for fp32 and tf32.
 
     Also set whether fp32 matmuls may round their inputs to TF32 (10 mantissa bits):
     only "tf32" allows it. `ValueError` for a name that is not in `PRECISIONS`.
@@ -47,7 +47,7 @@ def training_step(
     optimizer: torch.optim.Optimizer | None = None,
     phase: Phase = phases.mark,
 ) -> None:
-    """Run forward, loss and backward, and the optimizer's step if there is one.
+    """Run forward, loss and backward, and the optimizer's step if `optimizer` is given.
 
     Gradients must be empty on entry.
     """
@@ -55,7 +55,7 @@ def training_step(
         logits = model(token_ids)
     with phase(phases.LOSS), autocast:
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    # Free the graph, which `logits` would keep until the next step's is built.
+    # Drop `logits`, which would keep the graph alive until the next step builds one.
     del logits
     with phase(phases.BACKWARD):
         loss.backward()

@@ -131,8 +131,8 @@ class RotaryEmbedding(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
         """Recompute the table after a move or a cast.
 
-        `to_empty` leaves the table uninitialized, and after 16 bits a cast to more bits
-        would keep the rounding errors.
+        `to_empty` leaves the table uninitialized, and a cast from 16 bits back to 32
+        would keep the rounding errors of 16 bits.
         """
         before = self.get_buffer("cos_sin")
         super()._apply(fn, recurse)
@@ -195,7 +195,7 @@ def load_attention(name: str) -> AttentionFn:
     """Return the causal attention function of this name. It maps q, k and v of shape
     (b, h, s, e) to an output of the same shape. `ValueError` if the name is unknown.
     """
-    # Not looked up by a string, so that every model's source hash covers it.
+    # Refer to the function, not to its name, so that every source hash covers it.
     if name == "eager":
         return eager_attention
     if name not in IMPLEMENTATIONS:
@@ -289,11 +289,10 @@ def run_blocks(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 # --8<-- [start:model]
 class BasicsTransformerLM(nn.Module):
-    """Map token ids (b, s) to logits (b, s, v). `attention` is a name in
-    `systems.attention.IMPLEMENTATIONS`.
+    """Transformer language model: maps token ids (b, s) to logits (b, s, v).
 
-    ValueError if the heads don't divide the width, a sequence exceeds the context
-    length, or the name is unknown.
+    `attention` is a name in `systems.attention.IMPLEMENTATIONS`. ValueError if the name
+    is unknown, the heads don't divide the width, or a sequence exceeds the context.
     """
 
     def __init__(
@@ -334,17 +333,17 @@ class BasicsTransformerLM(nn.Module):
         if self.run_blocks is not None:
             x = self.run_blocks(self.layers, x)
         else:
-            # A loop: as an argument of `run_blocks` the first x would stay in memory.
+            # Don't call `run_blocks`: its caller would keep the first x in memory.
             for block in self.layers:
                 x = block(x)
         return self.lm_head(self.ln_final(x))
 
     def set_run_blocks(self, function: RunBlocks) -> None:
-        """Run the blocks with this function from now on, for example one that
-        checkpoints.
+        """Make the forward pass run the blocks with this function, for example with
+        activation checkpointing.
 
-        It must not close over this model, or a copy of the model would run the
-        original's blocks.
+        The function must not close over this model, or a copy of the model would run
+        the original's blocks.
         """
         self.run_blocks = function
 

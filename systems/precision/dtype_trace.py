@@ -1,5 +1,5 @@
-"""Record the dtype of every operation, gradient and optimizer state of a model, with
-hooks and a dispatch mode below autocast, which therefore sees autocast's casts.
+"""Record the dtype of every operation, gradient and optimizer state of a model by hooks
+and a dispatch mode. The mode runs below autocast, so it also sees autocast's casts.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """Records the dtypes of a model, its loss function and its optimizer by name."""
+    """Recorder of the dtypes of a model, its loss and its optimizer, by name."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DtypeTrace(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         first = next((x for x in tree_leaves(result) if isinstance(x, Tensor)), None)
-        # Skip views, which compute nothing. Indices and masks count as "other".
+        # Skip views, which compute nothing. Integer and bool results count as "other".
         if first is not None and not is_view(func):
             scope = self.scopes[-1] if self.scopes else ""
             dtype = DTYPE_NAMES.get(first.dtype, "other")
@@ -89,7 +89,7 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Store how many operations, and casts among them, ran so far."""
+        """Store the number of operations and of casts that ran so far."""
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 

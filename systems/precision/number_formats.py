@@ -10,7 +10,7 @@ from fractions import Fraction
 # --8<-- [start:format]
 @dataclass(frozen=True)
 class Format:
-    """A binary format with sign, biased exponent, and fraction with an implicit 1."""
+    """Binary floating-point format: sign, biased exponent, fraction with implicit 1."""
 
     exponent_bits: int
     fraction_bits: int
@@ -33,7 +33,7 @@ class Format:
         return self.smallest_normal / 2**self.fraction_bits
 
     def spacing(self, value: Fraction) -> Fraction:
-        """Return the distance between adjacent numbers in the binade of `value`."""
+        """Return the distance between adjacent numbers of the format near `value`."""
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
     def round_to_nearest(self, value: Fraction) -> Fraction:
@@ -66,14 +66,14 @@ def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
     """Return the last step at which adding `term` increases a running sum, and that
     sum.
 
-    `term` must be representable in the format. Within a binade (numbers between powers
-    of two) spacing is constant, so all steps add the same and are computed at once.
+    `term` must be representable in the format. Between two powers of two (a binade)
+    spacing is constant, so all steps add the same amount and are computed at once.
     """
     total, step, before = term, 1, None
     while gain := number_format.round_to_nearest(total + term) - total:
         top = 2 * binade(total)
-        # A tie can round differently in a binade's first step, so wait for two equal
-        # gains.
+        # A tie can round differently in the first step after a power of two, so wait
+        # for two equal gains.
         repeats = (
             max(1, math.ceil((top - term - total) / gain)) if gain == before else 1
         )

@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from systems.records.files import slug_of
 
-# Characters of markup, macros, links and control sequences, which the text of a record
-# must not contain, because pages and terminals print it unescaped.
+# Characters of markup, macros, links and control sequences. Texts in a record must not
+# contain them, because pages and terminals print these texts unescaped.
 LIVE = r"<>\[\]{}\x00-\x1f\x7f-\x9f"
 Plain = Annotated[str, Meta(max_length=2000, pattern=rf"^[^{LIVE}]*\Z")]
 Name = Annotated[Plain, Meta(min_length=1)]
@@ -47,7 +47,7 @@ def drop_markup(name: str) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs in CUDA_VISIBLE_DEVICES, or the indices of all GPUs."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, or if unset the indices of all GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(i) for i in range(query_nvml("nvmlDeviceGetCount") or 0)]
@@ -82,7 +82,7 @@ def gpu_uuid(visible: str) -> str | None:
 
 
 def newest_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA version of the driver, such as (12, 4), or None."""
+    """Return the newest CUDA version that the driver supports, as (12, 4), or None."""
     number = query_nvml("nvmlSystemGetCudaDriverVersion")
     return divmod(number // 10, 100) if number else None
 
@@ -97,7 +97,7 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def why_no_gpu() -> str:
-    """Return the message that there is no GPU, and why, if a driver is installed."""
+    """Return a message that no GPU was found; if a driver is installed, say why."""
     found, (_, fault) = "needs a GPU and none was found", start_nvml()
     if fault and any(map(os.path.exists, DRIVERS)):
         return f"{found}: NVML does not start ({fault})"
@@ -117,9 +117,9 @@ def start_nvml() -> tuple[Any, str]:
     return pynvml, ""
 
 
-# Handle of a missing GPU.
+# Placeholder for the NVML handle of a missing GPU.
 NO_HANDLE = object()
-# NVML's number of the SM clock.
+# NVML's constant for the clock of the SMs (NVML_CLOCK_SM).
 SM_CLOCK = 1
 
 

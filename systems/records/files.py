@@ -10,7 +10,7 @@ from typing import IO
 # Flags of `os.open`. Windows has only O_BINARY, which preserves line ends.
 ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
-# Names of folders in docs/results that GPUs must not have.
+# Folder names in docs/results that are reserved, so no GPU may have them.
 RESERVED = ("", "cpu", "meta", "quick")
 
 
@@ -21,7 +21,7 @@ def slug_of(name: str) -> str:
 
 
 def open_regular(path: Path, flags: int) -> IO[bytes]:
-    """Open a regular file; raise OSError for others, or for writing through a link."""
+    """Open a regular file. Raise OSError for any other, or to write to a symlink."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     flags |= ALWAYS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
     handle = os.open(path, flags, 0o666)
@@ -32,7 +32,7 @@ def open_regular(path: Path, flags: int) -> IO[bytes]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file in one step, so that readers see the old file or the new one."""
+    """Write a file in one step, so that readers see either the old or the new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

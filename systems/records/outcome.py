@@ -14,7 +14,7 @@ from systems import printable
 from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
 
-# PyTorch's messages if a tensor exceeds free host memory, or any possible memory.
+# Error messages of PyTorch if host memory runs out or a tensor's size overflows.
 NO_HOST_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",
@@ -23,34 +23,34 @@ NO_HOST_MEMORY = (
     "std::bad_alloc",
 )
 UNQUOTED = "it can't in a path with a space"
-# Prefix of the reason of a row whose implementation is not installed.
+# Beginning of the reason in a row whose implementation is not installed.
 NOT_INSTALLED = "not installed"
-# Maximum number of characters in a reason.
+# Maximum number of characters in the reason of a row.
 LONGEST = 2000
 
 
 class Unsupported(Exception):
-    """An implementation can't run a configuration, which is a result, not a failure."""
+    """Raised if an implementation can't run a configuration. It is no failure."""
 
 
 class NotInstalled(Unsupported):
-    """An implementation's package is not installed."""
+    """Raised if an implementation's package is not installed."""
 
     def __init__(self, what: str):
         super().__init__(f"{NOT_INSTALLED}: {what}")
 
 
-# An experiment's `run` returns metrics, or a generator that yields after each turn and
-# returns metrics. Rows whose turns alternate see the same clocks and temperatures.
+# An experiment's `run` returns metrics, or is a generator that yields after each turn
+# (a part of the measurement), so that the turns of several rows can alternate.
 Metrics = dict[str, Any]
 Turns = Generator[None, None, Metrics]
 Run = Callable[[Any], Metrics | Turns]
 
 
 def measure_row(config: Any, run: Run) -> Row:
-    """Run a configuration and return its row. Out of memory, `Unsupported` and a
-    missing C++ compiler become statuses; other errors are raised. Raise ValueError for
-    an invalid metric.
+    """Run a configuration and return its row. Out-of-memory errors, `Unsupported` and a
+    missing C++ compiler become the status of the row; other errors are raised. Raise
+    ValueError for an invalid metric.
     """
     *_, row = measure_in_turns(config, run)
     assert row is not None
@@ -58,7 +58,7 @@ def measure_row(config: Any, run: Run) -> Row:
 
 
 def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
-    """Yield None after each turn of a configuration, then its row."""
+    """Measure a configuration: yield None after each turn, and finally its row."""
     metrics, status, reason = {}, "ok", None
     try:
         found = run(config)
@@ -90,12 +90,12 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def one_line(text: str | None) -> str | None:
-    """Return a text on one line, without control characters, of at most LONGEST."""
+    """Join a text to one line, cut it to LONGEST and escape control characters."""
     return text and printable(" ".join(text[:LONGEST].split()))
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:
-    """Return the message if an error or its cause is out of memory, else None."""
+    """Return the message of an out-of-memory error or cause; None for other errors."""
     torch = sys.modules.get("torch")
     for cause in error_chain(error):
         text = str(cause)
@@ -125,7 +125,7 @@ def compiler_reason(error: BaseException) -> str | None:
 
 
 def paths_with_a_space() -> list[str]:
-    """Return the folders with a space, which break torch.compile's C++ compiler."""
+    """Return the folders whose paths have a space, which breaks torch.compile's C++."""
     return [path for path in (sys.prefix, gettempdir()) if " " in path]
 
 

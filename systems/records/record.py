@@ -1,4 +1,4 @@
-"""The types of a record: rows, and where they come from.
+"""The types of a record: rows, device, software and source.
 
 `systems.records.store` rejects files that don't match these types or the rules in
 `systems.records.rules`.
@@ -14,7 +14,7 @@ from systems.records.device import Device, Name, Plain
 PHASES = ("forward", "loss", "backward", "optimizer")
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
-# The limit of four months detects a clock that was set while measuring.
+# A limit of four months detects that the system's clock was set while measuring.
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
 
@@ -26,21 +26,21 @@ class Git(Struct, forbid_unknown_fields=True):
 class Row(Struct, forbid_unknown_fields=True, dict=True):
     """A configuration and its metrics: times as samples in ms, memory in bytes."""
 
-    # Not stored: for a profiled row, the row of `end_to_end` for the same cell.
+    # Not stored: for a profiled row, the row of `end_to_end` that timed the same pass.
     clock = cast("Row | None", None)
 
     config: dict[str, Any]
     status: Literal["ok", "out_of_memory", "unsupported", "failed"]
     metrics: dict[str, Any] = {}
     reason: str | None = None
-    # Time since the previous row ended or measuring began.
+    # Seconds since the previous row ended, or since measuring began.
     seconds: Seconds | None = None
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):
     """The rows of an experiment from one device, source and software."""
 
-    # Not stored: whether the file was edited, so that its digest does not match.
+    # Not stored: whether the file was edited by hand (its digest does not match).
     edited = False
     # Not stored: for a profile, the record of `end_to_end` with wall-clock times.
     clock = cast("Record | None", None)
@@ -59,11 +59,11 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
     command: Plain | None = None
     git: Git | None = None
     source_hash: Plain | None = None
-    # Hashes of later sources whose results agreed, by `tools/regen_tables.py --verify`.
+    # Hashes of later code that `tools/regen_tables.py --verify` found to agree.
     verified_hashes: list[Plain] = []
-    # The publication of a reported record.
+    # The publication that a reported record's numbers come from.
     source: Name | None = None
-    # Further remarks on the numbers.
+    # Remarks on the numbers.
     notes: list[Plain] = []
 
     @property
@@ -74,7 +74,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     @property
     def place(self) -> str:
-        """The path in a folder of results, such as "nvidia-h200/warmup.json"."""
+        """The record's path in docs/results, such as "nvidia-h200/warmup.json"."""
         return f"{self.device.slug}/{self.stem}.json"
 
     def row(self, config: dict[str, Any]) -> Row | None:

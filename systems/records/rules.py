@@ -1,5 +1,5 @@
-"""Rules for records that types can't express, on rows and on metrics by unit. They are
-checked when a row is measured and when a record is read.
+"""Validation of rows and metrics beyond their types, such as bounds on times in ms. It
+runs when a row is measured and when a record is read.
 """
 
 import math
@@ -20,7 +20,7 @@ LONGEST_MS, MOST_BYTES = 1e9, 2**60
 
 
 def record_faults(record: Record) -> Iterator[str]:
-    """Yield each fault of a record, beginning with the field's name."""
+    """Yield a message for each fault of a record, beginning with the field's name."""
     reported, first = record.kind == "reported", {}
     if reported != (record.source is not None):
         yield f"source is {record.source!r}, which no {record.kind} record has"
@@ -40,7 +40,7 @@ def record_faults(record: Record) -> Iterator[str]:
         key = repr(sorted(row.config.items()))
         if not reported and first.setdefault(key, i) != i:
             yield f"{where}.config: is that of rows[{first[key]}]"
-        # Only reported rows may have a reason although they are ok, as a remark.
+        # Only reported rows may have both the status "ok" and a reason, as a remark.
         if bool(row.reason) != (row.status != "ok") and not (reported and row.reason):
             yield f"{where}.reason: is {row.reason!r}, the status {row.status}"
         if (row.status == "ok") != bool(row.metrics):
@@ -52,8 +52,8 @@ def record_faults(record: Record) -> Iterator[str]:
 
 
 def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:
-    """Yield the faults of metrics: infinite numbers, impossible times and bytes, unsafe
-    texts. A reported metric may be text ("about 14").
+    """Yield a message for each fault of metrics: infinite numbers, impossible times and
+    bytes, unsafe texts. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():
         yield from (f"{name}{fault}" for fault in [*_unsafe(name), *_unsafe(value)])
@@ -69,7 +69,7 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
 
 
 def _impossible_times(name: str, value: Any) -> Iterator[str]:
-    """Yield a fault for impossible times; only a time without samples may be 0."""
+    """Yield a fault for times out of bounds, no samples, or a sample of zero."""
     if not isinstance(value, list):
         if not _is_between(value, 0, LONGEST_MS):
             yield f"{name}: is {value!r:.60}, no time in ms"
@@ -83,7 +83,7 @@ def _impossible_times(name: str, value: Any) -> Iterator[str]:
 
 
 def _sample_count_mismatches(metrics: dict[str, Any]) -> Iterator[str]:
-    """Yield a fault for each phase whose number of samples differs from the loss's."""
+    """Yield a fault for each phase that has not as many samples as the loss phase."""
     of = {p: metrics[f"{p}_ms"] for p in PHASES if f"{p}_ms" in metrics}
     counts = {p: len(samples) for p, samples in of.items() if isinstance(samples, list)}
     for phase, count in counts.items():

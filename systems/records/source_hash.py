@@ -1,9 +1,9 @@
 """Hash the code that an experiment runs, by statements instead of files.
 
 The hash covers the experiment's module and, transitively, each top-level statement that
-defines a name used there, without imports, comments, docstrings, layout and the names
-of modules: code can be moved and reformatted. It misses names looked up as strings,
-except those in IMPLEMENTATIONS, and assignments to names that are never read.
+defines a name used there. It ignores imports, comments, docstrings, layout and module
+names, so code can be moved and reformatted. It misses names that are looked up as
+strings (except in IMPLEMENTATIONS), and assignments to names that are never read.
 """
 
 import ast
@@ -20,19 +20,19 @@ from systems.attention.implementations import IMPLEMENTATIONS
 # Packages that are not hashed, because they can't change a measured result.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
-# Stands for the module of names from other packages.
+# Placeholder for the module of names that come from third-party packages.
 OTHERS = ""
-# Launch options at Triton's default are ignored: they only silence Triton 3.9.
+# Launch options equal to Triton's defaults, which only silence a warning: not hashed.
 DEFAULTS = {"enable_fp_fusion": True}
-# Ignored fields of syntax trees, which depend on context or on Python's version.
+# Fields of syntax trees that depend on context or on Python's version: not hashed.
 UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
 
-# (module, name), or (module, None) for the whole module.
+# A place in the code: (module, name), or (module, None) for the whole module.
 Place = tuple[str, str | None]
 
 
 def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
-    """Return the hash of all code that `module` and these attentions refer to."""
+    """Return the hash of all code that a module and attention functions refer to."""
     named = (IMPLEMENTATIONS[name].split(":") for name in attention)
     return hash_of([(module, None), *((where, what) for where, what in named)], root)
 
@@ -52,7 +52,7 @@ class Statement:
     """A top-level statement: code, references, and whether imports run it."""
 
     code: str
-    # In order of occurrence.
+    # The places that the code refers to, in order of occurrence.
     references: list[Place]
     runs_on_import: bool
     digest: str = field(init=False)
@@ -71,7 +71,7 @@ class Module:
 
 
 class Reach:
-    """Collects the statements that code refers to, directly or indirectly."""
+    """Collector of the statements that code refers to, directly or indirectly."""
 
     def __init__(self, root: Path, without: frozenset[Place] = frozenset()):
         self.root, self.without = root, without
@@ -121,7 +121,7 @@ class Reach:
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
-        """Yield a digest of each statement and of what it refers to."""
+        """Yield a digest of each statement with the statements that it refers to."""
         for statement in self.statements:
             targets = (self.statements_at(place) for place in statement.references)
             named = (" ".join(target.digest for target in each) for each in targets)
@@ -208,7 +208,7 @@ def is_docstring(node: ast.AST) -> bool:
 
 
 def skipped_on_import(node: ast.AST) -> bool:
-    """Return whether a statement runs only in type checkers or in a main program."""
+    """Return whether imports skip a statement: a test of TYPE_CHECKING or __name__."""
     return isinstance(node, ast.If) and any(
         isinstance(name, ast.Name) and name.id in ("TYPE_CHECKING", "__name__")
         for name in ast.walk(node.test)
@@ -216,8 +216,8 @@ def skipped_on_import(node: ast.AST) -> bool:
 
 
 def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
-    """Return whether importing a statement does more than bind names: a call, an
-    assignment to an attribute, a decorator such as `@operator.register_fake`.
+    """Return whether importing a module with this statement does more than bind names,
+    for example by a call or a decorator such as `@operator.register_fake`.
     """
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return any(
@@ -256,9 +256,9 @@ SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Canonical:
-    """Converts code to text that depends neither on Python's version nor on layout.
+    """Converter of code to text that depends neither on Python's version nor on layout.
 
-    A reference to this project's code becomes its name, however it was imported.
+    A reference becomes the name in its defining module, however it was imported.
     """
 
     def __init__(self, known: dict[str, Place], root: Path):
@@ -338,7 +338,7 @@ def is_default(node: ast.keyword) -> bool:
 
 
 def merge_constants(values: list[ast.expr]) -> list[ast.expr]:
-    """Merge adjacent constants of f-strings, which depend on Python's version."""
+    """Merge adjacent constants of f-strings, because Python versions split them."""
     out: list[ast.expr] = []
     for value in values:
         last = out[-1] if out else None

@@ -18,7 +18,7 @@ from systems.records.rules import record_faults
 
 SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
-# Twice the size of the largest record.
+# Maximum size of a record's file in bytes, twice that of the largest record.
 LONGEST_BYTES = 2**23
 
 
@@ -99,7 +99,7 @@ def write(record: Record, path: Path) -> None:
         fault = next(record_faults(record), None)
         content = b"" if fault else to_json(record).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        # JSON has no sets, for example, and no halves of surrogate pairs.
+        # For example, JSON has no sets and no lone surrogates.
         raise RecordError(f"{path}: can't be written as JSON: {error}") from None
     if fault is not None:
         raise RecordError(f"{path}: {fault}")
