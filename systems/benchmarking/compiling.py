@@ -1,6 +1,6 @@
-"""Time measurement of code under `torch.compile`: caches start empty, no timed step
-compiles, and recompiles are counted. The first calls compile, so warm-up steps are
-timed too, as separate samples.
+"""Time code under `torch.compile`: compiler caches start empty, no measured step
+compiles, and recompiles are counted. The warm-up steps, which compile, are timed as
+separate samples.
 """
 
 import os
@@ -24,7 +24,7 @@ BACKEND = "inductor"
 
 # --8<-- [start:graph]
 def compiled(work: Any, dynamic: bool | None = False) -> Any:
-    """Return `work` compiled as one graph of static shapes; graph breaks are errors."""
+    """Return `work` compiled, by default for static shapes. Graph breaks are errors."""
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
     # --8<-- [end:graph]
 
@@ -32,11 +32,11 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 # --8<-- [start:clock]
 @contextmanager
 def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
-    """Use empty compiler caches inside, or disk caches in `folder`, which is kept."""
+    """Provide empty compiler caches inside the context, or disk caches in `folder`."""
     load(device)
     torch.compiler.reset()
     try:
-        # After an error PyTorch would keep its temporary folder.
+        # Create the folder here: PyTorch would not delete its own after an error.
         with (
             TemporaryDirectory(ignore_cleanup_errors=True) as empty,
             fresh_inductor_cache(dir=empty),
@@ -51,7 +51,7 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
 @cache
 def load(device: str) -> None:
     """Import the compiler, start its workers, and run a matmul in fp32 and in bf16.
-    Otherwise the first timed step of a process would include the time for that.
+    Otherwise the first timed step of a process would include the time of this setup.
     """
     for dtype in (torch.float32, torch.bfloat16):
         w = torch.ones(8, 8, device=device, dtype=dtype, requires_grad=True)
@@ -61,14 +61,14 @@ def load(device: str) -> None:
 
 
 def graphs() -> int:
-    """Return how many graphs this process has compiled, recompiles included."""
+    """Return how many graphs this process has compiled, including recompiles."""
     return counters["stats"]["unique_graphs"]
 
 
 def measure(
     step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None]
 ) -> dict[str, list[float] | int]:
-    """Measure like `timing.measure`, with samples of the warm-up steps too
+    """Return the metrics of `timing.measure`, samples of the warm-up steps
     (`warmup_..._ms`), and the numbers of compiled graphs and recompiles. Raise
     RuntimeError if a measured step recompiles.
     """

@@ -31,12 +31,12 @@ COLD_CLOCK = {
     "emptied before each pass; implementations alternate in rounds",
     "forward and backward": "without a loss: the gradient of o is given",
 }
-# Profiled passes: of a training step, and of attention in one round.
+# Number of profiled passes: of a training step, and of attention in each round.
 PASSES, PASSES_IN_ROUND = 2, 5
 ROUNDS = 5
-# Enough samples for quantiles, few enough for readable records.
+# Maximum number of samples to keep: enough for quantiles, and records stay readable.
 SAMPLES_KEPT = 30
-# Calls timed on a CPU, where `do_bench` can't run; results there only test the code.
+# Number of calls to time on a CPU, only to test the code: `do_bench` needs a GPU.
 CPU_CALLS = 3
 
 
@@ -51,7 +51,7 @@ def measure(
     counted: bool = False,
 ) -> dict[str, Any]:
     """Return GPU times in ms by phase (`forward_gpu_ms`), one sample per profiled pass.
-    Empty on a CPU.
+    On a CPU, return no times.
 
     Call it last, because the profiler slows down later launches. `between` runs before
     each pass. `cold` empties the L2 cache before each phase. `counted` adds the number
@@ -105,7 +105,7 @@ def add_round(
 def attention_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
-    """Return a step with phases forward, backward and both, which sets no `.grad`."""
+    """Return a step with phases "forward", "backward" and "both", without `.grad`s."""
     inputs = (q, k, v)
 
     def step(phase: Phase) -> None:
@@ -169,7 +169,7 @@ def pass_times_ms(
 
 
 def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
-    """Return a function that multiplies (m, k) by (k, m); "tf32" is fp32 with TF32."""
+    """Return a function that multiplies (m, k) by (k, m) in fp32, tf32 or bf16."""
     precision = "high" if dtype == "tf32" else "highest"
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     a, b = (torch.randn(shape, device=device, dtype=kind) for shape in ((m, k), (k, m)))

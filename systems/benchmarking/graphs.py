@@ -20,7 +20,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """Return one stream for all captures, because libraries keep memory per stream."""
+    """Return the stream of all captures: libraries keep a workspace for each stream."""
     return torch.cuda.Stream()
 
 
@@ -56,7 +56,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         torch.cuda.synchronize()
         clear()
         give_back(device)
-        # A failed capture would leave its stream current; this context restores it.
+        # Restore the current stream, which a failed capture would leave changed.
         with refusals(), torch.cuda.stream(torch.cuda.current_stream()):
             step(capture)
         yield replay
@@ -75,11 +75,11 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn an error of CUDA or PyTorch about the capture into `Unsupported`."""
+    """Raise `Unsupported` in place of CUDA's or PyTorch's error about the capture."""
     try:
         yield
     except RuntimeError as error:
-        # Any other error has another cause, and may have corrupted the process.
+        # Raise errors that are not about the capture: they may have broken the process.
         if out_of_memory_reason(error) is not None or "captur" not in str(error):
             raise
         said = str(error).splitlines()[0]

@@ -1,8 +1,8 @@
 """The attention implementations that experiments compare, by name: this project's
 ("ours..."), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
-Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that would run another
-one raise `Unsupported`. Names with "_ordered" request deterministic gradients.
+Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that the implementation
+doesn't support raise `Unsupported`. "_ordered" requests deterministic gradients.
 """
 
 import math
@@ -33,7 +33,7 @@ BACKENDS = {
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
     "sdpa_math": SDPBackend.MATH,
 }
-# Backends of this project's kernels; "ours_triton" avoids the Hopper kernels.
+# Backend of this project's kernels by name; "ours_triton" avoids the Hopper kernels.
 OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
 # Whether FlashAttention-4 sums dq deterministically, by implementation name.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
@@ -41,8 +41,8 @@ FLASH_4 = {"fa4": False, "fa4_ordered": True}
 SDPA_FLASH_4 = ("sdpa_fa4", "sdpa_fa4_ordered")
 # PyTorch's error for inputs that FlashAttention-4 doesn't support.
 REFUSED_BY_FLASH_4 = re.compile("FA4 .* unsupported: ")
-# FlashAttention-4, the compiler of its kernels, and PyTorch's adapter, which unpacks
-# two results where version 4.0.0b36 returns more.
+# Modules that raise FlashAttention-4's errors: the package, its compiler, and PyTorch's
+# adapter, which expects two results where version 4.0.0b36 returns more.
 OF_FLASH_4 = ("flash_attn", "cutlass", "torch.nn.attention._fa4")
 # PyTorch's errors, on GPU and CPU, if the selected SDPA backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
@@ -50,7 +50,7 @@ NO_BACKEND = ("No available kernel", "No viable backend")
 
 # --8<-- [start:plain]
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Return softmax(q kᵀ / sqrt(d)) v, with all scores in memory."""
+    """Return softmax(q kᵀ / sqrt(d)) v, storing all scores."""
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         rows, keys = (torch.arange(x.shape[-2], device=x.device) for x in (q, k))
@@ -90,7 +90,7 @@ def attention(
 @contextmanager
 def only(name: str) -> Iterator[None]:
     """Select this implementation's SDPA backend and float32 precision; raise
-    `Unsupported` if it refuses its input.
+    `Unsupported` if the implementation rejects its inputs.
     """
     with ExitStack() as stack:
         stack.callback(torch.set_float32_matmul_precision, "highest")
@@ -126,7 +126,7 @@ def find_refusal(name: str, error: Exception) -> str:
 
 
 def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
-    """Return whether code of these packages is on the stack of an error."""
+    """Return whether code of these packages is in the traceback of an error."""
     modules = (
         f"{frame.f_globals.get('__name__')}."
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -152,7 +152,7 @@ def flash_4_in_sdpa() -> Iterator[None]:
 
 @contextmanager
 def importing_flash_4() -> Iterator[None]:
-    """Cache compiled kernels on disk; raise `NotInstalled` if the import fails."""
+    """Let FlashAttention-4 cache its kernels; raise `NotInstalled` if it is missing."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
         yield
@@ -162,7 +162,7 @@ def importing_flash_4() -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Make PyTorch deterministic, but don't fill new tensors, which would cost time."""
+    """Make PyTorch deterministic, without filling new tensors, which takes time."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled()
     fill = settings.fill_uninitialized_memory
@@ -195,7 +195,7 @@ def allow_shared_graphs() -> None:
 
     # Otherwise a compiled backward pass overwrites saved tensors.
     torch._functorch.config.donated_buffer = False
-    # Each dtype, head dimension and index width is compiled separately.
+    # Allow many compilations: one for each dtype, head dimension and index width.
     torch._dynamo.config.recompile_limit = 64
 
 
@@ -216,7 +216,7 @@ def compiled_plain(causal: bool) -> Attention:
 
 
 def flash_4(causal: bool, ordered: bool) -> Attention:
-    """Return FlashAttention-4 for (b, h, n, d). Raise `NotInstalled` without it."""
+    """Return FlashAttention-4 for q, k and v (b, h, n, d), or raise `NotInstalled`."""
     with importing_flash_4():
         from flash_attn.cute import flash_attn_func  # pyright: ignore
 

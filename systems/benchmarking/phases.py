@@ -17,7 +17,7 @@ FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = (
 
 @contextmanager
 def mark(name: str) -> Iterator[None]:
-    """Name the work launched inside the context, for any active profiler."""
+    """Label the work launched inside the context, for any active profiler."""
     on_gpu = torch.cuda.is_initialized()
     if on_gpu:
         torch.cuda.nvtx.range_push(name)

@@ -19,7 +19,7 @@ now = time.perf_counter
 
 
 class Step(Protocol):
-    """A step of work: it runs each of its parts inside `with phase(name):`."""
+    """Function that runs a step of work, with each phase inside `with phase(name):`."""
 
     def __call__(self, phase: Phase) -> None: ...
 
@@ -86,7 +86,7 @@ def measure(
 # --8<-- [start:peak]
 def peak_memory(device: str) -> dict[str, int]:
     """Return peak bytes since the last reset: allocated for tensors, and reserved from
-    the driver by PyTorch's allocator.
+    the driver by PyTorch's allocator. On a CPU, return none.
     """
     if device != "cuda":
         return {}

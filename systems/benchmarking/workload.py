@@ -21,8 +21,8 @@ SECOND_FORWARD = "second_forward"
 
 # --8<-- [start:workload]
 class Workload:
-    """A model on the device, random tokens and targets (seed 0), and `step`, one pass
-    over them, which clocks and probes call.
+    """A model with random tokens and targets (seed 0) on a device. Clocks and probes
+    call the method `step`, which runs one pass.
 
     `forward` is the model, or a compiled model assigned to it. Only mode "step" has an
     optimizer. Raise ValueError for an unknown precision or attention.
@@ -61,7 +61,7 @@ class Workload:
             with phase(phases.FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
             # The first graph is freed only after the second is built, as in a training
-            # loop.
+            # loop that keeps its logits.
             with phase(SECOND_FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
             del logits

@@ -19,7 +19,7 @@ from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
 from systems.running.machine import limit_host_memory
 
-# The largest size of a tensor.
+# The largest number of elements that a tensor can have.
 LARGEST = 2**63 - 1
 KEYWORD = Parameter.KEYWORD_ONLY
 

@@ -15,7 +15,7 @@ from systems.running.reports import report
 
 
 def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Group the configurations that alternate: only the field IN_TURNS differs."""
+    """Group configurations that alternate, which differ only in the field IN_TURNS."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
         same = {k: v for k, v in asdict(config).items() if k != varied}
@@ -42,8 +42,8 @@ def measure_into(
 
 
 def measure_group(module: Any, configs: list[Any]) -> list[Row]:
-    """Measure these configurations in alternation, and return their rows. An error
-    gives a failed row, which the next run measures again.
+    """Measure these configurations in alternation, and return their rows. After an
+    error the row has the status "failed", and the next run measures it again.
     """
     unfinished = {config: run_turns(module, config) for config in configs}
     rows: dict[Any, Row] = {}
@@ -66,7 +66,7 @@ def next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
 
 
 def report_rows(rows: list[Row]) -> None:
-    """Report the result of each row, without its metrics."""
+    """Report the outcome of each row, without its metrics, to the parent process."""
     for row in rows:
         report(event="row", config=row.config, status=row.status, reason=row.reason)
 

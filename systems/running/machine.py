@@ -1,5 +1,5 @@
 """Choose the device for an experiment, check that torch would use it and that kernels
-can be stored, and limit host memory, so that running out of it raises an error.
+can be stored, and limit host memory, so that exceeding the limit raises an error.
 """
 
 import gc
@@ -87,8 +87,8 @@ def why_unwritable(folder: Path) -> str:
 
 
 def limit_host_memory() -> None:
-    """Without a GPU, limit this process to 90 % of free memory: beyond that, the system
-    would kill a process. Keep a lower existing limit (`ulimit -d`).
+    """Without a GPU, limit this process to 90 % of free memory. If memory ran out, the
+    system would kill processes. Keep a lower existing limit (`ulimit -d`).
     """
     free = free_host_bytes()
     if free is None or find_gpu() is not None:
@@ -108,7 +108,7 @@ def limit_host_memory() -> None:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """Return the free bytes of the system or control group, the lesser, or None."""
+    """Return the free bytes of the system or the control group, whichever is less."""
     free = []
     with suppress(OSError, ValueError):
         for line in (root / "proc" / "meminfo").read_text().splitlines():
@@ -118,7 +118,7 @@ def free_host_bytes(root: Path = Path("/")) -> int | None:
         cgroup = (root / "proc" / "self" / "cgroup").read_text()
         path = cgroup.rpartition("0::/")[2].strip()
         group = root / "sys" / "fs" / "cgroup" / path
-        # In a container, the group may be mounted at the root.
+        # In a container, the control group may be mounted at the root.
         group = group if (group / "memory.max").exists() else root / "sys/fs/cgroup"
         limit, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
         lines = (group / "memory.stat").read_text().splitlines()

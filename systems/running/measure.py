@@ -1,5 +1,5 @@
-"""Measure one stem on this machine, row by row, into its record.
-`tools/regen_tables.py` runs this in a child process.
+"""Measure one experiment on this machine, row by row, and write its record.
+`tools/regen_tables.py` runs this module in a child process.
 
 The partial record `<stem>.partial.json` is written after every row, and renamed when it
 is complete. Progress is reported on standard output, one JSON object per line. Exit
@@ -32,8 +32,8 @@ from systems.running.verify import verify_stem
 def measure_stem(
     name: str, results: Path, grid: str, deadline: float, seen: int | None = None
 ) -> int:
-    """Measure the rows that the partial record lacks until `deadline` (s since 1970);
-    none if the record changed since `seen` (ns since 1970). Return the exit code.
+    """Measure the missing rows of a record until `deadline` (s since 1970), unless the
+    record has changed since `seen` (ns since 1970). Return the exit code.
     """
     ended, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
@@ -98,14 +98,14 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.compiled_folder()):
             raise CannotStart(fault)
-        # Otherwise PyTorch's compiler uses another folder, without kernels compiled
-        # ahead.
+        # Set Triton's cache folder, or torch.compile would use another one and miss the
+        # kernels that were compiled ahead.
         os.environ["TRITON_CACHE_DIR"] = str(machine.compiled_folder())
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        # Import this now: otherwise the first row that compiles or runs an optimizer
-        # would, while it is timed.
+        # Import this now, or the import would be timed as part of the first row that
+        # compiles or runs an optimizer.
         import_module("torch._inductor.compile_fx")
     # Exclude imported modules from the garbage collection before each row.
     gc.freeze()
@@ -142,7 +142,7 @@ def main(
 
 
 def describe_error(error: OSError, results: Path) -> str:
-    """Return which file can't be written and why; a full disk's error names none."""
+    """Return which file can't be written and why. A full disk's error names no file."""
     if error.errno is None:
         return str(error)
     where = error.filename2 or error.filename or results

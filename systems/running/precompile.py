@@ -29,13 +29,13 @@ from systems.running.reports import GRACE, end_with_parent, exit_when_terminated
 
 # Each process needs GPU memory for a CUDA context and a row's tensors.
 MOST_PROCESSES = 16
-# For fewer rows, starting processes would take longer than compiling.
+# Minimum number of rows to compile ahead: fewer compile faster than processes start.
 LEAST_ROWS = 8
 # Maximum seconds of compiling ahead, because a compiler may hang.
 LONGEST = 20 * 60
 # Environment variables with the folder for compiled code and the number of processes.
 AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
-# The file with the times of the steps that compiled, in the folder of compiled code.
+# Name of the file, in the folder of compiled code, with the times of compiling steps.
 COLD = "cold.json"
 
 
@@ -51,7 +51,7 @@ def grid_configs(stem: str, grid: str) -> list[Any]:
 
 
 def implementation_or_execution(config: Any) -> str | None:
-    """Return the field by which `Stem.rehearsed` selects rows to compile ahead."""
+    """Return the configuration's implementation or else its execution, or None."""
     return getattr(config, "implementation", getattr(config, "execution", None))
 
 
@@ -75,7 +75,7 @@ def folder_for_compiled(record: Path) -> Iterator[None]:
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
     """Compile the kernels of pending rows in parallel, in at most half of the time
-    until `deadline` (seconds since 1970). Rows compile the rest when measured.
+    until `deadline` (seconds since 1970). Other kernels compile when a row is measured.
     """
     started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
@@ -148,21 +148,21 @@ def ahead(name: str) -> Path | None:
 
 
 def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Store the times in ms of steps that compiled, and the number of processes."""
+    """Store the times in ms of the steps that compiled, and the number of processes."""
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
     kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
     write_atomically(folder / COLD, json.dumps(kept))
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:
-    """Return the data of `keep_samples`; empty if the cell was not fully compiled."""
+    """Return the data that `keep_samples` stored, or {} if compiling did not finish."""
     if folder is None or not (folder / COLD).is_file():
         return {}
     return json.loads((folder / COLD).read_text())
 
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
-    """Run these rows of an experiment's grid, counted from 0."""
+    """Run the rows with these indices (from 0) of an experiment's grid once."""
     # Do this first, because the parent may end during the slow imports.
     end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), grid_configs(stem, grid)

@@ -6,13 +6,13 @@ import os
 import sys
 import time
 
-# A profiler can have run only if this module was imported.
+# The module that runs torch.profiler: unless it was imported, no profiler has run.
 PROFILES = "systems.profiling.torch_trace"
 # Environment variable that makes CUPTI detach after a profile, and the first CUDA
 # version in which CUDA graphs still work after that.
 LEAVE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
 # Number of CUDA calls, and the pause in seconds after each, that give CUPTI time to
-# detach asynchronously: a profile before that would lose kernels.
+# detach. A profile that starts before CUPTI has detached would lose kernels.
 CALLS, PAUSE = 10, 0.005
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 # Seconds between SIGTERM and SIGKILL.
 GRACE = 5
-# The stream for reports; None is standard output.
+# The stream to which reports are written; None means standard output.
 reports: IO[str] | None = None
 
 
@@ -55,6 +55,6 @@ def report(**event: Any) -> None:
     try:
         print(json.dumps(event), file=reports, flush=True)
     except BrokenPipeError:
-        # Keep Python from reporting the error again when it flushes the stream.
+        # Discard output, or Python would report the error again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (reports or sys.stdout).fileno())
         sys.exit(1)

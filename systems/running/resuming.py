@@ -27,7 +27,7 @@ from systems.running.software import used_only
 
 
 def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
-    """Return the path of a record; those of reduced grids are in the folder "quick"."""
+    """Return the path of a record. Records of quick grids are in the folder "quick"."""
     folder = results / "quick" if grid == "quick" else results
     return folder / device.slug / f"{stem}{SUFFIX}"
 
@@ -39,7 +39,7 @@ def partial_path(path: Path) -> Path:
 
 @contextmanager
 def lock_record(path: Path) -> Iterator[None]:
-    """Lock a record until the process ends. CannotStart if another holds the lock."""
+    """Lock a record inside the context. CannotStart if another process has the lock."""
     # Import here, because Windows has no fcntl but needs this module's paths.
     import fcntl
 
@@ -98,7 +98,7 @@ def new_record(
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the partial record without failed rows, or `fresh` if it is outdated."""
+    """Return the partial record without failed rows; `fresh` if that is outdated."""
     try:
         old = store.read(partial)
     except FileNotFoundError:

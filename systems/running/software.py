@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def used_only(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
-    """Return the versions, without FlashAttention-4's if no configuration runs it."""
+    """Return the versions, omitting FlashAttention-4 if no configuration runs it."""
     runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
     return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
@@ -52,7 +52,7 @@ def used_only(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
 def git_state() -> Git | None:
     """Return the commit in GIT_COMMIT, or git's commit; None outside a repository."""
     try:
-        # Prefer GIT_COMMIT: where "systems" is in no commit, git fails below.
+        # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.
         if commit := named_commit():
             return Git(commit, dirty=False)
     except ValueError as error:
@@ -60,7 +60,7 @@ def git_state() -> Git | None:
     own: Any = {"env": environment_for_git(), "capture_output": True, "text": True}
 
     def git(*arguments: str) -> str:
-        # Git would lock the index, which somebody may be committing from.
+        # Without this option git locks the index, so that a commit could fail.
         line = ("git", "--no-optional-locks", "-C", ROOT, *arguments)
         done = subprocess.run(line, check=True, **own)
         return done.stdout.strip()
@@ -106,7 +106,7 @@ def tuned_software(
 
 
 def is_tuning_current(record: Record) -> bool:
-    """Return whether a record's launch configurations are those now in use."""
+    """Return whether a record was measured with the current launch configurations."""
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
     attention = attention_names(row.config for row in record.rows)
     current = tuned_software(module, attention, record.device.slug, triton)

@@ -1,5 +1,5 @@
-"""Measure three rows of a stale record again, each with the rows that alternate with
-it. If all agree, mark the record as verified.
+"""Measure three rows of a stale record again, each together with the rows that it
+alternates with. If all metrics agree, mark the record as verified.
 """
 
 import json
@@ -58,7 +58,7 @@ def require_agreement(
     name: str, old: Row | None, new: Row, once: tuple[str, ...]
 ) -> None:
     """Raise CannotStart if metrics differ. Skip metrics with a prefix in `once`, which
-    describe a first start, and wall-clock times of rows with GPU times.
+    are measured with empty caches, and wall-clock times if a row has GPU times.
     """
     assert old is not None
     has_gpu_times = any(map(is_gpu_time, old.metrics))
@@ -99,8 +99,8 @@ def drop_times(item: dict[str, Any]) -> str:
 
 
 def verify_stem(name: str, results: Path) -> int:
-    """Measure three rows (or alternating groups) of a stale record again. If all agree,
-    add the current source hash to the record.
+    """Measure three rows (or alternating groups) of a stale record again. If their
+    metrics agree, add the current source hash to the record.
     """
     stem = STEMS[name]
     device = machine.device_for(stem.full)
