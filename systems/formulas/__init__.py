@@ -1,1 +1,1 @@
-"""Formulas of a model's shape: FLOPs, bytes, lower bounds on time. Imports no torch."""
+"""FLOPs, bytes and lower bounds on time from a model's shape. Imports no torch."""

@@ -56,7 +56,7 @@ def forward_flops(
     # --8<-- [end:products]
 
 
-# The backward pass of C = A B has two matmuls of that size: dA = dC Bᵀ, dB = Aᵀ dC.
+# For each matmul C = A B, the backward pass has two: dA = dC Bᵀ and dB = Aᵀ dC.
 BACKWARD_OVER_FORWARD = 2
 # --8<-- [end:flops]
 
@@ -71,7 +71,7 @@ def pass_flops(forward: int, *phases: str) -> int:
 def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """Return the bytes that a head of eager attention saves besides q, k and v."""
+    """Return the bytes that eager attention saves besides q, k and v, by tensor."""
     rows = batch * n
     return {
         "exponentials (b, n, n)": rows * n * element_bytes,
@@ -109,8 +109,8 @@ def attention_peak_bytes(
 
 
 # --8<-- [start:attention]
-# Number of matmuls with an (n, n) matrix: S = Q Kᵀ and P V; backward: S again, dP, dV,
-# dK and dQ.
+# Number of matmuls with an (n, n) matrix. Forward: S = Q Kᵀ and O = P V. Backward: S
+# (recomputed), dP, dV, dK and dQ.
 ATTENTION_MATMULS = {"forward": 2, "backward": 5, "both": 7}
 
 
@@ -128,25 +128,25 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
 # --8<-- [start:kernels]
 @dataclass(frozen=True)
 class KernelWork:
-    """The least work of an attention kernel, per score and per head."""
+    """Lower bound on the work of an attention kernel, per score and per head."""
 
     matmuls: int
     exponentials: int
     # Per head: tensors (n, d) in the inputs' dtype, and fp32 vectors of n numbers.
     tensors: int
     vectors: int
-    # Keys per tile, if each tile adds a partial dQ in fp32 to memory; 0 otherwise.
+    # Keys per tile if each tile of keys adds a partial dQ in fp32 to HBM; 0 otherwise.
     keys_per_share: int = 0
 
 
-# dO is not counted, because the gradient of a sum is an expanded scalar.
+# Reading dO is not counted, because the gradient of a sum is an expanded scalar.
 KERNELS = {
     "forward": KernelWork(matmuls=2, exponentials=1, tensors=4, vectors=1),
     "dkdv": KernelWork(matmuls=4, exponentials=1, tensors=5, vectors=2),
-    # "dq" also computes delta, the row sums of O · dO.
+    # The kernel "dq" also computes delta, the row sums of O · dO.
     "dq": KernelWork(matmuls=3, exponentials=1, tensors=5, vectors=3),
     "delta": KernelWork(matmuls=0, exponentials=0, tensors=1, vectors=1),
-    # dQ in fp32 counts as two tensors; "round" converts it to 16 bits.
+    # dQ in fp32 counts as two tensors. The kernel "round" converts it to 16 bits.
     "one_pass": KernelWork(
         matmuls=5, exponentials=1, tensors=7, vectors=2, keys_per_share=128
     ),
@@ -196,9 +196,9 @@ class Peak:
 
 
 # --8<-- [start:peaks]
-# From NVIDIA's data sheets (B200: an eighth of the DGX B200). Rates are dense, half of
-# those "with sparsity". For a device, the longest key that is a prefix of its slug
-# applies.
+# From NVIDIA's data sheets (B200: an eighth of the DGX B200). Rates are for dense
+# matmuls, half of the rates "with sparsity". For a device, the longest key that is a
+# prefix of its slug applies.
 PEAKS = {
     "nvidia-h200-nvl": Peak(60e12, 417.5e12, 835.5e12, 4.8e12),
     "nvidia-h200": Peak(67e12, 494.5e12, 989.5e12, 4.8e12),
@@ -225,6 +225,6 @@ def find_peak(slug: str) -> Peak | None:
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """Return the longest key that is a prefix of a slug; "" if none, or for MIG."""
+    """Return the longest key that is a prefix of a slug, or "", also for MIG slices."""
     matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
     return max(matches, key=len, default="")

@@ -22,7 +22,7 @@ from systems.formulas.memory_peak import peak
 from systems.model.sizes import SIZES
 
 GIB = 2**30
-# Upper bound of the search for the largest batch or context.
+# Upper bound of the search for the largest batch size or context length.
 LIMIT = 2**30
 
 
@@ -80,14 +80,14 @@ def optimizer_moved_bytes(p: Pass) -> int:
 
 
 def floor_seconds(p: Pass, gpu: Gpu) -> float:
-    """Return a step's least time in s: matmuls and optimizer traffic at peak rates."""
+    """Return a step's minimum time in s: matmuls and optimizer bytes at peak rates."""
     rate = gpu.peak.fp32 if p.precision == "fp32" else gpu.peak.bf16
     return step_flops(p) / rate + optimizer_moved_bytes(p) / gpu.peak.bandwidth
     # --8<-- [end:fit]
 
 
 def print_report(p: Pass, gpu: Gpu) -> None:
-    """Print peak memory by category, largest batch and context, and the least time."""
+    """Print peak memory by category, largest batch and context, and minimum time."""
     room = gpu.free_bytes
     for name, count in peak(p).items():
         print(f"{count / GIB:10,.2f} GiB  {name}")

@@ -1,4 +1,4 @@
-"""GPUs by the short names that users type, with memory and peak rates; and chips."""
+"""GPUs by the short names that users type, and chips with their number of SMs."""
 
 from dataclasses import dataclass
 

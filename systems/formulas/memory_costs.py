@@ -1,5 +1,5 @@
-"""Formulas for the bytes of every tensor that a pass saves. Tests compare them with
-what autograd saves and with measured peaks.
+"""Formulas for the bytes of every tensor that autograd saves in a forward pass. Tests
+compare them with the tensors that autograd saves and with measured peaks.
 
 Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width, h heads.
 """
@@ -33,7 +33,7 @@ class Pass:
     # activations in bf16.
     precision: str
     attention: str = "eager"
-    # Blocks that are recomputed together; 0 to keep all activations.
+    # Number of blocks that are recomputed together; 0 to keep all activations.
     checkpoint: int = 0
     # Whether the backward pass recomputes the scores of each block from q, k and v.
     recompute_attention: bool = False
@@ -43,7 +43,7 @@ class Pass:
     optimizer_states: int = 2
     # cuBLAS workspace per thread that runs matmuls.
     workspace_bytes: int = HOPPER_WORKSPACE
-    # KV heads in grouped-query attention; None for as many as query heads.
+    # Number of KV heads in grouped-query attention; None: as many as query heads.
     kv_heads: int | None = None
     # 1 if the head shares the embedding's matrix (tied weights), else 2.
     embeddings: int = 2
@@ -122,7 +122,7 @@ def scores_saved(p: Pass) -> Bytes:
 
 
 def attention_in_backward(p: Pass) -> Bytes:
-    """Return `attention_saved` during the backward pass, with recomputed tensors."""
+    """Return the bytes that a block's norm and attention hold in its backward pass."""
     if not p.recompute_attention:
         return attention_saved(p)
     n, d, kv = p.tokens, p.shape.d_model, p.kv_width
@@ -190,7 +190,7 @@ def residual_bytes(p: Pass) -> int:
 
 
 def weight_bytes(p: Pass) -> int:
-    """Return the bytes of all weights, equal to those of the gradients or a moment."""
+    """Return the bytes of all weights, which gradients and each moment need as well."""
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d
@@ -221,7 +221,7 @@ def count_segments(p: Pass) -> int:
 
 
 def graph_bytes(p: Pass) -> int:
-    """Return the bytes that a forward pass saves; checkpointed segments save inputs."""
+    """Return the bytes that a forward pass saves: of checkpointed segments, inputs."""
     if p.checkpoint:
         blocks = count_segments(p) * residual_bytes(p)
     else:

@@ -71,8 +71,8 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_without_graph(p: Pass) -> dict[str, Bytes]:
-    """Return the candidate moments of a forward pass without a graph: in the last
-    block's attention, in its feed-forward half, and at the head.
+    """Return the bytes at the moments of a forward pass without a graph that may be the
+    peak: the last block's attention, its feed-forward half, and the head.
 
     A score takes 12 bytes in fp32 (three matrices) and under autocast (two bf16 and two
     fp32 matrices), and 6 bytes in pure bf16.
@@ -118,8 +118,8 @@ def forward_with_graph(p: Pass) -> Bytes:
 
 
 def training_moments(p: Pass) -> dict[str, Bytes]:
-    """Return the candidate moments of a training pass: loss, backward of some blocks,
-    optimizer.
+    """Return the bytes at the moments of a training pass that may be the peak: loss,
+    backward pass of some blocks, optimizer.
 
     From block to block, activations are freed and gradients allocated by constant
     amounts, so the peak is at either end of the model or of a recomputed segment.
@@ -130,11 +130,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     head = p.vocab * d
     inputs = 0
     if p.checkpoint:
-        # A segment's weight copies are freed after its forward pass.
+        # The weight copies of a checkpointed segment are freed after its forward pass.
         copies = head * BF16_BYTES if p.autocast else 0
         last = count_segments(p) - 1
         full = maximum(last - 1, 0)
-        # A last segment of several blocks keeps its input and its last block's input.
+        # A last segment of several blocks keeps its own and its last block's input.
         inputs = last + 1 + minimum(layers - 1 - last * p.checkpoint, 1)
         run_end = minimum((full + 1) * p.checkpoint, layers)
         first_end = minimum(p.checkpoint, layers)
@@ -196,7 +196,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
 
 
 def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
-    """Return moments of the last block's forward pass, with `inputs` saved inputs."""
+    """Return the last block's forward pass as candidate moments of the peak."""
     keeping_nothing = forward_without_graph(p)
     # `forward_without_graph` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)
@@ -208,8 +208,8 @@ def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """A block in the backward pass, counted from 1; with recomputation, also the number
-    of kept block inputs, and of blocks before it in its segment.
+    """A block (counted from 1) in the backward pass. With recomputation: the number of
+    block inputs in memory, and of blocks that precede this block in its segment.
     """
 
     block: int

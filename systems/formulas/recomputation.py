@@ -38,21 +38,22 @@ def forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, counting the forward pass."""
     if strategy == "halving":
         # A block is computed in the forward pass, for its own backward pass, and to get
-        # the input of each second half after it, except in the outermost run: PyTorch
-        # stops recomputing when all saved tensors exist.
+        # the input of each later second half, except in the outermost run:
+        # PyTorch stops recomputing when all saved tensors exist.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]
         )
         return 2 + firsts / layers
     if strategy == "chain":
-        # Computed in the forward pass, for its own backward pass, and each later one.
+        # A block is computed in the forward pass, and again for each backward pass of
+        # this block or a later one.
         return 1 + (layers + 1) / 2
     return 1 if strategy == "none" else 2
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return whether each half that contains the block is second, from the largest."""
+    """Return for each half around the block, largest first, if it is a second half."""
     if layers == 1:
         return []
     middle = layers // 2
@@ -63,7 +64,7 @@ def enclosing_halves(layers: int, block: int) -> list[bool]:
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
     """Return two estimates of the number of blocks per checkpoint that needs the least
-    memory: √N, as if a block saved no more than its input, and one by true sizes.
+    memory: √N, as if a block saved only its input, and one from the sizes of tensors.
     """
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved_bytes(p)
@@ -95,7 +96,7 @@ def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
     else:
         single = replace(p, checkpoint=1)
         ends = peak_candidates(single)
-        # Loss and embedding differ from single-block checkpoints only in saved inputs.
+        # At the loss and the embedding, strategies differ only in the saved inputs.
         layers = p.shape.num_layers
         more = inputs_after_forward(strategy, layers) - layers
         for when in ("after the forward pass", "backward, the loss"):
@@ -115,7 +116,7 @@ def inputs_after_forward(strategy: str, layers: int) -> int:
 
 
 def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
-    """Yield candidate moments of the last block's forward and all backward passes."""
+    """Yield the bytes in the last block's forward and in each block's backward pass."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # Each nested run that contains the block keeps the input of the run.
     two_inputs = strategy == "half_blocks"

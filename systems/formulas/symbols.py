@@ -1,5 +1,5 @@
-"""Symbolic integers, with which formulas return expressions that the calculator's
-script evaluates. Supported are +, -, *, //, squares, `minimum` and `maximum`.
+"""Symbolic integers. Given these, formulas return expressions, which the web page's
+calculator evaluates. Supported are +, -, *, //, squares, `minimum` and `maximum`.
 """
 
 import operator
@@ -18,7 +18,7 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 
 
 def operation(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
-    """Return the method of a binary operator, whose operands may be swapped."""
+    """Return a method for a binary operator; `swap` exchanges its operands."""
     if swap:
         return lambda self, other: combine(name, other, self)
     return lambda self, other: combine(name, self, other)
@@ -54,7 +54,7 @@ NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def combine(name: str, left: Any, right: Any) -> Any:
-    """Return the simplified expression. TypeError for operands that are no integers."""
+    """Return a simplified expression of this operator. TypeError for non-integers."""
     for value in (left, right):
         if not isinstance(value, (int, Expression)):
             raise TypeError(f"an expression has no operand of {type(value).__name__}")

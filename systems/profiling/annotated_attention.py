@@ -1,5 +1,5 @@
 """The model's eager attention, with marks around its four parts for profilers. Outputs
-are bitwise equal. Not for timing, because marks take time.
+are bitwise equal to the model's. Don't time it, because marks take time.
 """
 
 import math

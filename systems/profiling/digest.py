@@ -20,8 +20,8 @@ def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Return, by phase and pass in ms, the time from first to last kernel and the sum
-    of kernel times, and a row for each kernel. Raise `TraceError` if a pass is missing.
+    """Return for each phase the time from first to last kernel and the sum of kernel
+    times, in ms by pass; and a row for each kernel. TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
@@ -68,13 +68,13 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
 
 
 def calls_per_pass(calls: int, passes: int) -> int | float:
-    """Return the calls per pass, as an int if they divide evenly."""
+    """Return the number of calls per pass, as an int if it is a whole number."""
     return calls / passes if calls % passes else calls // passes
 
 
 def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str, Any]]]:
     """Return the kernels of the second layer in the last forward pass, with times in ms
-    since the first of them. Empty unless `mode` is "forward".
+    since its first kernel. Empty unless `mode` is "forward".
     """
     last_step = max((k.marks[0].start for k in kernels if STEP in k.path), default=0)
     marks = {mark for k in kernels for mark in k.marks if mark.start >= last_step}

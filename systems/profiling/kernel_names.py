@@ -15,14 +15,14 @@ CATEGORIES = (
 MATMUL, SOFTMAX, ELEMENTWISE, REDUCTION, COPY, OPTIMIZER, ATTENTION, OTHER = CATEGORIES
 
 # --8<-- [start:categories]
-# The first match wins, so specific patterns come first: fused attention may use
-# cutlass, and a copy may be an element-wise kernel.
+# (category, pattern of kernel names). The first match wins, so specific patterns come
+# first: fused attention may use cutlass, and a copy may be an element-wise kernel.
 RULES = (
     (ATTENTION, r"flash|fmha|sdpa|flex_attention|^(?:forward|delta|dkdv|dq)_kernel$"),
     (OPTIMIZER, r"adam|fusedsgd|lamb_"),
     (SOFTMAX, r"softmax"),
     (MATMUL, r"gemm|gemv|nvjet|cutlass|cublas|splitkreduce|triton_tem_|triton_mm"),
-    # TorchInductor's names begin with the kind, then list all fused operations.
+    # TorchInductor's names begin with the kind of kernel, then list fused operations.
     (REDUCTION, r"^triton_(?:red|per)_"),
     (ELEMENTWISE, r"^triton_poi_"),
     (
@@ -51,12 +51,12 @@ GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
 GENERIC_KINDS = {"reduce_kernel": "reduce", "multi_tensor_apply_kernel": "multi-tensor"}
-# Kernels that sum the partial results of a split-K GEMM, of cuBLAS and of xmma.
+# Matches the names of cuBLAS and xmma kernels that sum the results of a split-K GEMM.
 SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
-# Matches a name up to its template or call arguments.
+# Matches a kernel's name up to its template or call arguments.
 PLAIN_NAME = re.compile(r"[^<(:]*")
 SCHEDULED_NAME = re.compile(r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*")
-# Readable forms of abbreviated operation names.
+# Readable forms of the abbreviated operations in kernel names.
 OPERATION_NAMES = {
     "direct_copy": "copy",
     "bfloat16_copy": "copy to bf16",
@@ -67,8 +67,8 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """Return the category of a kernel. The phases softmax and optimizer are categories
-    too, because unfused they consist of element-wise kernels and reductions.
+    """Return the category of a kernel. Kernels in the phases softmax and optimizer get
+    these names as category, because their names say only "element-wise" or "reduce".
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:
@@ -90,8 +90,8 @@ def is_split_k_sum(name: str) -> bool:
 
 @cache
 def short_name(name: str) -> str:
-    """Return a name of at most 72 characters, such as `elementwise exp` or
-    `ampere_sgemm_128x64_tn`. Short names stay as they are.
+    """Return a kernel's name in at most 72 characters, such as `elementwise exp` or
+    `ampere_sgemm_128x64_tn`. Names that are already short don't change.
     """
     text = demangle(name)
     if text == name and PLAIN_NAME.fullmatch(name):
@@ -132,7 +132,7 @@ def _find_operation(arguments: str) -> str:
 
 @cache
 def demangle(name: str) -> str:
-    """Return the identifiers in a mangled name (`_ZN2at6native...`)."""
+    """Return the identifiers in a mangled C++ name (`_ZN2at6native...`)."""
     if not name.startswith("_Z"):
         return name
     words, position = [], 2

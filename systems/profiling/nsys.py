@@ -15,7 +15,7 @@ from typing import Any
 from systems.profiling import trace
 from systems.profiling.trace import Kernel, TraceError, check_times
 
-# The first version whose --capture-range-end lets the process finish.
+# The first version of nsys whose --capture-range-end lets the process finish.
 MIN_VERSION = (2022, 1)
 REPORT = ".nsys-rep"
 
@@ -111,7 +111,7 @@ def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
 
 # Reading an export --------------------------------------------------------------------
 
-# NVTX_EVENTS.eventType of push/pop ranges and of start/end ranges.
+# Values of NVTX_EVENTS.eventType for push/pop ranges and for start/end ranges.
 RANGES = (59, 60)
 OUTERMOST_END = 2**63 - 1
 COPY_KINDS = {
@@ -134,7 +134,7 @@ PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 
 def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return the kernels of an SQLite export, sorted by start, each with those `marks`
+    """Return the kernels of an SQLite export, sorted by start, each with the `marks`
     that were open at its launch. Raise `TraceError` for any other file.
     """
     if not path.is_file():
@@ -155,7 +155,7 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
-    """Return the kernels of an open export. Raise one of MALFORMED for a bad row."""
+    """Return the kernels of an open SQLite export; bad rows raise one of MALFORMED."""
     query = "SELECT name FROM sqlite_master WHERE type = 'table'"
     tables = {
         table: {x[1] for x in database.execute(f'PRAGMA table_info("{table}")')}
@@ -222,5 +222,5 @@ def query_kernels(
 
 
 def process_id(identifier: int | None) -> int | None:
-    """Return the process part of an id, without the 24 bits of the thread."""
+    """Return the process part of nsys's id, without the 24 bits for the thread."""
     return None if identifier is None else identifier >> 24

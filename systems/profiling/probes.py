@@ -37,7 +37,7 @@ def phase_kernels(
     """
     if device != "cuda":
         return {}
-    # Each pass adds its phases' names, by which the trace is read afterwards.
+    # A pass adds the names of its phases, which are needed to read the trace.
     names = {PASS: None}
     buffer = l2_buffer(device) if cold else None
 
@@ -92,7 +92,7 @@ def split_by_phase(
 
 def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[str]]:
     """Return the number of kernels of each phase, not counting copies and fills of
-    memory, and the names of those that TorchInductor generated.
+    memory, and the names of the kernels that TorchInductor generated.
     """
     names = {
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
@@ -128,7 +128,7 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """Return the time in ms by kernel name, the sum of its launches for each call."""
+    """Return for each kernel name its time in ms in each call, summed over launches."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)
@@ -148,7 +148,7 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 # --8<-- [start:saved]
 class SavedTensors:
     """Recorder of the tensors that autograd saves in the forward phase. `adds_bytes`
-    counts each storage once, except storages of the inputs.
+    is the size of the storage, or 0 if the inputs or earlier saved tensors share it.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):

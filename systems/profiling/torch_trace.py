@@ -29,7 +29,7 @@ from systems.profiling.trace import (
 GPU_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
 LAUNCH_CATEGORIES = {"cuda_runtime", "cuda_driver", "runtime", "driver"}
 CPU_CATEGORIES = {"user_annotation", "cpu_op", "operator"}
-# PyTorch's operations that launch a matmul; `einsum`, `matmul` and `linear` call them.
+# PyTorch's matmul operations. Others, such as `einsum` or `linear`, call one of these.
 MATMUL_OPS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addbmm")
 
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ def profile_kernels(
     keep: Path | None = None,
 ) -> tuple[Result, list[Kernel]]:
     """Return the result of `work` and the kernels that it launched, sorted by start,
-    each with those `marks` that were open at its launch.
+    each with the `marks` that were open at its launch.
 
     Save the trace as `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. Raise
     `TraceError` if nothing ran on the GPU.
@@ -79,7 +79,7 @@ def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profi
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Pause garbage collection, because it would traverse all events of a trace."""
+    """Pause garbage collection, which would slowly traverse all events of a trace."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -149,7 +149,7 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
                 ops.append(span)
             if (number := external_id(args)) is not None:
                 op_launches[number] = Launch(thread, start)
-    # If a launch was not recorded, use the operation that the kernel refers to.
+    # If a launch was not recorded, use the start and thread of its operation.
     runs = [
         (
             *run,
@@ -161,5 +161,5 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 
 
 def external_id(args: dict[str, Any]) -> Any:
-    """Return the number that links an operation to its kernels, however spelled."""
+    """Return the id that links an operation to its kernels, under any of its keys."""
     return args.get("External id", args.get("external id", args.get("External Id")))

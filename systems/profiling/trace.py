@@ -1,5 +1,5 @@
 """Kernels of a profile, each with the phase that launched it. `torch_trace` and `nsys`
-read them from files.
+read the kernels from files.
 
 A kernel can run long after its launch by the CPU, so its phase is the one that was
 marked at the launch. Both profilers number each launch (the correlation id) and store
@@ -33,7 +33,7 @@ class TraceError(ValueError):
 
 @contextmanager
 def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
-    """Raise a one-line `TraceError` instead of any exception by a malformed file."""
+    """Turn any exception that a malformed file causes into a one-line `TraceError`."""
     try:
         yield
     except TraceError:
@@ -99,7 +99,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All runs of one kernel in one phase. `start_ms` is the start of the first."""
+    """All runs of one kernel in one phase. `start_ms` is the start of the first run."""
 
     name: str
     path: tuple[str, ...]

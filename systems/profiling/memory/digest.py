@@ -8,15 +8,15 @@ from systems.profiling.memory.snapshot import CATEGORIES, Block, History, bytes_
 
 # Approximate number of points of a sampled timeline.
 TIMELINE_POINTS = 240
-# Groups of blocks to store: for a pass with a timeline, and for others.
+# Number of groups of blocks to store: for a pass with a timeline, and for other passes.
 MOST_GROUPS, FEW_GROUPS = 8, 3
 Group = dict[str, Any]
 
 
 # --8<-- [start:digest]
 def digest(history: History, timeline: bool = False) -> dict[str, Any]:
-    """Summarize a history: bytes by category at the peak, the maximum of each category
-    and each phase, and the largest blocks.
+    """Summarize an allocator history: bytes by category at the peak, the maximum of
+    each category and each phase, and the largest blocks.
     """
     layers = bytes_by_category(history)
     total = bytes_in_use(history)
@@ -73,8 +73,8 @@ def bytes_by_category(history: History) -> dict[str, list[int]]:
 def sample_timeline(
     layers: dict[str, list[int]], total: list[int], history: History
 ) -> dict[str, list[int]]:
-    """Sample about `TIMELINE_POINTS` events: the maximum and minimum of the total in
-    each interval, and both ends of each phase.
+    """Sample about `TIMELINE_POINTS` events: the maximum and minimum of the total bytes
+    in each interval, and the first and last event of each phase.
     """
     length = max(1, -(-2 * len(total) // TIMELINE_POINTS))
     chosen = {0, len(total) - 1} | {
@@ -128,7 +128,7 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
 
 
 def owner_pattern(owner: str | None) -> str:
-    """Return an owner's name with numbers replaced: `layers.*.ffn.w1.weight`."""
+    """Return an owner's name with numbers replaced by "*": `layers.*.ffn.w1.weight`."""
     return (
         ".".join("*" if part.isdigit() else part for part in owner.split("."))
         if owner
@@ -137,7 +137,7 @@ def owner_pattern(owner: str | None) -> str:
 
 
 def allocation_site(block: Block) -> str:
-    """Return the two innermost frames in `systems`, as `model.py:46 forward, ...`."""
+    """Return where a block was allocated: the two innermost frames in `systems`."""
     frames = [
         f"{PurePath(file).name}:{line} {function}"
         for function, file, line in block.stack

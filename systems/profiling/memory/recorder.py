@@ -1,5 +1,5 @@
-"""Record the allocator's history of one pass of a model on the GPU. Marks separate its
-phases; each lists the owners of tensors at that point.
+"""Record the allocator's history of one pass of a model on the GPU. Marks separate the
+phases; each mark lists the tensors of the model and the optimizer at that point.
 
     with Recorder(model, optimizer) as recorder:
         training_step(model, token_ids, targets, autocast, optimizer, recorder.phase)
@@ -30,7 +30,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Recorder of one pass; a step takes its `phase` instead of a clock's `phase`."""
+    """Recorder of one pass. Pass its `phase` to the step, as you would a clock's."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class Recorder:
         return owner_by_address
 
     def mark_weight_copies(self) -> None:
-        """Hook of the model's forward pass: mark autocast's copies of weights."""
+        """Forward hook of the model: mark autocast's 16-bit copies of weights."""
         if torch.is_autocast_enabled(self.device.type) and self.running:
             drop_pause(self.device)
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
-        """Return the history. Raise SnapshotError if its peak isn't the allocator's."""
+        """Return the history. Raise SnapshotError if the allocator's peak differs."""
         recorded = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
         )
@@ -139,7 +139,7 @@ def drop_pause(device: torch.device) -> None:
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
     """Return {address: (category, name)} of the low-precision copies of weights in
-    autocast's cache. To find the copies, run each layer: autograd saves its copy.
+    autocast's cache. Each layer runs once, because autograd then saves that copy.
     """
     owner_by_address: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():

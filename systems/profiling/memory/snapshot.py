@@ -25,10 +25,10 @@ CATEGORIES = (
 )
 # Phases whose surviving blocks are saved for the backward pass.
 SAVING_PHASES = ("forward", "second_forward", "loss")
-# The function in `recorder` whose allocations mark a point in the history.
+# Name of the function in `recorder` whose allocations mark a point in the history.
 MARKER = "drop_marker"
-# The function in `recorder` whose allocation starts a pause: events until the next mark
-# come from the search for owners.
+# Name of the function in `recorder` whose allocation starts a pause: events until the
+# next mark come from the recorder itself, which looks for the owners of tensors.
 PAUSE = "drop_pause"
 Frame = tuple[str, str, int]
 
@@ -39,7 +39,7 @@ class SnapshotError(ValueError):
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in the history, and the owners then: {address: (category, name)}."""
+    """A point in the history, with the tensors' owners: {address: (category, name)}."""
 
     phase: str
     edge: Literal["begin", "inside", "end"]
@@ -184,7 +184,7 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """Yield a segment's blocks older than the history; remove others from `live`."""
+    """Yield a segment's blocks from before the history; pop others from `live`."""
     address = segment["address"]
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):
