@@ -14,8 +14,8 @@ class Stem:
     """An experiment: its module, and the devices ("cuda", "cpu", or "meta" for tensors
     without data) that run its full and its quick grid.
 
-    `rehearsed`: implementations or executions whose rows are compiled before measuring,
-    by processes of `cores_of_each` cores. `needs`: required modules besides torch.
+    `rehearsed` lists the implementations or executions that are compiled before they
+    are measured, by processes of `cores_of_each` cores. `needs` lists required modules.
     """
 
     module: str

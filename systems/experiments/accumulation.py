@@ -18,7 +18,7 @@ PROTOCOL = {
     "sum": "one addition per step, on the CPU and on the GPU",
     "agreement": "every bit of every step",
 }
-# Number of running sums stored in a record, evenly spaced up to the last.
+# Approximate number of running sums to store in a record, evenly spaced.
 KEPT = 250
 
 
@@ -64,8 +64,8 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the term as rounded, the final sums on CPU and GPU, the number of steps
-    after which they differ, and the last step that changed the sum.
+    """Return the rounded term, the final sums on CPU and GPU, the number of steps at
+    which CPU and GPU differ, and the last step that changed the sum on the GPU.
     """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)

@@ -36,7 +36,7 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 FORMATS, EXECUTIONS = ("fp32", "bf16"), ("eager", "compiled")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
-# Twice the assignment's longest length, which needs more than 140 GiB.
+# Sequence length of twice the assignment's longest; it needs more than 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
 # From length LONG on, run fewer passes, except in the assignment's own cells.
@@ -92,8 +92,8 @@ def plain_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure both passes: samples in ms, tensors saved for the backward pass, and on a
-    GPU memory in bytes, GPU time and kernel counts.
+    """Measure forward and backward pass: samples in ms, tensors that autograd saves,
+    and on a GPU memory in bytes, GPU time and kernel counts.
     """
     if config.execution == "compiled" and config.warmup < 1:
         raise ValueError("--warmup must be 1 or more where the first pass compiles")

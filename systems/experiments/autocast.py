@@ -81,7 +81,7 @@ def trace_step(
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the dtypes by part, and counts of operations and casts."""
+    """Return the dtypes by part of the model, and counts of operations and casts."""
     device = timing.default_device()
     torch.manual_seed(0)
     if config.part == "operations":
@@ -96,7 +96,7 @@ def run(config: Config) -> dict[str, object]:
             device,
         )
         return toy_dtypes(trace)
-    # Narrow, but as deep as `small`, because depth sets the number of operations.
+    # A narrow model as deep as `small`, because depth sets the number of operations.
     with torch.device(device):
         model = BasicsTransformerLM(
             64,
@@ -163,7 +163,7 @@ def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
     }
 
 
-# Functions of three positive matrices (8, 8) and a vector t of class indices.
+# Operations by name: functions of three positive matrices (8, 8) and class indices t.
 OPERATIONS = {
     "matmul": lambda a, b, c, t: a @ b,
     "bmm": lambda a, b, c, t: torch.bmm(a[None], b[None]),
@@ -210,7 +210,7 @@ OPERATIONS = {
 
 
 def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return each operation's result dtypes for inputs in `low`, in fp32, and mixed."""
+    """Return each operation's result dtypes for inputs in `low`, fp32 and a mixture."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     found: dict[str, object] = {}

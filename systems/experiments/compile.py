@@ -26,7 +26,7 @@ from systems.running import precompile as precompiled
 from systems.running.command import main, option
 
 IN_TURNS = "execution"
-# Prefixes of metrics that are measured once, because they need empty caches.
+# Prefixes of metrics of the first compilation, which are measured only once.
 ONCE = ("warmup_", "again_", "compiled_at_once")
 PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",
@@ -43,10 +43,10 @@ EXECUTIONS = {
     "graph": "as written, each phase launched in one call, as a CUDA graph",
     "compiled": "through torch.compile",
 }
-# Steps in which the model compiles, and in which AdamW does: its first step creates its
-# state, the second is compiled for constant t, the third for any t.
+# Number of first steps that compile: one for the model, three for AdamW, whose first
+# step creates its state, the second compiles for constant t and the third for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
-# Sizes that may be launch-bound; elsewhere a CUDA graph is as slow as eager.
+# Model sizes that may be launch-bound. For others a CUDA graph is no faster than eager.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
 
 
@@ -62,7 +62,7 @@ class Config:
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "steps before the clock counts, timed apart")
-    # By default a turn has three steps, so one slow step doesn't change its median.
+    # By default a turn has three steps, so one slow step doesn't change the median.
     steps: int = option(15, "steps that are measured")
     rounds: int = option(5, "turns that these steps are shared out among")
 
@@ -82,7 +82,7 @@ def configs(quick: bool = False) -> list[Config]:
         for execution in EXECUTIONS
         if execution != "graph" or size in GRAPHS[precision]
     ]
-    # Compiled first, so that its first step creates AdamW's state as in training.
+    # The compiled row is first, so that its first step creates AdamW's state.
     adamw = [
         Config("small", "fp32", execution, optimizer=True)
         for execution in ("compiled", "eager")
@@ -116,7 +116,7 @@ def run(config: Config) -> Turns:
             timing.give_back(device)
             yield
         if cold:
-            # These warm-up steps used full compiler caches, like a second process.
+            # These warm-up steps found compiled code in caches, like a second process.
             found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
             metrics = found | cold
         if c.execution != "graph":
@@ -136,7 +136,7 @@ def measure(
         captured = graphs.captured(work.step, work.model.zero_grad, device)
         with captured as replay:
             found = timing.measure(replay, warmup=1, repeats=steps, device=device)
-        # Drop memory, because the allocator doesn't see what a replayed graph uses.
+        # Drop peak memory: the allocator doesn't see the memory of a replayed graph.
         return {n: samples for n, samples in found.items() if n.endswith("_ms")}
     clear = work.model.zero_grad
     return compiling.measure(
@@ -186,7 +186,7 @@ def shared(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """What is compiled when a shared workload runs: `with execution.running(): ...`."""
+    """A way to run a shared workload, compiled or not: `with execution.running():`."""
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
         self.work = work
@@ -199,7 +199,7 @@ class Execution:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Apply this execution inside. Raise `Unsupported` if AdamW doesn't compile."""
+        """Make the workload run this way. `Unsupported` if AdamW doesn't compile."""
         work = self.work
         work.forward = self.forward
         if self.update:
@@ -209,7 +209,7 @@ class Execution:
         except TorchDynamoException as error:
             if not self.update or out_of_memory_reason(error) is not None:
                 raise
-            # AdamW's step uses Python numbers, which some versions don't compile.
+            # AdamW's step uses Python numbers, which some torch versions can't compile.
             said = " ".join(str(error).splitlines()[:2])
             raise Unsupported(f"AdamW's step does not compile: {said}") from error
         finally:
@@ -230,7 +230,7 @@ CONTEXT_BYTES = 2**30
 
 
 def bytes_ahead(config: Config) -> int:
-    """Return the GPU memory in bytes that `precompile` needs: an eager pass's peak."""
+    """Return the GPU bytes that `precompile` needs: context plus an eager peak."""
     c, mode = config, mode_ahead(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(peak(p).values())
@@ -242,8 +242,8 @@ def mode_ahead(config: Config) -> str:
 
 # --8<-- [start:ahead]
 def precompile(config: Config) -> None:
-    """Compile this configuration from empty caches in a process of its own; store code
-    and step times for `run`. Without --optimizer, AdamW has no state, to save memory.
+    """Compile this configuration from empty caches; store the code and the step times
+    for `run`. Without --optimizer, AdamW doesn't run, because its state takes memory.
     """
     c, device = config, timing.default_device()
     folder = precompiled.ahead(name_of(c))

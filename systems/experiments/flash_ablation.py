@@ -1,11 +1,11 @@
 """The speedup from each technique of the attention kernels: added one at a time to the
 guide's first kernel, at the leaderboard's shape.
 
-Split loops are measured at one head, which has few tiles, head swizzle at many short
-heads. This module's forward kernel has a switch for each technique, and takes complete
-tiles of contiguous (heads, n, d); later steps use the package's kernels. Two backward
-kernels have five matmuls instead of seven: one adds dq by atomics in no fixed order,
-the Hopper kernel by TMA in a fixed order.
+Split loops are measured at one head, which has few tiles; head swizzle is measured at
+many short heads. This module's forward kernel has a switch for each technique, and
+requires contiguous (heads, n, d) that fill whole tiles; later steps use the package's
+kernels. Two backward kernels have five matmuls instead of seven: this module's adds dq
+by atomics in no fixed order, the Hopper kernel by TMA in a fixed order.
 
     python -m systems.experiments.flash_ablation --step skip
 """
@@ -50,7 +50,7 @@ CHECKED_ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """Techniques of this module's forward kernel; each step turns on one more."""
+    """Techniques of this module's forward kernel. Each step turns on one technique."""
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False
@@ -74,13 +74,13 @@ FORWARD = {
     ),
 }
 # --8<-- [end:steps]
-# Arguments that override choices of the Triton launchers, by pass.
+# Arguments that override the Triton launchers' choices, for (forward, backward).
 OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unshared": ({"splits": 1}, {"dkdv_splits": 1, "dq_splits": 1}),
     "shared": ({}, {}),
     "in_turn": ({"head_swizzle": 1}, {"head_swizzle": 1}),
     "together": ({}, {}),
-    # Fastest configurations on Hopper (d = 64) that split float32 inside the loop.
+    # Fastest on Hopper (d = 64) if float32 is split into limbs inside the loop.
     "cut_in_steps": (
         {"config": LaunchConfig(128, 64, 4, 1)},
         {
@@ -90,7 +90,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cut_ahead": ({}, {}),
 }
-# On other GPUs: configurations that split inside the loop without spilling registers.
+# On other GPUs: configurations that split float32 inside the loop and spill nothing.
 IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
     {"config": LaunchConfig(64, 32, 4, 2)},
     {
@@ -134,7 +134,7 @@ def attend_keys(
     acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
     BK: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, EXP2: tl.constexpr,
 ):  # fmt: skip
-    """Run online softmax over keys `first` to `last`, in base 2 if EXP2."""
+    """Run online softmax over keys `first` to `last` - 1, with exp2 if EXP2."""
     for start in range(first, last, BK):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -215,8 +215,8 @@ def atomic_kernel(
     scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys, and add its partial dq by atomics: five
-    matmuls, in no fixed order of addition.
+    """Compute dk and dv of one tile of keys, and add its partial dq by atomics. This
+    takes five matmuls, and the order of the additions varies.
     """
     head = tl.program_id(1).to(tl.int64)
     q_ptr += head * n * D
@@ -255,7 +255,7 @@ def atomic_kernel(
 def atomic_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return (dq, dk, dv) of causal attention; the order of the sums in dq varies."""
+    """Return (dq, dk, dv) of causal attention. dq is not bitwise reproducible."""
     heads, n, d = q.shape
     delta = (o.float() * do.float()).sum(-1)
     dq, dk, dv = (
@@ -274,7 +274,7 @@ def atomic_backward(
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure the step: GPU time in ms, error on the first rows of a head, whether two
+    """Measure this step: GPU time in ms, error on the first rows of a head, whether two
     results are bitwise equal, and the backend that ran.
     """
     device = timing.default_device()
@@ -310,7 +310,7 @@ def run(config: Config) -> Turns:
 
 
 def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
-    """Return a launcher's arguments; the interpreter always splits in the loop."""
+    """Return the arguments that override a launcher's choices for a technique."""
     overrides = OVERRIDES[technique]
     if technique == "cut_in_steps":
         if q.is_cpu:
@@ -342,7 +342,7 @@ def prepare(
     if step == "forward" or step == "one_item_forward" and not hopper:
         return lambda: run_forward(q, k, v, True, scale)[:1]
     if step == "one_item_forward":
-        # One program per work item; last_items=0 interleaves only a few heads.
+        # One program per tile of queries; last_items=0 interleaves only a few heads.
         config = CONFIGS["forward"][TILE_DIMS[q.shape[-1]]]
         one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
         return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]

@@ -57,8 +57,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every implementation in each dtype and head dimension, at a ragged and a
-    longer length, with and without a mask; then shapes for the Hopper kernels.
+    """Return every implementation in each dtype and head dimension, at two lengths (one
+    has an incomplete tile), with and without a mask; then shapes for Hopper kernels.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]

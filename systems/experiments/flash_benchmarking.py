@@ -30,9 +30,9 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
-# The assignment's PyTorch class with a compiled backward pass, only at short lengths.
+# The assignment's PyTorch class with a compiled backward pass runs at short lengths.
 TILES, TILES_LENGTHS = "tiles", (1024, 4096)
-# n = d of the matmul (n, d) by (d, n) that stands for peak throughput.
+# Size n = d of the matmul (n, d) by (d, n) whose throughput stands for the GPU's peak.
 CEILING = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
 
@@ -89,7 +89,7 @@ def run(config: Config) -> Turns:
     attend = attention(config.implementation, causal=True, n=config.n, device=device)
     metrics: dict[str, Any] = {}
     with only(config.implementation):
-        # Compile, and let libraries allocate their workspaces, before memory is read.
+        # Before memory is measured, compile and let libraries allocate workspaces.
         torch.autograd.grad(attend(q, k, v), (q, k, v), do)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()

@@ -31,9 +31,9 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
-# Bytes to add in the measurement of TMA's peak rate of additions.
+# Number of bytes that the measurement of TMA's peak rate adds to global memory.
 ADDED = 2**31
-# Bytes of the sums that TMA adds to: the size of one head's dq in float32.
+# Size in bytes of the tensor that TMA adds to: one head's dq in float32.
 SUMS = 2**22
 
 
@@ -65,7 +65,7 @@ def run(config: Config) -> Turns:
     if config.implementation == "ceiling":
         return ceiling(device)
     torch.manual_seed(0)
-    # The leaderboard's test slices one tensor, whose .grad gets all gradients.
+    # As in the leaderboard's test, q, k and v are slices of one tensor with gradients.
     name, shape = config.implementation, (3, config.heads, config.n, config.d)
     q, k, v = torch.randn(
         shape, device=device, dtype=torch.bfloat16, requires_grad=True
@@ -111,7 +111,7 @@ def run(config: Config) -> Turns:
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """Return the number of SMs, and on Hopper times of TMA additions in ms."""
+    """Return the number of SMs, and on Hopper the times in ms of TMA additions."""
     if device != "cuda":
         return {"multiprocessors": 1}
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -122,7 +122,7 @@ def ceiling(device: str) -> dict[str, Any]:
 
 
 def time_additions(multiprocessors: int) -> dict[str, Any]:
-    """Measure TMA additions to global memory by all SMs: times in ms, bytes added."""
+    """Measure additions by TMA to global memory from all SMs: times in ms and bytes."""
     from systems.attention.hopper.reduce_rate import ROWS, TILE_BYTES, add_ones
 
     sums = torch.zeros(SUMS // TILE_BYTES, ROWS, 32, device="cuda")

@@ -47,16 +47,16 @@ IMPLEMENTATIONS = {
     ),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
-# Number of KV heads, with their query heads, that are compared with float64.
+# Number of KV heads whose results, with their query heads', are compared with float64.
 CHECKED_HEADS = 2
 RESULTS = ("o", "dq", "dk", "dv")
-# Number of calls that are compared bitwise with a first call.
+# Number of calls whose results are compared bitwise with the first call's.
 CALLS_COMPARED = 10
-# Queries per block of exact attention: 1 GiB of float64 scores at 65,536 keys.
+# Queries per block of exact attention: its float64 scores take 1 GiB at 65,536 keys.
 EXACT_ROWS = 2048
 # Calls of up to this length are launch-bound, so their time depends on the CPU.
 SHORT = 128
-# Many short rounds, because a host's speed changes within a second.
+# Time many short rounds of calls, because a host's speed changes within a second.
 ROUNDS_OF_CALLS = 100
 CALLS = 100
 
@@ -95,7 +95,7 @@ def configs(quick: bool = False) -> list[Config]:
         (2, 16, 8192, 96, True, "bf16"),
         (8, 16, 2048, 128, False, "bf16"),
         (8, 16, 512, 64, True, "bf16"),
-        # Irregular: grouped heads, a ragged length, a narrow head, a long sequence.
+        # Irregular: shared KV heads, incomplete tiles, d = 80, long sequence, layout.
         (2, 64, 8192, 128, True, "bf16", 8),
         (8, 16, 2000, 128, True, "bf16"),
         (4, 16, 4096, 80, True, "bf16"),
@@ -218,8 +218,8 @@ def compare_calls(attend: Attention, inputs: tuple[Tensor, ...]) -> dict[str, An
 def exact_attention(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return o, dq, dk and dv by the formulas, in the dtype of the inputs, for blocks
-    of queries, because all scores would not fit in memory.
+    """Return o, dq, dk and dv by the formulas, in the dtype of the inputs. Queries are
+    computed in blocks, because all scores would not fit in memory.
     """
     shared = k.shape[1]
     group = q.shape[1] // shared

@@ -1,8 +1,8 @@
 """Peak memory and time of a forward and backward pass with each strategy of activation
 checkpointing: runs of blocks, half blocks, nested runs, attention only.
 
-Each row has two peaks: with gradients that the backward pass allocates, as after
-`zero_grad()`, and with gradients that exist before, as in gradient accumulation.
+Each row has two peaks: one if the backward pass allocates the gradients, as after
+`zero_grad()`, and one if gradients already exist, as in gradient accumulation.
 
     python -m systems.experiments.gradient_checkpointing --strategy runs --run 4
 """
@@ -35,7 +35,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Run lengths. Any other length makes as many runs of 32 blocks as a shorter length.
+# Blocks per run. Any other number divides 32 blocks into as many runs as a smaller one.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 

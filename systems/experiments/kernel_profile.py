@@ -1,5 +1,5 @@
-"""The kernels of each phase of a forward pass or training step, and the time that the
-GPU idles between them, by torch.profiler or Nsight Systems.
+"""The kernels of each phase of a forward pass or training step, and the GPU's idle time
+between kernels, by torch.profiler or Nsight Systems.
 
     python -m systems.experiments.kernel_profile --mode step --profiler nsys
 """
@@ -89,7 +89,7 @@ def run(config: Config) -> dict[str, Any]:
         profiled, kernels, metrics["report"] = profile_with_nsys(config)
     else:
         run_passes = marked_passes(config, device)
-        # Warm up outside the trace.
+        # Run the warm-up passes before the trace begins.
         run_passes(config.warmup)
         passes = partial(run_passes, config.passes)
         if config.profiler == "capture":
@@ -175,7 +175,7 @@ def capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[floa
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return the path of a trace; its stem has no dots, where nsys would cut it."""
+    """Return the path of a trace. Its stem has no dots, because nsys cuts at a dot."""
     size = config.size.replace(".", "_")
     cell = f"{size}-{config.context}-{config.mode}-{config.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"
@@ -184,13 +184,13 @@ def trace_path(config: Config, suffix: str) -> Path:
 def profile_with_nsys(
     config: Config,
 ) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """Return samples in ms, the kernels, and the path of the report of nsys."""
+    """Profile with nsys; return samples in ms, the kernels and the report's path."""
     report = trace_path(config, nsys.REPORT)
     options = options_of(replace(config, profiler="capture"))
     module = "systems.experiments.kernel_profile"
     work = [sys.executable, "-m", module, *options, "--json"]
     printed, export = nsys.profile(work, report, ROOT)
-    # nsys adds lines to the output of the process.
+    # Find the row, because nsys adds lines to the output of the process.
     rows = [line for line in printed.splitlines() if line.startswith('{"config"')]
     if not rows:
         raise nsys.NsysError(

@@ -62,9 +62,9 @@ def configs(quick: bool = False) -> list[Config]:
 def run(config: Config) -> dict[str, Any]:
     """Return samples in ms of the same pass by each clock.
 
-    `clock_ms` and `events_ms` alternate and synchronize after each pass,
-    `queued_events_ms` and `graph_ms` once after all passes. GPU time by CUPTI comes
-    last, because its profiler makes launches slower.
+    `clock_ms` and `events_ms` alternate and synchronize after each pass.
+    `queued_events_ms` and `graph_ms` synchronize once, after all passes. GPU time by
+    CUPTI comes last, because profiling makes launches slower.
     """
     c, device = config, timing.default_device()
     if device != "cuda":
@@ -102,7 +102,7 @@ def run(config: Config) -> dict[str, Any]:
     metrics["queued_events_ms"] = by_events(work.step, c.repeats)
     try:
         with captured(work.step, clear, device) as replay:
-            # Don't clear gradients, because each replay overwrites them.
+            # Gradients need not be cleared, because each replay overwrites them.
             by_events(replay, 1, between=lambda: None)
             metrics["graph_ms"] = by_events(replay, c.repeats, between=lambda: None)
     except (Unsupported, torch.OutOfMemoryError) as error:

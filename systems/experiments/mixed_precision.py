@@ -35,7 +35,7 @@ PRECISIONS = {
     "bf16": "bf16 autocast; weights, gradients and optimizer state in fp32",
     "bf16_pure": "weights, gradients and optimizer state in bf16",
 }
-# Weights of different magnitude: embedding and gain about 1, matrix a few hundredths.
+# Weights of different magnitude: embedding and norm about 1, matrix a few hundredths.
 WATCHED = {
     "embedding": "token_embeddings.weight",
     "matrix": "layers.0.ffn.w1.weight",
@@ -71,8 +71,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, object]:
-    """Train; return the loss of each step, the least possible loss, the share of
-    weights that a step leaves unchanged, times and memory, or raise `Unsupported`.
+    """Train a model; return the loss of each step, the minimum possible loss, the share
+    of weights that a step leaves unchanged, times and memory, or raise `Unsupported`.
     """
     device = timing.default_device()
     torch.manual_seed(config.seed)
@@ -95,7 +95,7 @@ def run(config: Config) -> dict[str, object]:
         with phase("step"):
             with autocast:
                 logits = model(tokens[:, :-1])
-            # Compute the loss in fp32 always, because bf16 has only two digits.
+            # Always compute the loss in fp32, because bf16 has only two decimal digits.
             loss = functional.cross_entropy(
                 logits.flatten(0, 1).float(), tokens[:, 1:].flatten()
             )
@@ -131,7 +131,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """Records the share of WATCHED weights that each step leaves bitwise unchanged."""
+    """Recorder of the share of WATCHED weights that a step leaves bitwise unchanged."""
 
     def __init__(self, model: nn.Module):
         self.tensors = {

@@ -27,7 +27,7 @@ PROTOCOL = gpu_time.STEP_CLOCKS | {
 }
 ROUNDS = 3
 BATCH = 4
-# The model's names of attention implementations, and their names in `peers`.
+# Attention implementations: the model's names, and the names in the module `peers`.
 ATTENTIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "ours"}
 
 

@@ -92,7 +92,7 @@ def running_mean(
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
-    """Return the stages in this configuration; a fused norm shows only its output."""
+    """Return the stages in this configuration. A fused norm has only its output."""
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
         return {"output": fused(x, x.shape[-1:], eps=EPS)}

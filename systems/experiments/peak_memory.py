@@ -29,7 +29,7 @@ PROTOCOL = {
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
 }
-# Attention implementations: eager, and one that needs less memory.
+# Attention implementations: eager, and this project's, which needs less memory.
 ATTENTIONS = ("eager", "flash")
 # Folder of snapshots, which are not committed: they are large and name the machine.
 SNAPSHOTS = ROOT / "snapshots"
@@ -58,8 +58,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return 2.7B at three contexts and every size at 512, in every mode; and 2.7B at
-    512 and 2048 with flash attention or checkpointing.
+    """Return the 2.7B model at three contexts and every size at 512, in every mode; and
+    the 2.7B model at 512 and 2048 with flash attention or checkpointing.
     """
     if quick:
         return [
@@ -172,7 +172,7 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
 
 
 def snapshot_path(config: Config) -> Path:
-    """Return a snapshot's path, whose stem has no dots, so that it has one suffix."""
+    """Return the path of a snapshot, with no dot before the suffix."""
     parts = [
         config.size.replace(".", "_"),
         str(config.context),

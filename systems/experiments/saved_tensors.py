@@ -1,8 +1,8 @@
 """The tensors that autograd saves for the backward pass of a norm, a block or four
 blocks, and the lines of code that save them; eager, compiled, and checkpointed.
 
-`torch.autograd.graph.saved_tensors_hooks` reports every tensor. Memory that tensors
-share counts once, parameters don't count. No GPU needed (meta device):
+`torch.autograd.graph.saved_tensors_hooks` reports every tensor. Storage that tensors
+share counts once; parameters don't count. The meta device needs no GPU:
 
     python -m systems.experiments.saved_tensors --part block --context 2048
 """
@@ -31,7 +31,7 @@ PROTOCOL = {
     "decides what is saved; no code is generated",
 }
 PARTS = ("norm", "block", "four_blocks", "four_blocks_by_twos")
-# Traces, decomposes and partitions like Inductor, but runs the graphs uncompiled.
+# A backend that traces and partitions graphs like Inductor, but runs them uncompiled.
 BACKEND = "aot_eager_decomp_partition"
 
 
@@ -99,7 +99,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class Saved:
-    """Collector of saved tensors by storage; views of parameters are only counted."""
+    """Collector of saved tensors by storage. Counts views of parameters separately."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}

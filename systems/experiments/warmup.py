@@ -1,8 +1,8 @@
 """The cost of a process's first steps: the time of forward and backward passes after 0,
 1, 2 or 5 warm-up steps.
 
-Each row runs in a new process, or earlier rows would warm up later ones. The numbers of
-warm-up steps alternate, five processes each, against slow moments of the host.
+Each row runs in a new process, or earlier rows would warm up later rows. The numbers of
+warm-up steps alternate, with five processes each, in case the host is slow for a while.
 
     python -m systems.experiments.warmup --warmup 0
 """
@@ -45,7 +45,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Return times in ms of each phase by step, and of the setup (`setup_ms`)."""
+    """Return the times in ms of each phase in each step, and of setup (`setup_ms`)."""
     device = timing.default_device()
     setup = timing.Clock(device)
     with setup.phase("setup"):

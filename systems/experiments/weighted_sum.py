@@ -1,5 +1,5 @@
-"""The throughput of a first kernel, the weighted sum of rows, against PyTorch's and
-against a copy of as many bytes, because the kernels are bandwidth-bound.
+"""The throughput of a first kernel, the weighted sum of rows, against PyTorch's, and
+against a copy of as many bytes as an upper bound, because memory bandwidth limits it.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """
@@ -54,8 +54,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure GPU time in ms of both passes, errors, and whether two calls are bitwise
-    equal; of a copy, its GPU time and bytes.
+    """Measure GPU time in ms of forward and backward, errors, and whether two calls are
+    bitwise equal; for a copy, measure GPU time and bytes.
     """
     device = timing.default_device()
     x, w, dy = made(config, device)
