@@ -1,5 +1,5 @@
 """Run flash attention with the Triton or the Hopper kernels. Both save o and lse, so
-the two passes may use different kernels.
+the forward and the backward pass may use different kernels.
 """
 
 import torch
@@ -34,8 +34,8 @@ LAUNCHERS = {"hopper": hopper_launches, "triton": triton_launches}
 
 
 def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return "triton" or "hopper"; "auto" picks the faster one. Raise ValueError for an
-    unknown backend or unsupported inputs.
+    """Return the backend to run, "triton" or "hopper"; for "auto" the faster one. Raise
+    ValueError for an unknown backend or unsupported inputs.
     """
     if backend == "auto":
         if not limits.is_faster(q, k):
@@ -97,7 +97,7 @@ def run_backward(
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse), as an operator. A direct call ignores forward-mode tangents."""
+    """Custom operator: return (o, lse). A direct call ignores forward-mode tangents."""
     return run_forward(q, k, v, causal, scale, backend)
 
 
@@ -113,7 +113,7 @@ def flash_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward operator for torch.compile and torch.export: return (dq, dk, dv)."""
+    """Custom operator for torch.compile and torch.export: return (dq, dk, dv)."""
     return run_backward(do, q, k, v, o, lse, causal, scale, backend)
 
 
@@ -243,7 +243,7 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Compute `flash_attention` with the Triton or Hopper kernels."""
+    """Compute `flash_attention` with the Triton or the Hopper kernels."""
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)

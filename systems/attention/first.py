@@ -107,7 +107,7 @@ def forward_kernel(
 def p_and_ds(
     q, k, v, do, lse, delta, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """Recompute a tile of p; return p and ds, the gradient of the scores."""
+    """Recompute a tile of p. Return p, and ds, the gradient of the scores."""
     s = scores(q, k, i, j, scale, TILE, CAUSAL)
     p = tl.exp(s - lse[:, None])
     dp = product(do, tl.trans(v))
@@ -179,7 +179,7 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """Return launch options, with tiles that fit an A100's shared memory."""
+    """Return launch options, with tiles that fit the shared memory of an A100."""
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 

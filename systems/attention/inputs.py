@@ -12,7 +12,7 @@ from torch._C._functorch import TransformType, is_batchedtensor, is_legacy_batch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
-# The properties of a tensor on which support depends.
+# The properties of a tensor that decide whether it is supported.
 TensorProperties = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 

@@ -48,7 +48,7 @@ class PreparedCall:
         self.dtype, self.device = q[2:]
         self.options = causal, scale
         self.inputs: list[ShapeAndStrides] = [x[:2] for x in (q, k, v)]
-        # The layouts of `torch.empty_like(q)`, k and v.
+        # Layouts of dq (and o), dk and dv, as `torch.empty_like` makes them.
         self.outputs = [
             shape_and_strides(torch.empty_like(torch.empty_strided(*x, device="meta")))
             for x in self.inputs
@@ -58,7 +58,7 @@ class PreparedCall:
             arithmetic, self.dtype, self.device, None, None, None, causal, scale,
             *self.inputs, self.outputs[0],
         )  # fmt: skip
-        # Cache by the strides of do and the arithmetic of the backward pass.
+        # Cache backward launches by the strides of do and the arithmetic.
         self.backward_launches = lru_cache(maxsize=64)(self.make_backward_launches)
 
     def make_backward_launches(self, do_strides: tuple[int, ...], arithmetic: str):
@@ -69,14 +69,14 @@ class PreparedCall:
         )  # fmt: skip
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (o, lse)."""
+        """Run the forward pass, and return (o, lse)."""
         o = torch.empty_like(q)
         lse = torch.empty(self.statistics, dtype=torch.float32, device=self.device)
         run_forward(self.forward_launches, q, k, v, o, lse)
         return o, lse
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
-        """Return whether hooks on saved tensors left their layout unchanged."""
+        """Return whether saved tensors have the layout for which launches were made."""
         strides = [x.stride() for x in (q, k, v, o)]
         before = [x[1] for x in (*self.inputs, self.outputs[0])]
         return strides == before and lse.is_contiguous()
@@ -84,7 +84,7 @@ class PreparedCall:
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv)."""
+        """Run the backward pass, and return (dq, dk, dv)."""
         # Copy expanded gradients (strides of zero), such as the gradient of a sum.
         if do.stride(-1) != 1:
             do = do.contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-# Triton specializes code for addresses that are multiples of this, in bytes.
+# Triton compiles special code for addresses that are multiples of this (in bytes).
 ALIGNMENT = 16
 # CUDA's limit on the first axis of a grid; the other axes are limited to 65,535.
 MAX_PROGRAMS = 2**31 - 1
@@ -63,14 +63,14 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
     """Return `use_device_of(x)`; give the thread the CUDA context that TMA needs."""
     device = use_device_of(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
-        # This call creates the context; `set_device` does nothing for a current device.
+        # This call creates a context; `set_device` doesn't if the device is current.
         torch.cuda.mem_get_info()
         THREAD.context = True
     return device
 
 
 class Launch:
-    """A kernel, its grid and all arguments after the tensors and TMA descriptors."""
+    """A kernel, its grid, and its arguments other than tensors and TMA descriptors."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Launch:
     ):
         self.kernel, self.grid = kernel, (*grid, 1, 1)[:3]
         self.scalars, self.constants = scalars, constants
-        # This is Triton's default, but Triton 3.9 warns if the option is not set.
+        # True is Triton's default, but Triton 3.9 warns if the option is not set.
         self.options = {"enable_fp_fusion": True, **options}
         self.again: Callable[..., None] | None = None
 
@@ -124,8 +124,8 @@ class Launch:
 def make_launcher(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[..., None]:
-    """Return a function of the leading arguments that launches a compiled kernel on the
-    current stream. Unlike `compiled[grid]` it doesn't look up the device each time.
+    """Return a function that takes the leading arguments and launches a compiled kernel
+    on the current stream. Unlike `compiled[grid]`, it looks up the device only once.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active
@@ -135,7 +135,7 @@ def make_launcher(
 
     def launch(*arguments: Any) -> None:
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        # Use Triton's launcher if hooks are set: a chain with `calls`, or a function.
+        # If hooks are set (a function, or a chain with `calls`), let Triton launch.
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             return with_hooks(*arguments, *rest)
         return run(

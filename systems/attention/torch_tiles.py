@@ -139,7 +139,7 @@ def compiled_key_tile():
     return torch.compile(key_tile, dynamic=True)
 
 
-# Used for batched gradients, because vmap can't batch in-place writes.
+# Custom operator for batched gradients, because vmap can't batch in-place writes.
 backward_operator = torch.library.custom_op(
     "systems::tiles_backward",
     backward_tiles,
@@ -152,7 +152,7 @@ inputs.register_vmap_loop(backward_operator)
 
 class FlashAttentionPyTorch(torch.autograd.Function):
     """Autograd Function: `FlashAttentionPyTorch.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d) in any float dtype, with as many KV heads as heads.
+    n, d) or (batch, heads, n, d) in any float dtype; q and k need equally many heads.
 
     Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """

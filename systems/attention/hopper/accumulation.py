@@ -15,11 +15,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from systems.attention.hopper.forward import async_store
 
-# Query rows per step.
+# Rows of queries in each step.
 QUERIES = gl.constexpr(64)
-# Columns of a partial dq that are computed at a time.
+# Columns of a partial dq that one matmul computes.
 DQ_COLUMNS = gl.constexpr(64)
-# Number of 32-element rows that store these columns.
+# Number of rows of 32 numbers that hold QUERIES x DQ_COLUMNS numbers.
 PACKED_ROWS = gl.constexpr(128)
 DQ_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
@@ -55,7 +55,7 @@ def start_dq_matmul(k, ds):
 def compute_partial_dq(
     dq_ring, ds_ring, kv, step, D: gl.constexpr, NARROW: gl.constexpr
 ):
-    """Compute this program's partial dq of one step, unscaled, by blocks of columns."""
+    """Compute this program's unscaled partial dq of a step, in blocks of columns."""
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
     stage, dq_stage = step % ds_ring.tiles.shape[0], step % dq_ring.tiles.shape[0]
     mbarrier.wait(ds_ring.full.index(stage), step // ds_ring.tiles.shape[0] & 1)
@@ -102,7 +102,7 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """Order this thread's TMA additions after TMA writes that its acquire has seen."""
+    """Order TMA additions of this thread after the TMA writes that its acquire saw."""
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",
@@ -129,10 +129,10 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add stage ME's partial dq to tile `number` of dq, after `order` earlier ones."""
+    """Add stage ME's partial to tile `number` of dq, after `order` other partials."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
-    # If NARROW, skip the last of four boxes, with columns from 96 on.
+    # If NARROW, skip the last of four boxes, which has the columns from 96 on.
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
     # Wait for the semaphore first, because the partial is usually ready later.

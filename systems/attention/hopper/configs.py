@@ -21,13 +21,13 @@ class Config(NamedTuple):
     turns: bool = False
     # dk and dv: k and v stay in registers as matmul operands.
     in_registers: bool = False
-    # Forward: programs per SM; more than one only for an experiment.
+    # Forward: programs per SM (more than one only in an experiment).
     programs: int = 1
-    # Forward: number of last items per program whose heads are interleaved.
+    # Forward: the heads of the last `last_items` items per program are interleaved.
     last_items: int = 2
 
 
-# CONFIGS[kernel][padded head dimension]
+# Launch configurations by kernel and padded head dimension.
 CONFIGS = {
     "forward": {
         64: Config(3, 128, 3, 160, 128, overlap=False, turns=True),
@@ -58,8 +58,8 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# With a padded head dimension of 64 and up to SHORT keys under a causal mask (half
-# without), four warp groups measured faster: some compute while one starts or ends.
+# Up to this number of keys (half without a causal mask), and at a padded head dimension
+# of 64, four warp groups measured faster: some compute while one starts or ends.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -14,8 +14,8 @@ def delta_kernel(
 ):  # fmt: skip
     """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
 
-    Row statistics get a stride that TMA can read; huge lse become infinite. Strides of
-    do have the suffix g. Grid: tiles of 64 queries x batch x heads.
+    lse and delta get a row stride that TMA can read; huge lse become infinite. Strides
+    of do have the suffix g. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)

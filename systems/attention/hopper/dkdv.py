@@ -27,14 +27,14 @@ from systems.attention.hopper.forward import (
     wait_full,
 )
 
-# Layout in shared memory of one float32 statistic per row of a tile.
+# Shared-memory layout of lse or delta: one float32 number per row of a tile.
 STATISTICS = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 )
 
 
 class Statistics(NamedTuple):
-    """lse (in two kernels: lse · log2(e)) and delta of each stage, in shared memory."""
+    """lse (for `dkdv_kernel`, lse · log2(e)) and delta by stage, in shared memory."""
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
@@ -113,7 +113,7 @@ def dkdv_step(
     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, hidden,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dv of a tile of queries, and dk of the previous one; compute ds."""
+    """Accumulate dv from a tile of queries, and dk from the tile before; compute ds."""
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(
@@ -189,7 +189,7 @@ def dkdv_consumer(
         begin, end = member * steps + skip, (member + 1) * steps
         for i in range(member * steps, begin):
             skip_step(ring, i)
-        # With more keys than queries, some keys have no queries.
+        # With more keys than queries, no query sees the last keys.
         if begin < end:
             q, do = wait_full(ring, begin)
             dk, dv, ds, q_before, q, do = dkdv_step(
@@ -233,7 +233,7 @@ def dkdv_kernel(
     first = 0
     if CAUSAL:
         first = k_start // BQ
-    # With more keys than queries, the last keys have no queries.
+    # With more keys than queries, no query sees the last keys.
     steps = gl.maximum(gl.cdiv(n_q, BQ) - first, 0)
 
     keys = Keys(

@@ -1,10 +1,10 @@
 """Kernel for dq on Hopper, in Gluon, with the warp roles of `forward`: a program owns
 64 x GROUPS rows of q, and loops over tiles of k and v.
 
-It also computes delta = rowsum(o · do) for `dkdv`. Both kernels recompute P = exp(S -
-lse). Each step starts dP and the matmul for dq of the previous step, which overlap with
-the exponentials. No matmul may be in flight at the end of an iteration, or the compiler
-would serialize all of them.
+The kernel also computes delta = rowsum(o · do) for `dkdv`. Both kernels recompute P =
+exp(S - lse). Each step starts the matmuls for dP and for the previous step's dq, which
+overlap with the exponentials. No matmul may be in flight at the end of an iteration, or
+the compiler would serialize all of them.
 """
 
 from typing import NamedTuple
@@ -78,7 +78,7 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dq of the previous step, compute ds, and start the next scores."""
+    """Accumulate dq of the previous step, compute ds, start the scores of the next."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
     )
@@ -109,7 +109,7 @@ def dq_consumer(
     dq_desc, rows_out, work, scale,
     GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq of 64 queries, from their last visible tile of keys to the first."""
+    """Compute dq of 64 queries, looping from the last visible tile of keys down."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )

@@ -12,7 +12,7 @@ from systems.attention.hopper.items import get_item
 from systems.attention.hopper.matmuls import store_rows
 
 LN2 = gl.constexpr(0.6931471805599453)
-# Equal to `triton.primitives.HUGE`.
+# Scaled scores from this magnitude on are huge; equal to `triton.primitives.HUGE`.
 HUGE = gl.constexpr(2.0**28)
 
 
@@ -38,7 +38,7 @@ def recompute_huge_rows(
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory
     n_q, n_k, heads, scale_log2 = problem
-    # The reduction before this call was a barrier, so all stores are visible.
+    # The caller's reduction was a barrier, so all its stores are visible here.
     for position in range(schedule.first, schedule.end):
         number = gl.load(schedule.items_ptr + position)
         item = get_item(number, problem, BQ, BK, CAUSAL)

@@ -118,14 +118,14 @@ def wait_full(ring, i, needed=True):
 
 @gluon.jit
 def release_stage(ring, i):
-    """Tell the producer that this consumer has read the tiles of step i."""
+    """Signal the producer that this consumer has read the tiles of step i."""
     mbarrier.arrive(ring.empty.index(i % ring.a.shape[0]), count=1)
     # --8<-- [end:waits]
 
 
 @gluon.jit
 def skip_step(ring, i):
-    """Release step i unread, so that this consumer misses no phase of a barrier."""
+    """Release the tiles of step i unread, to stay in phase with the barriers."""
     wait_full(ring, i)
     release_stage(ring, i)
     # --8<-- [end:ring]
@@ -182,7 +182,7 @@ def take_turn(GROUP: gl.constexpr):
 
 @gluon.jit
 def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
-    """Tell the next consumer that this one has started its matmuls."""
+    """Signal the next consumer that this consumer has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r",
         [FIRST_BARRIER + (GROUP + 1) % GROUPS],
@@ -199,7 +199,7 @@ def forward_consumer(
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute o and lse of 64 rows of each item."""
+    """Compute o and lse of this consumer's 64 rows of each item."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )
@@ -213,10 +213,10 @@ def forward_consumer(
     zeros = gl.zeros([64, BK], gl.float32, S)
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
     steps_done = 0
-    # The largest magnitude of row maxima over all items, to detect huge scores.
+    # For each of the 64 rows, the largest |m| of all items, to detect huge scores.
     largest = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
     if TURNS and GROUP == GROUPS - 1:
-        # Give the first turn to the first consumer.
+        # The last consumer lets the first consumer start.
         pass_turn(GROUP, GROUPS)
     number = gl.load(schedule.items_ptr + schedule.first)
     for position in range(schedule.first, schedule.end):
@@ -258,7 +258,7 @@ def forward_consumer(
         )
         p = gl.convert_layout(p.to(TYPE), P)
         k, v_next = wait_full(ring, first + 1, first + 1 < steps_done)
-        # Unrolling by two avoids copies of p, but was slower at D = 128, n ≤ 4,096.
+        # Unrolling this loop twice avoids copies of p, but measured slower at D = 128.
         # --8<-- [start:consumer_loop]
         for i in range(first + 1, steps_done):
             if TURNS:
@@ -319,7 +319,7 @@ def forward_kernel(
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Compute o and lse of items[starts[program]] up to items[starts[program + 1]]."""
+    """Compute o and lse of items starts[program] to starts[program + 1] - 1."""
     BQ: gl.constexpr = 64 * GROUPS
     start_ptr = starts_ptr + gl.program_id(0)
     schedule = Schedule(items_ptr, gl.load(start_ptr), gl.load(start_ptr + 1))

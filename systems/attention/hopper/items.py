@@ -24,7 +24,7 @@ class Schedule(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A tile of queries of one head, with the number of steps over keys."""
+    """A tile of queries of one head, with its number of steps over tiles of keys."""
 
     batch: gl.tensor
     head: gl.tensor

@@ -52,7 +52,7 @@ def plan_forward(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
-    """Return the forward launch for q, k, v and o of these layouts."""
+    """Return the forward launch for q, k, v and o of these shapes and strides."""
     from systems.attention.hopper.forward import forward_kernel
 
     q, k, v, o = (make_layout(*lies) for lies in tensors)
@@ -182,7 +182,7 @@ def launch_two_passes(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) by two kernels. All tensors must be TMA-readable."""
+    """Return (dq, dk, dv) by two kernels. TMA must be able to read all tensors."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_backward(
         q.dtype,

@@ -10,16 +10,16 @@ from torch import Tensor
 from triton import knobs
 
 # --8<-- [start:limits]
-# Tested versions of Triton, because Gluon changes with each. All passed the tests on an
-# H200; 3.8 and 3.9 also passed a memory checker on an H100.
+# Supported Triton versions: only tested ones, because Gluon changes with each. All
+# passed the tests on an H200; 3.8 and 3.9 also passed a memory checker on an H100.
 VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 CAPABILITY = (9, 0)
-# Maps head dimensions to padded ones. TMA pads tiles with zeros, and needs rows
-# aligned to 16 bytes.
+# Padded head dimension by head dimension. TMA pads tiles with zeros, and requires rows
+# that are aligned to 16 bytes.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
-# With fewer scores, calls are CPU-bound: making TMA descriptors takes longer than the
-# kernels. The Triton kernels need no descriptors.
+# With fewer scores the Triton kernels are faster, because they need no TMA descriptors:
+# making these takes the CPU longer than the GPU takes for the kernels.
 MIN_SCORES = 2**27
 # With fewer query rows (over all heads), tiles don't fill the SMs, and the Triton
 # kernels are faster, because they split their loops.
@@ -50,7 +50,7 @@ def missing_on_device(device: torch.device) -> str:
 
 @cache
 def unsupported_triton(device: torch.device) -> str:
-    """Return `missing_requirement` if only the Triton version is wrong, else ""."""
+    """Return `missing_requirement` if only Triton's version is unsupported, else ""."""
     if device.type != "cuda" or knobs.runtime.interpret:
         return ""
     capability = torch.cuda.get_device_capability(device)

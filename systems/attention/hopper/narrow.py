@@ -1,6 +1,6 @@
-"""Steps of the one-pass backward for head dimensions from 72 to 96. The order differs
-from `one_pass`: S of the next step is started after dv and dk of this step, and one
-wait covers all three, so tensor cores work while dS is stored.
+"""Steps of the one-pass backward for head dimensions from 72 to 96. Their order differs
+from `one_pass`: the matmul for S of the next step starts after those for dv and dk, and
+one wait covers all three, so that tensor cores work while dS is stored.
 """
 
 from triton.experimental import gluon
@@ -15,7 +15,7 @@ from systems.attention.triton.primitives import LOG2E
 
 @gluon.jit
 def keep_branch():
-    """Do nothing; inline assembly keeps the compiler from always running the branch."""
+    """Emit a no-op in assembly, so that the compiler doesn't if-convert this branch."""
     gl.inline_asm_elementwise(
         "mov.u32 $0, 0;", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
     )

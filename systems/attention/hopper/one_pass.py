@@ -40,13 +40,13 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
-# Keys per program, and the number of 64-query tiles with as many rows.
+# Keys per program, and the number of tiles of 64 queries that have as many rows.
 KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 
 
 class Keys(NamedTuple):
-    """A program's tiles of k and v in shared memory, with a barrier for full."""
+    """A program's tiles of k and v in shared memory, and the barrier of their copy."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -117,7 +117,7 @@ def process_tile(
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """Process tile i of queries: accumulate dk and dv, store this group's half of dS.
-    If EARLY, wait for a stage of dS before waiting for dP, to overlap exponentials.
+    If EARLY, wait for a stage of dS before dP, so that exponentials overlap this wait.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
@@ -135,7 +135,7 @@ def process_tile(
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
         s = apply_mask(s, hidden, limit, RAGGED)
-    # Scaling lse in the delta kernel saves instructions, but measured slower.
+    # Scaling lse in the delta kernel would save instructions, but measured slower.
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if not AT_ONCE:

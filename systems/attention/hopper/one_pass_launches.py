@@ -59,7 +59,7 @@ def plan_one_pass(
     tiles = batch * heads * triton.cdiv(n_q, step)
     tiles_k = triton.cdiv(n_k, ONE_PASS_KEYS)
     stride = statistics_stride(n_q)
-    # The shift walk doesn't implement narrow matmuls.
+    # The shift walk has no matmuls for narrow heads.
     narrow = is_narrow(d) and isinstance(walk, Ordered)
     ragged = {"HEAD": d, "D": tile_d, "RAGGED": n_q % step > 0}
     strides = (*dk.strides[:3], *dv.strides[:3])
@@ -96,8 +96,8 @@ def plan_one_pass(
             "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
             "do": rows_descriptor(do, step, tile_d, dtype),
             "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
-            # Packed dq, 32 numbers per row. TMA moves the rows of a step at a time, or
-            # a quarter of them for narrow heads.
+            # Packed dq, 32 numbers per row. One TMA copy moves the rows of a step, for
+            # narrow heads a quarter of these rows.
             "dq": Descriptor(
                 (tiles * step * tile_d // 32, 32), (32, 1),
                 [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128
@@ -123,7 +123,7 @@ def launch_one_pass(
     scale: float,
     walk: Shift | Ordered,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), computed in one pass. All tensors must be TMA-readable."""
+    """Return (dq, dk, dv) in one pass. TMA must be able to read all tensors."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     parts = walk.parts if isinstance(walk, Ordered) else 1
     if parts > 1:

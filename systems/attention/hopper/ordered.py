@@ -6,10 +6,10 @@ share it, so that dk and dv stay in registers. Partials are added to a tile of d
 order of program numbers. There is no deadlock, because a program waits only for smaller
 numbers, which GPUs start first (in practice, although no manual guarantees it).
 
-Under a causal mask, most heads go through queries forwards, with programs numbered from
-the last tile of keys: none waits, but the longest programs start last. So the last
-heads go backwards, with programs numbered from the first tile of keys: the shortest
-programs start last and fill the SMs at the end.
+Under a causal mask, the programs of most heads loop over queries forwards, and are
+numbered from the last tile of keys: no program waits, but the longest start last.
+Therefore the programs of the last heads loop backwards, and are numbered from the first
+tile of keys: the shortest programs start last and fill the SMs at the end.
 
 The query heads of a KV head may be divided among several programs, whose dk and dv are
 summed afterwards. `walks` decides when.
@@ -40,9 +40,9 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Parameters of the order. `side` KV heads are interleaved; KV heads from `turn` on
-    go backwards. The query heads of a KV head are divided into `parts`, each of which
-    counts as a KV head.
+    """Parameters of the ordered walk. `side` KV heads are interleaved, and programs of
+    KV heads from `turn` on loop backwards. The query heads of a KV head are divided
+    into `parts`, each of which counts as a KV head.
     """
 
     heads: gl.tensor
@@ -84,7 +84,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
         if number < turn * tiles_k:
             keys = tiles_k - 1 - keys
         steps = tiles_q - keys * QUERY_TILES
-        # With more keys than queries, the last keys have no queries.
+        # With more keys than queries, no query sees the last keys.
         if steps < 0:
             steps = 0
     return Item(first + inside % width, keys, steps, backwards)
@@ -161,12 +161,12 @@ def key_group(
     else:
         hidden, shift = -QUERIES, 0
     if RAGGED:
-        # Mask all steps if the last key is inside the tile.
+        # The last tile of keys may be incomplete, so mask it in all steps.
         if item.keys == walk.tiles_k - 1:
             cut, masked = 0, steps
     dk, dv = zero_accumulators(D, NARROW), zero_accumulators(D, NARROW)
     mbarrier.wait(kv.full.index(0), 0)
-    # [64, D]; at D = 64 there are enough registers.
+    # [64, D]; at D = 64 k and v fit in registers.
     k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
     if D == 64:
         resident = (k.load(A), v.load(A), zeros)
@@ -224,12 +224,12 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, work, ME: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partials of one stage to dq, each after all partials before it."""
+    """Add the partials of stage ME to dq, each after the earlier ones of its tile."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     kv, ring, statistics, item, walk, n_k = work
     steps = item.steps
     end = steps * HEADS_PER_KV
-    # A warp without a stage is idle.
+    # A writer warp without a stage is idle.
     if ME < DQ_STAGES:
         # The first query head of this KV head, over all batches.
         head = item.batch_head * HEADS_PER_KV

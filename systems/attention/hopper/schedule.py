@@ -1,4 +1,4 @@
-"""Assign the items of the Hopper forward pass to its persistent programs."""
+"""Assign the items (tiles of queries) of the Hopper forward pass to its programs."""
 
 from functools import lru_cache, partial
 from heapq import heapreplace
@@ -11,9 +11,9 @@ from torch import Tensor
 from systems.attention.hopper.configs import SHORT
 from systems.attention.relaunch import Layout
 
-# Bytes of the L2 cache (50 MiB) for k and v of the interleaved heads.
+# Bytes of the L2 cache (of 50 MiB) that k and v of the interleaved heads may fill.
 L2_BYTES = 2**23
-# Overhead of an item, in units of the time of one step.
+# Overhead of each item, as a number of steps that take as long.
 ITEM_STEPS = 1
 
 
@@ -64,8 +64,8 @@ def make_schedule(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
-    """Return the number of heads to interleave: as many as have k and v (b, h, n, d) in
-    L2_BYTES. 1 for short k, and without a mask, because then items are equally long.
+    """Return the number of heads to interleave: as many as L2_BYTES hold k and v of; 1
+    for short k, and without a causal mask, because then all items take equally long.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

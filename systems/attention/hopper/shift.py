@@ -42,8 +42,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """A program's work: key tile `column` of `tiles`, of heads group, group + groups,
-    ... Under a causal mask, every second head uses the mirrored tile.
+    """A program's work: key tile `column` of `tiles`, in heads group, group + groups,
+    ... Under a causal mask, it takes the mirrored tile in every second head.
     """
 
     group: gl.tensor
@@ -135,7 +135,7 @@ def key_group(
             hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
         dk, dv = zero_accumulators(D, False), zero_accumulators(D, False)
         mbarrier.wait(kv.full.index(0), n & 1)
-        # [64, D]; at D = 64 there are enough registers.
+        # [64, D]; at D = 64 k and v fit in registers.
         k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
         if D == 64:
             resident = (k.load(A), v.load(A), zeros)
@@ -186,10 +186,10 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Add the partials of one stage to dq, each after all partials before it."""
+    """Add the partials of stage ME to dq, each after the earlier ones of its tile."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     steps_done = 0
-    # A warp without a stage is idle.
+    # A writer warp without a stage is idle.
     if ME >= DQ_STAGES:
         items = 0
     for n in range(items):
@@ -223,7 +223,7 @@ def one_pass_kernel(
     kv, ring, statistics, ds_ring, dq_ring = allocate_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
-    # Completes when all three groups have read an item's k and v.
+    # A barrier that completes when all three groups have read an item's k and v.
     kv_empty = make_barriers(1, 3)
     out = (
         Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),

@@ -13,31 +13,31 @@ from systems.attention.hopper.limits import TILE_DIMS
 from systems.attention.relaunch import Layout
 
 # --8<-- [start:limits]
-# Head dimensions from 72 to 96 use 96 of 128 columns, in blocks of 64 and 32.
+# Largest narrow head dimension: from 72 on, matmuls use blocks of 64 and 32 columns.
 NARROW_HEAD = 96
-# Fewest keys for the shift walk, by padded head dimension; half suffice unmasked.
+# Minimum number of keys for the shift walk, by padded head dimension; half unmasked.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# Smallest SM utilization (by number of steps) for the shift walk.
+# Minimum SM utilization (in steps) for the shift walk.
 ONE_PASS_USE = 0.9
-# Fewest queries and keys, rounded up to whole tiles, for the ordered walk; half without
-# a causal mask. Where both walks apply, the shift walk is as fast or faster, except for
+# Minimum number of queries and keys, rounded up to whole tiles, for the ordered walk;
+# half unmasked. Where both walks apply, the shift walk is at least as fast, except for
 # narrow heads, for which only the ordered walk has shorter matmuls.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
-# Fewest programs, about two per SM. Smaller grids divide the query heads of a KV head
-# among programs; if these are too few, two kernels run instead.
+# Minimum number of programs, about two per SM. With fewer, the query heads of a KV head
+# are divided among programs; if that is not enough, two kernels run instead.
 ORDERED_MIN_PROGRAMS = 256
-# Causal, padded head dimension 128: from this number of (tiles of 128 keys) x (query
-# heads per KV head), each query head has its own programs. In longer loops neighboring
+# From this number of (tiles of 128 keys) x (query heads per KV head) on, if causal with
+# padded head dimension 128, each query head has its own programs: in longer loops
 # programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Key tiles of all interleaved heads together, about one per SM. Twice as many without a
-# mask. With one: half if a program has several query heads, twice if DEALT_TILES gives
-# each query head its own programs.
+# Total number of key tiles in the interleaved heads, about one per SM. It is doubled
+# without a causal mask or if DEALT_TILES gives each query head its own programs, and
+# halved if a program has several query heads under a causal mask.
 SIDE_TILES = 128
-# Key tiles, in all, of the heads that go backwards: at least two heads, at most half.
+# Total number of key tiles in the heads that loop backwards (two heads up to half).
 BACKWARDS_TILES = 256
-# Fewest key tiles of a single KV head under a causal mask for the ordered walk, because
-# no other head fills the SMs at its end.
+# Minimum number of key tiles for the ordered walk of a single KV head under a causal
+# mask, because no other head fills the SMs at the end.
 LONE_TILES = 512
 # --8<-- [end:limits]
 
@@ -49,8 +49,8 @@ class Shift(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """The walk of the module `ordered`: `side` KV heads are interleaved, and KV heads
-    from `turn` on go backwards. The query heads of a KV head are divided into `parts`.
+    """The walk of the module `ordered`: `side` KV heads are interleaved, KV heads from
+    `turn` on loop backwards, and each KV head's query heads are divided into `parts`.
     """
 
     side: int

@@ -12,7 +12,7 @@ from systems.attention.triton.chooser import architecture, owner_configs
 from systems.attention.triton.primitives import INTERPRETED
 
 LOG = logging.getLogger(__name__)
-# The GPUs for which each table in `tables.CONFIGS` is made.
+# The GPUs for which each table of `tables.CONFIGS` was made.
 TABLES = {
     "sm_90": "Hopper",
     "sm_80": "the A100",
@@ -22,14 +22,14 @@ TABLES = {
 }
 # The table whose configurations were timed (on an H200).
 TIMED = "sm_90"
-# Older GPUs lack bfloat16 tensor cores and have only 64 KiB of shared memory.
+# Minimum compute capability. Older GPUs have no bfloat16 tensor cores.
 MIN_CAPABILITY = (8, 0)
 # Reasons already logged in this process.
 LOGGED: set[str] = set()
 
 
 def log_slower(reason: str) -> None:
-    """Log the reason for slower kernels, once per process and reason."""
+    """Log why the attention kernels are slower than possible, once for each reason."""
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED:
         LOGGED.add(kind)

@@ -236,7 +236,7 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; dp is computed before exp2, so that the matmul for dv overlaps ds.
+        # [BK, BQ]; dp comes before exp2, so that the matmul for dv overlaps ds = ...
         if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
             s = matmul_from_memory(
@@ -335,15 +335,15 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # Queries before `first` see no key of this tile; from `unmasked_start`, all keys.
+    # Queries before `first` see no key of this tile, from `unmasked_start` on all keys.
     first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ
         unmasked_start = tl.minimum(tl.cdiv(k_start + BK - 1, BQ) * BQ, n_q)
-    # Splits alternate steps; the count of steps continues across loops and heads.
+    # Splits take steps in alternation. Steps are numbered across loops and heads.
     masked_steps, steps = tl.cdiv(unmasked_start - first, BQ), tl.cdiv(n_q - first, BQ)
     for member in range(GROUP):
-        # Multiply, because Triton 3.6 would miscompile a running sum.
+        # `earlier_steps` is a product, because Triton 3.6 miscompiles a running sum.
         head, earlier_steps = kv_head * GROUP + member, member * steps
         statistics_head = statistics_ptr + 2 * (batch * heads + head) * n_q
         q_head, do_head = (

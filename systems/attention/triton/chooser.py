@@ -1,5 +1,5 @@
 """Choose the launch configuration of a Triton kernel: for few rows from `FEW_ROWS`,
-else as tuned on this GPU (`tuned`), else from `CONFIGS`.
+else the one that was tuned on this GPU (`tuned`), else from `CONFIGS`.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 
 # The folder of configurations tuned on the user's GPU, which `tuned` reads.
 TUNED = Path(__file__).with_name("tuned")
-# The interpreter runs serially: warps and stages have no effect.
+# Configuration in Triton's interpreter, where warps and stages have no effect.
 INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
@@ -29,8 +29,8 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def pad_head_dim(d: int) -> int:
-    """Return d rounded up to a power of two, at least 16, as tensor cores need."""
-    # Triton 3.7 declares another return type.
+    """Return d rounded up to a power of two, at least 16, as tensor cores require."""
+    # Triton 3.7 declares a return type other than int.
     return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
 
 

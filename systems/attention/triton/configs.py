@@ -47,9 +47,9 @@ class ByMask(NamedTuple):
 
 # --8<-- [start:splits]
 class SplitRule(NamedTuple):
-    """Rule for splitting loops: until an SM has `warps` warps, with at least
-    `least_rows` rows per split and `least_splits` splits. Combining partial results
-    costs time, so only long loops are split.
+    """Rule for splitting loops until each SM has `warps` warps, into at least
+    `least_splits` splits of at least `least_rows` rows. Combining partial results costs
+    time, so only long loops are split.
     """
 
     warps: int
@@ -57,7 +57,7 @@ class SplitRule(NamedTuple):
     least_splits: int = 2
 
 
-# By arithmetic: the cheaper matmuls are, the more rows a split must have.
+# Rules by arithmetic. The cheaper the matmuls are, the more rows a split must have.
 SPLIT_RULES = {
     "half": (
         SplitRule(warps=8, least_rows=128, least_splits=4),
@@ -78,13 +78,13 @@ ByArithmetic = dict[str, Passes]
 
 
 class FewRows(NamedTuple):
-    """Smaller tiles, which fill more SMs, for at most `most_rows` rows in all heads."""
+    """Table of small tiles, to fill more SMs at up to `most_rows` rows in all heads."""
 
     most_rows: int
     configs: Passes
 
 
-# By arithmetic, ordered by `most_rows`; without an entry, `CONFIGS` applies.
+# Tables by arithmetic, ordered by `most_rows`; without an entry, `CONFIGS` applies.
 FewByArithmetic = dict[str, tuple[FewRows, ...]]
 
 
@@ -97,8 +97,8 @@ def count_sms(device: torch.device) -> int:
 def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """Return into how many splits (a power of two) to divide a loop over n rows in
-    steps of `rows`. Without splits there are `programs` programs of `warps` warps.
+    """Return the number of splits (a power of two) of a loop over n rows in steps of
+    `rows`. Without splits there are `programs` programs of `warps` warps.
     """
     if device.type == "cpu":
         return 1
@@ -113,8 +113,8 @@ def count_splits(
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
     """Return the head swizzle: the number of heads whose tiles are interleaved, longest
-    first, such that k and v fit the L2 budget; 1 without a mask, because then all tiles
-    are equally long.
+    first. Their k and v must fit in L2_BYTES. Return 1 without a causal mask, because
+    then all tiles take equally long.
     """
     if not causal:
         return 1

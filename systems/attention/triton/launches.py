@@ -29,13 +29,13 @@ from systems.attention.triton.configs import Config, choose_head_swizzle, count_
 from systems.attention.triton.forward import combine_kernel, forward_kernel
 from systems.attention.triton.primitives import LOG2E, limbs_kernel
 
-# Elements of the result per program that combines splits: four per thread.
+# Output elements per program of the kernels that combine splits: four per thread.
 COMBINED_ELEMENTS = 512
-# Elements per program that splits float32 into limbs.
+# Elements per program of the kernel that splits float32 into limbs.
 LIMB_ELEMENTS = 2048
-# Most rows, because `dkdv_kernel` indexes two statistics per row with 32 bits.
+# Maximum n, because `dkdv_kernel` indexes two statistics per row with 32 bits.
 MAX_LENGTH = 2**30
-# bfloat16 limbs per float32: three give full precision, two 16 bits.
+# Number of bfloat16 limbs per float32: three give full precision, two 16 bits.
 LIMBS = {"half": 1, "high": 2, "highest": 3}
 # Argument `input_precision` of tl.dot for operands that are not split ahead.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
@@ -61,7 +61,7 @@ def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
 
 
 def allocate_output(x: Tensor, splits: int) -> Tensor:
-    """Return x, or if loops are split a float32 buffer (splits, *x.shape)."""
+    """Return x, or a float32 buffer (splits, *x.shape) if loops are split."""
     return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
 
@@ -144,8 +144,8 @@ def forward_launches(
     splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
 ) -> Forward:  # fmt: skip
-    """Return the launches of a forward pass for q, k, v and o of these layouts. Unused
-    arguments are part of the cache key, because the compiled kernels depend on them.
+    """Return the launches of a forward pass for q, k, v and o of these layouts. `dtype`
+    is only part of the cache key, because the compiled kernels depend on it.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape

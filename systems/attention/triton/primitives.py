@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # The initial running maximum: not -∞, or rows that see no key of a split would be NaN.
 LOWEST = tl.constexpr(-3.4028234663852886e38)
-# Scaled scores (base 2) from here on are huge: rounding to float32 can move them by 16.
+# Magnitude of huge scores (scaled, base 2): rounding to float32 can move them by 16.
 HUGE = tl.constexpr(2.0**28)
 
 
@@ -27,7 +27,7 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
     """Return this program's (tile, batch · heads + head, number of heads, split).
     Programs are ordered by group of `head_swizzle` heads, then by tile, head and split.
     """
-    # Without splits program_id(1) is 0; a constant 0 made the second loop slower.
+    # Without splits program_id(1) is 0. A constant 0 made the second loop slower.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
     program, heads = tl.program_id(0) // SPLITS, tl.num_programs(0) // SPLITS // tiles
     group = program // (tiles * head_swizzle)
@@ -67,8 +67,8 @@ def advance_rows(ptr, rows, stride_n):
 def step_ptrs(
     ptr, tile_offsets, start, rows, columns, stride_n, stride_d, RECOMPUTE: tl.constexpr
 ):
-    """Return pointers to a step's tile, whose `rows` begin at `start`: the offsets of
-    the first tile plus an advance, or recomputed to save registers (RECOMPUTE).
+    """Return pointers to the tile of a step, whose rows begin at `start`. To save
+    registers, RECOMPUTE computes pointers from `rows`, not from the first tile's.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
@@ -79,7 +79,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return this split's first step in a loop that follows `steps` other steps."""
+    """Return this split's first step in a loop after earlier loops of `steps` steps."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
@@ -87,8 +87,8 @@ def first_step(split, steps, SPLITS: tl.constexpr):
 def round_to(x, TYPE: tl.constexpr):
     """Round float32 to the nearest value of TYPE."""
     if INTERPRETED and TYPE == tl.bfloat16 and x.dtype != TYPE:
-        # The interpreter truncates, so round here: add half a unit, ties to even, and
-        # clear the lower bits.
+        # The interpreter would truncate, so round to nearest even here: add half a unit
+        # and clear the lower bits.
         bits = x.to(tl.int32, bitcast=True)
         x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(
             tl.float32, bitcast=True
@@ -169,7 +169,7 @@ def row_scale(m, scale_log2):
 
 @triton.jit
 def row_lse(m, l, shift, scale_log2):
-    """Return the natural lse of rows with maximum m and sum of exponentials l."""
+    """Return lse (natural logarithm) of rows with maximum m and sum l."""
     huge = tl.abs(m) >= HUGE / scale_log2
     return (tl.where(huge, m * scale_log2, shift) + tl.log2(l)) * LN2
 

@@ -109,7 +109,7 @@ FLOAT32_2048_ROWS_SM_90 = FewRows(
         "dq": {16: Config(64, 64, 4, 2), 32: Config(64, 64, 4, 1)},
     },
 )
-# Ordered by `most_rows`; without an entry, the table for many rows applies.
+# Tables for few rows, ordered by `most_rows`. Without an entry, SM_90 applies.
 FEW_ROWS_SM_90: FewByArithmetic = {
     "half": (
         FewRows(
@@ -188,8 +188,8 @@ SM_80: ByArithmetic = {
             256: Config(16, 32, 4, 1, ahead=True),
         },
     },
-    # At d = 256 some assemblers use only 32 registers and spill, unless a limit is set.
-    # Two programs fit on an SM if tiles are loaded twice.
+    # At d = 256 a register limit is set, or some assemblers use only 32 and spill. Two
+    # programs fit on an SM if tiles are loaded twice.
     "highest": {
         "forward": {
             16: Config(64, 64, 4, 3, ahead=True),
@@ -371,7 +371,7 @@ SM_100: ByArithmetic = {
 }
 
 # --- All but Hopper, with few rows ----------------------------------------------------
-# Small tiles, because there would be fewer tiles of 128 rows than SMs.
+# Tiles are small, because there would be fewer tiles of 128 rows than SMs.
 FEW_ROWS_OTHERS: FewByArithmetic = {
     "half": (
         FewRows(

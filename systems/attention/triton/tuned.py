@@ -14,16 +14,16 @@ from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# Code whose changes make a file invalid; `kernels_hash` leaves out `chooser`.
+# A change of this code makes files invalid, except a change of the function in CHOICE.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose_config")]
-# Tuned arithmetics, kernels and head dimensions, in this order.
+# Arithmetics, kernels and head dimensions to tune, in this order.
 ARITHMETICS, KERNELS = ("half", "high", "highest"), ("forward", "dkdv", "dq")
 HEAD_DIMS = (64, 128, 32, 256, 16)
 ROWS = (16, 32, 64, 128, 256)
-# (arithmetic, kernel, padded head dimension, causal).
+# Key of a tuned configuration: (arithmetic, kernel, padded head dimension, causal).
 Key = tuple[str, str, int, bool]
-# The types of the fields of `configs.Config`, whose module would import torch.
+# Types of the fields of `configs.Config`. Importing that module would import torch.
 Numbers = tuple[int, int, int, int, int | None, bool, str]
 
 
@@ -34,7 +34,7 @@ def kernels_hash() -> str:
 
 
 def path_of(slug: str) -> Path:
-    """Return the path of the file of a GPU, given its slug as in records."""
+    """Return the path of the file for a GPU, given its name as in records ("slug")."""
     return FOLDER / f"{slug}.json"
 
 
