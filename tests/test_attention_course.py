@@ -33,7 +33,7 @@ def test_forward_and_backward_as_graded(graded_class, causal):
         )
 
 
-def test_the_mask_is_optional_and_off(graded_class):
+def test_causal_mask_is_off_by_default(graded_class):
     cls, where = graded_class
     q, k, v = (
         torch.randn(2, 20, 16, device=where, requires_grad=True) for _ in range(3)

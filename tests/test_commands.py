@@ -27,7 +27,7 @@ COMMANDS = {line: name for name in PACKAGES for line in PACKAGES[name].split("|"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_without_its_packages_is_one_line(command):
+def test_missing_packages_give_one_line(command):
     # -S hides all installed packages.
     done = run_python("-S", *command.split(), env={})
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
@@ -47,7 +47,7 @@ HELPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", HELPS)
-def test_help_has_an_example_on_a_line_of_its_own(command):
+def test_help_shows_an_example(command):
     done = run_python(*command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Usage: ") and "--help" in done.stdout
@@ -60,7 +60,7 @@ BROKEN |= {"tools/regen_tables.py --quick --only norm_precision --results": 2}
 
 
 @pytest.mark.parametrize("command", BROKEN)
-def test_a_package_that_cannot_be_imported_is_named(tmp_path, command):
+def test_failing_import_names_the_package(tmp_path, command):
     (tmp_path / "torch.py").write_text("raise ValueError('\\nbad\\nsettings')")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = run_python(*command.split(), tmp_path, env=environment)
@@ -68,7 +68,7 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, command):
     assert done.stderr.endswith("error: torch can't be imported: bad\n")
 
 
-def test_compiled_files_that_a_full_disk_cut_are_named(tmp_path):
+def test_truncated_pyc_file_is_named(tmp_path):
     """No command works until the damaged file is deleted."""
     (tmp_path / "cut.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + b"\xe3")
     line = "import systems; systems.need(); import cut"
@@ -82,7 +82,7 @@ SINKS = {">/dev/full": FULL, ">&-": (0, ""), "<&- >&- 2>&-": (0, ""), "| true": 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 @pytest.mark.parametrize("sink", SINKS)
-def test_output_that_nobody_can_take_is_one_line_or_none(tmp_path, sink):
+def test_closed_or_full_output(tmp_path, sink):
     command = f'"{sys.executable}" tools/regen_tables.py --list --results "$0" {sink}'
     done = subprocess.run(
         ["sh", "-c", command, tmp_path], cwd=ROOT, capture_output=True
@@ -90,7 +90,7 @@ def test_output_that_nobody_can_take_is_one_line_or_none(tmp_path, sink):
     assert (done.returncode, done.stderr.decode()) == SINKS[sink]
 
 
-def test_what_was_printed_before_an_error_arrives():
+def test_output_before_an_error_is_printed():
     line = "import systems\ndef main():\n print('said')\n raise OSError('lost')\n"
     done = run_python("-c", line + "systems.run_as_command(main, '', [])")
     assert (done.returncode, done.stdout) == (2, "said\n")
@@ -98,7 +98,7 @@ def test_what_was_printed_before_an_error_arrives():
 
 
 @pytest.mark.slow
-def test_the_interpreter_compiles_nothing_and_says_so():
+def test_compile_steps_rejects_the_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = run_python("tools/compile_steps.py", env=environment)
     text = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
@@ -106,7 +106,7 @@ def test_the_interpreter_compiles_nothing_and_says_so():
 
 
 @pytest.mark.parametrize("module", ["experiments.autocast", "check_setup"])
-def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path, module):
+def test_ctrl_c_during_the_import_of_torch(tmp_path, module):
     slow = "print(1, flush=True)\nimport time; time.sleep(60)"
     (tmp_path / "torch.py").write_text(slow)
     child = subprocess.Popen(
@@ -125,7 +125,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path, module):
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="without make")
-def test_where_the_port_is_taken_serving_says_so_before_it_builds():
+def test_make_serve_checks_the_port_first():
     with socket.create_server(("127.0.0.1", 0)) as server:
         for port in (server.getsockname()[1], "x"):
             options = (f"PORT={port}", f"BIN={Path(sys.executable).parent}")
@@ -135,7 +135,7 @@ def test_where_the_port_is_taken_serving_says_so_before_it_builds():
             assert "mkdocs" not in done.stdout
 
 
-def test_a_moved_clone_needs_no_new_environment():
+def test_makefile_works_in_a_moved_clone():
     """Only scripts installed by pip contain the clone's path."""
     recipes = (ROOT / "Makefile").read_text()
     assert set(re.findall(r"\$\(BIN\)/(\w+)", recipes)) == {"python", "uv", "zizmor"}

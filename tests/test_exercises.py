@@ -134,13 +134,13 @@ def fill_in(checks, name: str, key: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def test_each_exercise_has_a_check_and_a_key(checks):
+def test_each_exercise_has_a_check_and_a_solution(checks):
     names = sorted(path.stem for path in FOLDER.glob("[0-9]*.py"))
     assert names == list(checks.CHECKS) == list(KEYS)
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_the_key_solves_it(checks, tmp_path, name):
+def test_solution_passes_its_check(checks, tmp_path, name):
     path = tmp_path / f"{name}.py"
     path.write_text(fill_in(checks, name, read_key(checks, name)), encoding="utf-8")
     checks.check(name, path)
@@ -157,7 +157,7 @@ LEFT = dict(
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_unsolved_it_says_what_to_fill_in(checks, name):
+def test_unsolved_exercise_names_what_to_fill_in(checks, name):
     with pytest.raises(checks.Unsolved, match="^unsolved: fill in ") as unsolved:
         checks.check(name, FOLDER / f"{name}.py")
     assert re.findall(r"(\w+) \(line", str(unsolved.value)) == LEFT[name].split()
@@ -177,7 +177,7 @@ CASES = [(name, *case) for name, cases in MISTAKES.items() for case in cases]
 
 
 @pytest.mark.parametrize(("name", "wrong", "words"), CASES, ids=str)
-def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
+def test_check_explains_each_mistake(checks, tmp_path, name, wrong, words):
     text = find_mistake(checks, name, wrong, tmp_path / f"{name}.py")
     assert re.search(words, text, re.DOTALL), text
 
@@ -192,14 +192,14 @@ def test_a_mistake_is_told_by_name(checks, tmp_path, name, wrong, words):
         ("def online_softmax(x):\n    pass\n", "returned NoneType, where a tensor"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(checks, tmp_path, text, words):
+def test_incomparable_results_give_one_line(checks, tmp_path, text, words):
     path = tmp_path / "3_online_softmax.py"
     path.write_text(text, "utf-8", errors="surrogateescape")
     with pytest.raises(checks.Wrong, match=words):
         checks.check("3_online_softmax", path)
 
 
-def test_the_page_shows_what_a_check_says(checks, tmp_path):
+def test_page_shows_the_output_of_a_check(checks, tmp_path):
     path = tmp_path / "3_online_softmax.py"
     text = find_mistake(checks, path.stem, FORGOTTEN, path)
     page = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
@@ -212,7 +212,7 @@ def test_the_page_shows_what_a_check_says(checks, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_tells_solved_wrong_and_unsolved_apart(checks, tmp_path):
+def test_pytest_passes_fails_or_skips_exercises(checks, tmp_path):
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     for name, wrong in (("1_weighted_sum", {}), ("2_row_softmax", {"p": "p = e"})):
         text = fill_in(checks, name, read_key(checks, name) | wrong)

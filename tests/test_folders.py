@@ -53,7 +53,7 @@ def import_graph() -> dict[str, set[str]]:
     return found
 
 
-def test_no_modules_import_each_other(import_graph):
+def test_there_are_no_circular_imports(import_graph):
     try:
         TopologicalSorter(import_graph).prepare()
     except CycleError as error:
@@ -68,7 +68,7 @@ def layer(module: str) -> int:
     return 1 if [*module.split("."), ""][1] in measuring else 0
 
 
-def test_imports_run_one_way(import_graph):
+def test_no_module_imports_a_higher_layer(import_graph):
     upward = {
         f"{module} imports {other}"
         for module, imported in import_graph.items()
@@ -88,7 +88,7 @@ MAY_IMPORT = {
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
-def test_records_and_formulas_stand_alone(import_graph, room):
+def test_folders_import_only_allowed_modules(import_graph, room):
     own = f"systems.{room}"
     foreign = {
         other
@@ -105,7 +105,7 @@ def test_pages_are_rendered_without_torch():
     assert run_python("-c", code).returncode == 0
 
 
-def test_the_top_floor_of_systems_is_small():
+def test_systems_has_few_top_level_entries():
     entries = {
         path.name
         for path in (ROOT / "systems").iterdir()
@@ -127,7 +127,7 @@ MOST_LINES = {
 
 
 @pytest.mark.parametrize("room", MOST_LINES)
-def test_a_room_stays_within_its_budget(room):
+def test_folder_stays_within_its_line_budget(room):
     texts = (path.read_text("utf-8") for path in (ROOT / room).rglob("*.py"))
     assert sum(len(text.splitlines()) for text in texts) <= MOST_LINES[room]
 
@@ -146,7 +146,7 @@ def map_paths() -> set[str]:
     return paths
 
 
-def test_the_map_has_every_folder_and_each_file_of_the_top_floors():
+def test_map_lists_folders_and_top_level_files():
     expected = {"systems/", "tools/", "docs/", "tests/"}
     for top in ("systems", "tools"):
         for path in (ROOT / top).rglob("*"):
@@ -169,7 +169,7 @@ def test_the_map_has_every_folder_and_each_file_of_the_top_floors():
 LINK = re.compile(r"""\]\(([^)\s]+)\)|\b(?:href|src|srcset)="([^"\s]+)""")
 
 
-def test_what_the_guides_link_to_is_there():
+def test_links_of_guides_exist():
     found = {link for text in GUIDES.values() for link in LINK.findall(text)}
     links = {written or drawn for written, drawn in found}
     paths = {link.partition("#")[0] for link in links if "://" not in link}
@@ -177,7 +177,7 @@ def test_what_the_guides_link_to_is_there():
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_what_a_guide_names_is_there(guide):
+def test_paths_and_names_in_guides_exist(guide):
     named = re.findall(r"`((?:systems|tools|tests|docs)/[\w./-]*)`", GUIDES[guide])
     assert named and not [path for path in named if not (ROOT / path).exists()]
     for path, name in re.findall(r"`(\S+\.py)`: `([\w.]+)`", GUIDES[guide]):

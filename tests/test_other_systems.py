@@ -55,13 +55,13 @@ WITHOUT_TRITON = [
 
 
 @pytest.mark.parametrize("line", WITHOUT_TRITON)
-def test_what_is_written_in_triton_says_what_it_needs(line, run_blocked):
+def test_commands_that_need_triton_say_so(line, run_blocked):
     done = run_blocked(MACOS, *line.split())
     assert (done.returncode, done.stdout, done.stderr) == (2, "", NO_TRITON)
 
 
 @pytest.mark.slow
-def test_what_needs_neither_runs(run_blocked):
+def test_commands_without_triton_and_fcntl(run_blocked):
     listed = run_blocked(WINDOWS, "tools/regen_tables.py", "--list")
     assert listed.returncode == 0 and "nvidia-h200" in listed.stdout, listed.stderr
     found = run_blocked(WINDOWS, "-m", "systems.check_setup")
@@ -85,7 +85,7 @@ for backend in ("auto", "triton", "hopper"):
 
 
 @pytest.mark.slow
-def test_flash_attention_says_that_it_needs_triton_and_what_runs_without(run_blocked):
+def test_flash_attention_without_triton_gives_a_remedy(run_blocked):
     done = run_blocked(MACOS, "-c", CALLS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == 3 * [f"triton {REMEDIES['triton']}"]
@@ -95,7 +95,7 @@ MEASURE = "tools/regen_tables.py", "--quick", "--only"
 
 
 @pytest.mark.slow
-def test_measuring_skips_what_is_written_in_triton(run_blocked, tmp_path):
+def test_measuring_skips_triton_experiments(run_blocked, tmp_path):
     done = run_blocked(MACOS, *MEASURE, "weighted_sum", "--results", str(tmp_path))
     why = f"weighted_sum can't be measured: {REMEDIES['triton']}"
     assert done.returncode == 2
@@ -103,14 +103,14 @@ def test_measuring_skips_what_is_written_in_triton(run_blocked, tmp_path):
 
 
 @pytest.mark.parametrize("action", [MEASURE, ("tools/regen_tables.py", "--verify")])
-def test_measuring_says_that_it_locks_files(action, run_blocked, tmp_path):
+def test_measuring_without_fcntl_gives_a_remedy(action, run_blocked, tmp_path):
     done = run_blocked(WINDOWS, *action, "model_sizes", "--results", str(tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {REMEDIES['fcntl']}\n"
 
 
 @pytest.mark.slow
-def test_pages_are_rendered_and_built_without_them(run_blocked, tmp_path):
+def test_site_is_built_without_triton_and_fcntl(run_blocked, tmp_path):
     site, command = tmp_path / "site", "tools/regen_tables.py"
     generated, few = tmp_path / "generated", tmp_path / "results"
     shutil.copytree(RESULTS / "meta", few / "meta")
@@ -125,7 +125,7 @@ def test_pages_are_rendered_and_built_without_them(run_blocked, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_experiments_that_import_triton_are_those_that_say_so(run_blocked):
+def test_experiments_declare_their_need_of_triton(run_blocked):
     code = """
 import importlib
 from systems.experiments import STEMS
@@ -143,7 +143,7 @@ for name, stem in STEMS.items():
     assert done.stdout.split() == needing
 
 
-def test_a_row_that_comes_to_our_kernels_is_not_installed():
+def test_missing_triton_makes_a_row_unsupported():
     """A missing Triton makes a row unsupported, but other missing modules raise."""
 
     def run(name: str):
@@ -161,7 +161,7 @@ def test_a_row_that_comes_to_our_kernels_is_not_installed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ci", [None, "1"])
-def test_tests_of_kernels_are_skipped_and_in_ci_fail(ci, run_blocked, monkeypatch):
+def test_kernel_tests_without_triton_skip_or_fail_in_ci(ci, run_blocked, monkeypatch):
     monkeypatch.setenv("CI", ci or "")
     options = "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"
     done = run_blocked(MACOS, *options, "tests/attention/test_relaunch.py")

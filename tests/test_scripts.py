@@ -61,7 +61,7 @@ def test_plain_attention_is_timed(monkeypatch, capsys):
     assert all(float(number) >= 0 for line in lines[1:] for number in line.split())
 
 
-def test_out_of_memory_is_a_line(monkeypatch, capsys):
+def test_script_prints_out_of_memory(monkeypatch, capsys):
     def raise_out_of_memory(*_, **__):
         raise torch.OutOfMemoryError
 
@@ -79,7 +79,7 @@ def run_on_cpu(monkeypatch, path, *arguments, cuda=None):
 
 
 @pytest.mark.parametrize("only", [(), ("--forward-only",)])
-def test_a_snapshot_is_kept(only, monkeypatch, capsys):
+def test_memory_script_saves_a_snapshot(only, monkeypatch, capsys):
     monkeypatch.setitem(sizes.SIZES, "small", sizes.ModelSize(32, 64, 2, 2))
     cuda = Mock(**{"max_memory_allocated.return_value": 2**29})
     options = ("--size", "small", "--context", "8", *only)
@@ -92,7 +92,7 @@ def test_a_snapshot_is_kept(only, monkeypatch, capsys):
     assert (dump, stop) == ("memory._dump_snapshot", recording)
 
 
-def test_attention_is_timed(monkeypatch, capsys):
+def test_flash_script_times_attention(monkeypatch, capsys):
     def time_call(function, return_mode):
         function()
         return 1.5

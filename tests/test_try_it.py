@@ -57,7 +57,7 @@ def run_first(module, **options):
 
 @pytest.mark.slow
 @interpreted
-def test_without_the_maximum_only_large_scores_fail(change_module):
+def test_without_the_maximum_large_scores_fail(change_module):
     module = change_module(
         "systems/attention/first.py",
         "tl.maximum(m, tl.max(s, 1))",
@@ -73,7 +73,7 @@ def test_without_the_maximum_only_large_scores_fail(change_module):
 
 @pytest.mark.slow
 @interpreted
-def test_without_delta_only_the_gradient_of_v_is_right(change_module):
+def test_without_delta_only_dv_is_correct(change_module):
     module = change_module(
         "systems/attention/first.py",
         "p * (dp - delta[:, None])",
@@ -89,7 +89,7 @@ def test_without_delta_only_the_gradient_of_v_is_right(change_module):
 
 
 @interpreted
-def test_a_tile_as_wide_as_the_row_hides_a_missing_rescaling(tmp_path):
+def test_single_tile_hides_missing_rescaling(tmp_path):
     from tests.test_exercises import FORGOTTEN, fill_in, load_checks, read_key
 
     checks, name = load_checks(), "3_online_softmax"
@@ -108,7 +108,7 @@ def test_a_tile_as_wide_as_the_row_hides_a_missing_rescaling(tmp_path):
 
 
 @interpreted
-def test_the_weighted_sum_of_the_page_prints_what_the_page_says(capsys):
+def test_weighted_sum_example_prints_the_page_s_output(capsys):
     ((program, printed),) = re.findall(
         r'python -c "\n(.*?)"\n(.*?)```', read_section("weighted_sum"), re.S
     )
@@ -116,7 +116,7 @@ def test_the_weighted_sum_of_the_page_prints_what_the_page_says(capsys):
     assert capsys.readouterr().out == printed
 
 
-def test_a_wide_accumulator_saves_the_sum():
+def test_fp32_accumulator_fixes_a_bf16_sum():
     facts = yaml.safe_load((ROOT / "docs/generated/facts.yml").read_text())["facts"]
     for accumulator, fact in (("bf16", "bf16_in_bf16"), ("fp32", "bf16_in_fp32")):
         command = f"accumulation --value bf16 --accumulator {accumulator}"
@@ -126,7 +126,7 @@ def test_a_wide_accumulator_saves_the_sum():
         assert found["cpu_result"] == pytest.approx(value, abs=1e-6)
 
 
-def test_the_error_of_a_running_sum_grows_with_the_width():
+def test_running_sum_error_grows_with_width():
     errors = {}
     for width in (256, 1024):
         assert f"--compute running --width {width}" in read_section("norm_precision")
@@ -140,7 +140,7 @@ def count_parameters(config: model_sizes.Config) -> int:
     return sum(n for name, n in found.items() if name.endswith("_parameters"))
 
 
-def test_the_usual_width_of_swiglu_gives_the_size_its_name(monkeypatch):
+def test_usual_swiglu_width_gives_2_7b_parameters(monkeypatch):
     config = model_sizes.Config("2.7B")
     as_it_is = count_parameters(config)
     assert {"2.7B", "6912"} <= inline_code("model_sizes")

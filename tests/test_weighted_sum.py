@@ -35,7 +35,7 @@ def test_values_and_gradients(shape, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_sums_in_float32(dtype, device):
+def test_half_precision_accumulates_in_float32(dtype, device):
     """In half precision 2048 + 1 is 2048."""
     x = torch.zeros(2, 17 * MAX_COLUMNS_TILE, dtype=dtype, device=device)
     x[:, ::MAX_COLUMNS_TILE] = 1
@@ -44,7 +44,7 @@ def test_half_precision_sums_in_float32(dtype, device):
     assert y.dtype == dtype and (y == 2064).all()
 
 
-def test_strides_and_an_expanded_gradient(device):
+def test_strided_inputs_and_expanded_gradient(device):
     memory = torch.full((2 * 37, 100), float("nan"), device=device)
     x, w = memory[:37, :90:2], torch.randn(90, device=device)[::2]
     x.copy_(torch.randn(37, 45))
@@ -57,7 +57,7 @@ def test_strides_and_an_expanded_gradient(device):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_repeats_are_bit_equal(device):
+def test_repeated_calls_are_bitwise_equal(device):
     x = torch.randn(5 * ROWS_TILE + 3, 200, device=device)
     w = torch.randn(200, device=device, requires_grad=True)
     first, *others = (
@@ -67,7 +67,7 @@ def test_repeats_are_bit_equal(device):
 
 
 @pytest.mark.parametrize("way", BATCHED)
-def test_batched_gradients_and_second_derivatives_are_refused_in_words(way, device):
+def test_batched_and_second_derivatives_are_rejected(way, device):
     x, w = (torch.ones(s, device=device, requires_grad=True) for s in ((3, 4), (4,)))
     with pytest.raises(NotImplementedError, match="weighted sum .* once for each"):
         check_batched_gradients(way, weighted_sum(x, w), (x, w))
@@ -75,7 +75,7 @@ def test_batched_gradients_and_second_derivatives_are_refused_in_words(way, devi
         torch.autograd.grad(weighted_sum(x, w).sum(), x, create_graph=True)
 
 
-def test_bad_input_is_refused(device):
+def test_invalid_input_is_rejected(device):
     x, w = (torch.zeros(s, device=device) for s in ((3, 4), (4,)))
     for error, text, given in (
         (TypeError, "w must be float32, .* got torch.float16", (x, w.half())),
@@ -111,7 +111,7 @@ def block_pointer_kernel(
 
 @pytest.mark.filterwarnings("ignore:.*make_block_ptr is deprecated")
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
-def test_block_pointers_do_what_the_page_says(device):
+def test_block_pointers_work_as_the_page_says(device):
     x, y = torch.randn(5, 10, device=device), torch.empty(5, device=device)
     run = block_pointer_kernel[(3,)]
     if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):

@@ -21,7 +21,7 @@ TARGETS = set(
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_names_what_exists_and_may_only_read(path) -> None:
+def test_workflow_names_exist_and_permissions_are_read(path) -> None:
     # BaseLoader, because YAML 1.1 reads the key `on` as true.
     workflow = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     assert workflow.keys() == {"name", "on", "permissions", "concurrency", "jobs"}
@@ -46,7 +46,7 @@ def test_a_workflow_names_what_exists_and_may_only_read(path) -> None:
                 assert set(targets) <= TARGETS, step["run"]
 
 
-def test_each_python_is_tried_with_what_pip_gives_and_one_with_the_older_pair() -> None:
+def test_ci_matrix_of_python_and_torch_versions() -> None:
     path = ROOT / ".github/workflows/tests.yml"
     job = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)["jobs"]["cpu"]
     matrix, (step,) = job["strategy"]["matrix"], [s for s in job["steps"] if "env" in s]
@@ -64,6 +64,6 @@ def test_each_python_is_tried_with_what_pip_gives_and_one_with_the_older_pair() 
     assert version.startswith(ast.literal_eval(tested))
 
 
-def test_the_workflow_gives_the_site_its_address() -> None:
+def test_pages_workflow_sets_the_site_url() -> None:
     pages = (ROOT / ".github/workflows/pages.yml").read_text(encoding="utf-8")
     assert "SITE_URL: ${{ steps.pages.outputs.base_url }}/\n" in pages

@@ -70,7 +70,7 @@ def test_lengths(cls, lengths, causal, device):
 
 
 @pytest.mark.parametrize("gap", [0, 8, 1], ids=lambda gap: f"rows {gap} apart")
-def test_rows_that_8_divides_and_rows_that_it_does_not(gap, device):
+def test_row_strides_with_and_without_divisor_8(gap, device):
     whole = make_inputs(33, 40, 24 + gap, torch.float16, device, lead=(1, 2))
     q, k, v, do = (x[..., :24] for x in whole)
     check_result(FlashAttentionTriton, (q, k, v, do), True)
@@ -95,7 +95,7 @@ def test_tiles_of_any_shape(tile, causal, device):
 @parametrize_pairs(
     dtype=DTYPES, splits=[(2, 2, 2), (3, 8, 2), (5, 4, 1), (1, 1, 4)], causal=CAUSAL
 )
-def test_loops_that_are_split(dtype, splits, causal, device):
+def test_split_loops(dtype, splits, causal, device):
     """Test fewer, as many and more splits than steps, with grouped heads."""
     shared = {"lead": (2, 2), "lead_k": (2, 1)}
     q, k, v, do = inputs = make_inputs(65, 97, 40, dtype, device, **shared)
@@ -106,7 +106,7 @@ def test_loops_that_are_split(dtype, splits, causal, device):
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 16])
-def test_no_split_has_more_than_one_step_more_than_another(splits):
+def test_splits_differ_by_at_most_one_step(splits):
     for whole, crossed in itertools.product(range(20), range(4)):
         end, found = whole + crossed, []
         for split in range(splits):
@@ -127,7 +127,7 @@ def backward_plan(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
 
 
 @MASKS
-def test_steps_are_dealt_to_splits_on_from_head_to_head(causal, device):
+def test_splits_share_the_steps_of_grouped_heads_evenly(causal, device):
     """All probabilities are 1, so dv of a split counts its rows."""
     q, k = (torch.zeros(1, h, 96, 16, device=device) for h in (3, 1))
     statistics = torch.zeros(1, 3, 96, 2, device=device)
@@ -139,7 +139,7 @@ def test_steps_are_dealt_to_splits_on_from_head_to_head(causal, device):
     assert rows.sum() == 3 * 96 and rows.max() - rows.min() == 32
 
 
-def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
+def test_dkdv_splits_count_all_heads_of_a_group(monkeypatch):
     """A KV head's four query heads are split like one head with four times the rows."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
@@ -153,13 +153,13 @@ def test_the_loop_of_dk_and_dv_is_as_long_as_all_heads_of_a_group(monkeypatch):
 
 
 @pytest.mark.parametrize("head_swizzle", [1, 2, 3, 5, 9])
-def test_each_head_has_all_its_tiles_in_any_order(head_swizzle, device):
+def test_every_head_swizzle_computes_all_tiles(head_swizzle, device):
     inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
     found = launch_both(inputs, True, head_swizzle=head_swizzle)
     check_against_reference(found, *inputs, True, 0.25)
 
 
-def test_float32_is_as_exact_as_torch_is_told(set_precision, device):
+def test_float32_error_follows_torch_precision(set_precision, device):
     inputs = make_inputs(97, 97, 64, torch.float32, device)
     exact = run_reference(*inputs, True)
     errors = {}
@@ -188,7 +188,7 @@ def test_high_precision_keeps_sixteen_bits(set_precision, d, causal, device):
     splits=[1, 3],
     causal=CAUSAL,
 )
-def test_float32_split_ahead(
+def test_float32_limbs_computed_ahead(
     set_precision, setting, ahead, splits, causal, device, monkeypatch
 ):
     # The reference for "high" does not support grouped heads.
@@ -215,9 +215,7 @@ def test_float32_split_ahead(
     splits=[1, 2],
     causal=CAUSAL,
 )
-def test_what_a_step_works_out_anew_is_what_it_would_keep(
-    kind, anew, splits, causal, device
-):
+def test_recomputation_inside_loops_changes_no_bit(kind, anew, splits, causal, device):
     dtype, ahead = kind
     q, k, v, do = make_inputs(
         65, 50, 20, dtype, device, lead=(1, 2), lead_k=(1, 1), sigma=2.0
@@ -243,7 +241,7 @@ def test_float64_tiles_are_exact(causal):
 @compiles_cpp
 @pytest.mark.slow
 @MASKS
-def test_the_compiled_recomputation_is_right(causal):
+def test_compiled_recompute_backward(causal):
     """Test masked scores whose exponential overflows."""
     inputs = make_inputs(33, 33, 16, lead=(2,), sigma=60.0)
     expected = run_reference(*inputs, causal, dtype=torch.float32)
@@ -256,7 +254,7 @@ def test_the_compiled_recomputation_is_right(causal):
     assert all(gradient.dtype == torch.bfloat16 for gradient in found)
 
 
-def test_the_oracle_is_plain_attention():
+def test_reference_equals_attention_by_hand():
     q, k, v, do = make_inputs(5, 4, 3, torch.float64)
     result = run_reference(q, k, v, do, causal=True)
     for i in range(5):

@@ -55,7 +55,7 @@ def auto_backend(*shape: int, **options) -> str:
     return choose_backend("auto", x, x, x)
 
 
-def test_slower_kernels_than_the_gpu_allows_are_told_once(fake_gpu, caplog):
+def test_slower_backend_is_logged_once(fake_gpu, caplog):
     fake_gpu((9, 0), "3.10.0")
     auto_backend(*LARGE, dtype=torch.float32)
     auto_backend(1, 16, 16384, 32)
@@ -67,7 +67,7 @@ def test_slower_kernels_than_the_gpu_allows_are_told_once(fake_gpu, caplog):
     assert text.endswith("found 3.10.0")
 
 
-def test_large_inputs_that_tma_cannot_read_are_told_once(fake_gpu, caplog):
+def test_inputs_unreadable_by_tma_are_logged_once(fake_gpu, caplog):
     """Small inputs cause no message: they never run on the Hopper kernels."""
     fake_gpu((9, 0), "3.6.0")
     for gap in (1, 3):
@@ -85,15 +85,13 @@ def test_large_inputs_that_tma_cannot_read_are_told_once(fake_gpu, caplog):
     ("capability", "version", "best"),
     [((9, 0), "3.6.0", "hopper"), ((8, 0), "3.8.0", "triton")],
 )
-def test_a_gpu_on_its_best_path_is_not_told(
-    capability, version, best, fake_gpu, caplog
-):
+def test_fastest_backend_logs_nothing(capability, version, best, fake_gpu, caplog):
     look = fake_gpu(capability, version, timed=3)
     look(GPU)
     assert auto_backend(*LARGE) == best and not caplog.messages
 
 
-def test_a_table_that_nobody_timed_is_told_once(fake_gpu, caplog):
+def test_untimed_config_table_is_logged_once(fake_gpu, caplog):
     look = fake_gpu((8, 0), "3.8.0")
     for _ in range(2):
         look(GPU)
@@ -103,7 +101,7 @@ def test_a_table_that_nobody_timed_is_told_once(fake_gpu, caplog):
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0)])
-def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, fake_gpu):
+def test_gpus_older_than_the_a100_are_rejected(capability, fake_gpu):
     look, found = fake_gpu(capability, "3.8.0"), ".".join(map(str, capability))
     text = f"needs a GPU of compute capability 8.0 or later, found {found}"
     assert attention_status("cuda:0")["triton"] == text
@@ -112,7 +110,7 @@ def test_a_gpu_before_the_a100_is_refused_and_the_setup_says_so(capability, fake
             look(GPU)
 
 
-def test_both_ways_to_launch_look_at_the_device_first(device, monkeypatch):
+def test_both_launch_paths_check_the_device(device, monkeypatch):
     looked = []
     monkeypatch.setattr(dispatch, "check_device", looked.append)
     x = torch.zeros(1, 16, 16, device=device)
@@ -135,7 +133,7 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("machine", KERNELS, ids=str)
-def test_the_setup_says_which_kernels_run_and_why(machine, fake_gpu):
+def test_setup_check_names_kernels_and_reasons(machine, fake_gpu):
     """The setup check and the error of backend="hopper" give the same reason."""
     fake_gpu(*machine)
     status, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
@@ -148,7 +146,7 @@ def test_the_setup_says_which_kernels_run_and_why(machine, fake_gpu):
             choose_backend("hopper", x, x, x)
 
 
-def test_the_setup_says_that_a_cpu_runs_none(monkeypatch):
+def test_setup_check_finds_no_kernels_on_a_cpu(monkeypatch):
     assert "interpreter" in attention_status("cpu")["triton"] or not INTERPRETED.value
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
     for text in describe_kernels(torch.device("cpu")).values():

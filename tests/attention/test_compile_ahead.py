@@ -104,7 +104,7 @@ def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[KernelNe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GPUS)
-def test_what_a_gpu_gets_compiles_for_it_and_fits(name, tmp_path):
+def test_kernels_of_each_gpu_compile_and_fit(name, tmp_path):
     """The Hopper kernels must compile even with a Triton that `limits` refuses."""
     gpu, d = TARGETS[name], 64 if name == FIRST else 16
     compiled = compile_for_gpu(name, f"d = {d}\n{COMPILE}", tmp_path)
@@ -142,9 +142,7 @@ versions = pytest.mark.versions
         pytest.param("b200", 40, 48, marks=versions),
     ],
 )
-def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(
-    name, d, longer, tmp_path
-):
+def test_strides_divisible_by_8_load_16_bytes_at_once(name, d, longer, tmp_path):
     """Without `hint_unit`, Triton would load two bytes at a time."""
     code = EIGHTS.format(widths=(d, longer))
     eights, sixteens = compile_for_gpu(name, code, tmp_path).values()
@@ -159,7 +157,7 @@ def test_a_row_that_only_8_divides_is_loaded_16_bytes_at_a_time(
 @pytest.mark.parametrize(
     "name", ["a100", *(pytest.param(n, marks=versions) for n in ("h100", "rtx3090"))]
 )
-def test_the_largest_tiles_fit_have_all_registers_and_spill_little(name, tmp_path):
+def test_largest_tiles_fit_and_spill_little(name, tmp_path):
     """Without a register limit the assembler uses 32 registers and spills 29 KB."""
     compiled = compile_for_gpu(name, LARGEST, tmp_path)["largest"]
     found = [needs for needs in compiled if needs.per_score]
@@ -185,5 +183,5 @@ def test_the_largest_tiles_fit_have_all_registers_and_spill_little(name, tmp_pat
         (KernelNeeds("", "", 1, 0, 16, 0), 32),
     ],
 )
-def test_how_many_programs_run_side_by_side(needs, programs):
+def test_thread_blocks_per_sm(needs, programs):
     assert needs.blocks_per_sm(TARGETS["a100"]) == programs

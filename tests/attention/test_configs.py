@@ -33,7 +33,7 @@ def ignore_tuned(monkeypatch):
 CUDA = torch.device("cuda")
 
 
-def test_the_table_is_complete():
+def test_config_table_is_complete():
     for arch, by_arithmetic in CONFIGS.items():
         assert set(by_arithmetic) == set(launches.LIMBS), arch
         for by_kernel in by_arithmetic.values():
@@ -58,7 +58,7 @@ def test_the_table_is_complete():
         ((1, 1, 1, 40), (7, 7, 7, 1), 1),
     ],
 )
-def test_a_kernel_is_told_of_strides_that_only_8_divides(shape, strides, unit):
+def test_stride_divisor_of_a_layout(shape, strides, unit):
     assert launches.find_stride_divisor(Layout(shape, strides)) == unit
     other = Layout((2, 4, 8, 16), (512, 128, 16, 1))
     assert launches.find_stride_divisor(other, Layout(shape, strides)) == unit
@@ -82,7 +82,7 @@ def test_head_dimensions_are_padded_to_powers_of_two():
     assert dims == [16, 16, 32, 64, 128, 256, 256]
 
 
-def test_a_gpu_gets_the_configuration_of_its_arithmetic_and_mask(monkeypatch):
+def test_config_depends_on_arithmetic_and_mask(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for kind, by_kernel in CONFIGS["sm_90"].items():
 
@@ -97,7 +97,7 @@ def test_a_gpu_gets_the_configuration_of_its_arithmetic_and_mask(monkeypatch):
         assert choose() == [one, other]
 
 
-def test_few_rows_get_configurations_of_their_own_where_there_are_some(monkeypatch):
+def test_few_rows_use_their_own_configs_if_any(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for kind, tiers in FEW_ROWS["sm_90"].items():
         most = [few.most_rows for few in tiers]
@@ -149,7 +149,7 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
     assert count_splits(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
 
 
-def test_heads_run_together_while_their_keys_and_values_fit_the_cache():
+def test_head_swizzle_keeps_keys_and_values_in_cache():
     k = Layout((1, 16, 16384, 64), (2**24, 2**20, 64, 1))
     assert choose_head_swizzle(k, 16, True, "half") == 2
     assert choose_head_swizzle(k, 16, True, "highest") == 4

@@ -51,7 +51,7 @@ def test_large_scores_do_not_overflow(dtype, causal, device):
     check_result(causal, 128, 128, 32, dtype, device, sigma=60.0)
 
 
-def test_the_gradient_of_a_sum_is_one_number_expanded(device):
+def test_expanded_output_gradient(device):
     q, k, v, _ = make_inputs(64, 64, 16, device=device)
     inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = first_attention(*inputs)
@@ -61,7 +61,7 @@ def test_the_gradient_of_a_sum_is_one_number_expanded(device):
 
 
 @pytest.mark.gpu
-def test_more_tiles_than_a_launch_grid_has_rows(device):
+def test_more_tiles_than_a_grid_axis_allows(device):
     """CUDA's second and third grid axes end at 65,535."""
     n = 65_536 * 64
     q, k, v, do = make_inputs(n, n, 16, torch.bfloat16, device)
@@ -72,7 +72,7 @@ def test_more_tiles_than_a_launch_grid_has_rows(device):
         torch.testing.assert_close(actual[name], expected[name], **close)
 
 
-def test_what_it_refuses(device):
+def test_invalid_inputs_are_rejected(device):
     q = torch.zeros(2, 64, 16, device=device)
     for x in (q[0], q[:, :63].contiguous(), q[..., :8].contiguous()):
         with pytest.raises(ValueError, match="multiple of 64 .* 'triton' takes any"):
@@ -94,7 +94,7 @@ def test_what_it_refuses(device):
 
 
 @pytest.mark.parametrize("way", BATCHED)
-def test_a_batch_of_gradients_is_refused_in_words(way, device):
+def test_batched_gradients_raise_a_clear_error(way, device):
     q = torch.zeros(2, 64, 16, device=device, requires_grad=True)
     with pytest.raises(NotImplementedError, match="call backward once for each"):
         check_batched_gradients(way, first_attention(q, q, q), (q,))

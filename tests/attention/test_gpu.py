@@ -121,7 +121,7 @@ def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
 
 @MASKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_two_hundred_repeats_are_bit_equal(dtype, causal, monkeypatch):
+def test_two_hundred_calls_are_bitwise_equal(dtype, causal, monkeypatch):
     """Test many heads, and one head, whose loops are split."""
     used = []
     output_for = launches.allocate_output
@@ -162,7 +162,7 @@ def assert_near(actual, inputs, causal: bool) -> None:
         torch.testing.assert_close(actual[name], x, **close)
 
 
-def test_the_most_rows():
+def test_maximum_number_of_rows():
     """Test one key with all the weight, and 2³⁰ keys with equal weights."""
     n = 2**30
     one, many = (
@@ -181,7 +181,7 @@ def test_the_most_rows():
 
 
 @MASKS
-def test_rows_far_apart(causal):
+def test_large_row_strides(causal):
     n, d, stride = 80, 16, 2**25
     memory = torch.empty(n * stride, dtype=torch.bfloat16, device="cuda")
     memory.fill_(float("nan"))
@@ -193,7 +193,7 @@ def test_rows_far_apart(causal):
     assert_near(run_class(FlashAttentionTriton, *views, causal), inputs, causal)
 
 
-def test_more_heads_than_a_launch_grid_has_rows():
+def test_more_heads_than_a_grid_axis_allows():
     """CUDA limits the second and third axis of a grid to 65,535."""
     inputs = make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
     check_result(FlashAttentionTriton, inputs, True)
@@ -213,7 +213,7 @@ def test_memory_is_linear_in_the_length(dtype):
 
 
 @COMPILED
-def test_the_leaderboard_program():
+def test_leaderboard_test_function():
     """The output gradient has stride zero, and gradients accumulate over calls."""
     torch.compiler.reset()
     q, k, v, _ = make_inputs(512, 512, 64, torch.bfloat16, "cuda", lead=(16,))
@@ -285,7 +285,7 @@ def capture_graph(step):
     ],
     ids=str,
 )
-def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, n):
+def test_cuda_graph_of_both_passes_equals_eager_mode(dtype, lead, n):
     tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
     graph, results = capture_graph(lambda: run_both(*tensors))
     for seed in (1, 2):
@@ -297,7 +297,7 @@ def test_a_cuda_graph_of_both_passes_computes_what_eager_mode_does(dtype, lead, 
 
 
 @COMPILED
-def test_the_compiler_captures_it_too():
+def test_compiler_captures_a_cuda_graph():
     """`mode="reduce-overhead"` warms up, then captures a graph, then replays it."""
     torch.compiler.reset()
     counters.clear()
@@ -331,7 +331,7 @@ SHAPES = [(1, 2, 1024, 64), (2, 3, 333, 80), (1, 16, 4096, 64), (1, 16, 4096, 12
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["first calls", "later calls"])
-def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
+def test_concurrent_streams_equal_a_single_thread(known):
     inputs = [
         make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
         for b, h, n, d in SHAPES
@@ -355,7 +355,7 @@ def test_calls_of_threads_on_their_own_streams_are_those_of_one(known):
         assert all(map(torch.equal, results, expected[i % len(inputs)])), i
 
 
-def test_a_call_on_a_side_stream_waits_for_what_is_queued_there():
+def test_call_waits_for_work_on_its_side_stream():
     q, k, v, _ = make_inputs(1024, 1024, 64, torch.bfloat16, "cuda", lead=(1, 4))
     expected = flash_attention(q, k, v, causal=True)
     side, late = torch.cuda.Stream(), torch.zeros_like(q)
@@ -368,7 +368,7 @@ def test_a_call_on_a_side_stream_waits_for_what_is_queued_there():
     assert torch.equal(o, expected)
 
 
-def test_the_cpu_is_refused_beside_a_gpu():
+def test_cpu_tensors_are_rejected_on_a_gpu_machine():
     x = torch.zeros(1, 8, 16)
     with pytest.raises(ValueError, match="q must be on a CUDA device, got cpu"):
         flash_attention(x, x, x)
@@ -378,7 +378,7 @@ def test_the_cpu_is_refused_beside_a_gpu():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_the_gpu_of_the_tensors_is_used():
+def test_kernels_run_on_the_gpu_of_the_tensors():
     inputs = make_inputs(97, 97, 64, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0
     check_result(FlashAttentionTriton, inputs, True)
@@ -412,7 +412,7 @@ MOST_SECONDS = 15
     ("dtype", "d", "n"),
     [("bfloat16", 128, 128), ("bfloat16", 128, 4096), ("float32", 128, 4096)],
 )
-def test_the_first_call_does_not_wait_long_for_the_compiler(dtype, d, n, tmp_path):
+def test_first_call_compiles_within_a_time_limit(dtype, d, n, tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     options = {"env": environment, "timeout": 120}
     done = run_python("-c", FIRST_CALL, n, d, dtype, **options)
@@ -446,7 +446,7 @@ torch.cuda.synchronize()
 
 @pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")
 @pytest.mark.parametrize("tool", TOOLS)
-def test_the_sanitizer_finds_nothing(tool):
+def test_compute_sanitizer_finds_no_errors(tool):
     assert SANITIZER is not None
     options = "--tool", tool, *TOOLS[tool], "--error-exitcode", "9"
     command = [SANITIZER, *options, sys.executable, "-c", SMALL]

@@ -99,7 +99,7 @@ def is_chosen(*shape: int, **options) -> bool:
 
 
 @pytest.mark.usefixtures("fake_hopper")
-def test_where_auto_means_these_kernels():
+def test_auto_selects_the_hopper_kernels():
     long = 1, 16, 16384
     assert [d for d in (32, 40, 64, 80, 84, 256) if is_chosen(*long, d)] == [40, 64, 80]
     assert is_chosen(128, 1024, 128) and is_chosen(8, 17, 1023, 64, dtype=torch.float16)
@@ -112,7 +112,7 @@ def test_where_auto_means_these_kernels():
 
 
 @pytest.mark.usefixtures("fake_hopper")
-def test_the_page_on_accuracy_judges_both_kinds_of_kernels():
+def test_accuracy_grid_covers_both_backends():
     """The record has Triton kernels for few heads, and both Hopper backward passes."""
     seen = set()
     for c in flash_accuracy.configs():
@@ -133,7 +133,9 @@ CPU = torch.device("cpu")
     [(1000, 1000, 5, 2), (130, 5000, 3, 1), (64, 64, 1, 1)],
 )
 @pytest.mark.parametrize("last_items", [0, 2])
-def test_each_item_is_computed_once(n_q, n_k, heads, head_swizzle, last_items, causal):
+def test_each_work_item_is_scheduled_once(
+    n_q, n_k, heads, head_swizzle, last_items, causal
+):
     tiles = 128, 64, causal, 7, last_items, CPU
     starts, items = make_schedule(n_q, n_k, heads, head_swizzle, *tiles)
     assert sorted(items.tolist()) == list(range(-(-n_q // 128) * heads))
@@ -149,9 +151,7 @@ def test_each_item_is_computed_once(n_q, n_k, heads, head_swizzle, last_items, c
         (4096, 64, 8, 128, 128, 1.01),
     ],
 )
-def test_short_items_of_the_last_heads_even_out_the_end(
-    n, heads, swizzle, rows, keys, most
-):
+def test_schedule_balances_programs_at_the_end(n, heads, swizzle, rows, keys, most):
     """Without interleaving the last heads, some programs would end 4 to 6 % later."""
     tiles = rows, keys, True, 132, LAST_ITEMS, CPU
     starts, items = make_schedule(n, n, heads, swizzle, *tiles)
@@ -164,7 +164,7 @@ def test_short_items_of_the_last_heads_even_out_the_end(
     assert len(times) == 132 and max(times) <= most * sum(times) / len(times)
 
 
-def test_a_descriptor_is_what_triton_makes_of_the_tensor():
+def test_tma_descriptor_equals_that_of_triton():
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     x = torch.empty(2, 70, 3, 64, dtype=torch.bfloat16).transpose(1, 2)
@@ -201,7 +201,7 @@ NEEDS = {
 
 @pytest.mark.usefixtures("fake_hopper")
 @pytest.mark.parametrize("case", NEEDS)
-def test_by_name_they_run_or_say_what_they_need(case):
+def test_backend_hopper_runs_or_gives_the_reason(case):
     """Backend "hopper" runs small inputs too; "auto" selects other kernels silently."""
     small, (bad, message) = fake_tensor(1, 1, 8, 64), NEEDS[case]
     assert choose_backend("hopper", small, small, small) == "hopper"
@@ -210,13 +210,13 @@ def test_by_name_they_run_or_say_what_they_need(case):
     assert choose_backend("auto", bad, bad, bad) == "triton"
 
 
-def test_the_page_on_setting_up_names_the_versions():
+def test_setup_page_names_supported_versions():
     page = (ROOT / "docs" / "setup.md").read_text(encoding="utf-8")
     *names, last = (f"`{version.rstrip('.')}`" for version in limits.VERSIONS)
     assert f"Triton {', '.join(names)} and {last}" in page
 
 
-def test_what_the_copy_engine_can_read():
+def test_layouts_that_tma_can_read():
     x = torch.empty(4, 8, 100, 64, dtype=torch.bfloat16)
     flat = torch.empty(6401, dtype=torch.bfloat16)
     # A dimension of size 1 may have any stride.
@@ -281,7 +281,7 @@ def gradients_of_layout(inputs, change, backend: str):
 
 @pytest.mark.parametrize("walk", [None, Shift(1)], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("layout", UNREADABLE)
-def test_the_backward_pass_copies_what_tma_cannot_read(
+def test_backward_copies_tensors_unreadable_by_tma(
     layout, walk, portable_launches, monkeypatch, device
 ):
     monkeypatch.setattr(launches, "choose_walk", lambda *_: walk)
@@ -294,7 +294,7 @@ def test_the_backward_pass_copies_what_tma_cannot_read(
 
 @pytest.mark.usefixtures("portable_launches")
 @pytest.mark.parametrize("layout", UNREADABLE)
-def test_gradients_of_copies_lie_as_a_compiler_was_promised(layout, device):
+def test_gradients_of_copies_have_the_promised_strides(layout, device):
     q, k, v, do = make_inputs(40, 40, 64, torch.float16, device, lead=(1, 2))
     o, lse = plain.launch_forward(q, k, v, True, 0.125)
     inputs = [UNREADABLE[layout](x) for x in (q, k, v)]
@@ -322,9 +322,7 @@ def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
 @pytest.mark.parametrize(
     ("tiles", "heads", "groups"), [(1, 3, 2), (8, 6, 3), (16, 4, 2), (5, 3, 1)]
 )
-def test_in_one_pass_partial_dq_come_in_order_and_nobody_waits(
-    tiles, heads, groups, causal
-):
+def test_shift_walk_adds_partial_dq_in_order(tiles, heads, groups, causal):
     """If all programs step at once, each partial dq finds the earlier ones added."""
     walks = [[*walk(i, tiles, heads, groups, causal)] for i in range(tiles * groups)]
     held: Counter[tuple[int, int]] = Counter()
@@ -373,7 +371,7 @@ def random_orders(cases: int):
         yield kv_heads * shared, kv_heads, n_q, n_k, causal, order
 
 
-def test_in_the_ordered_walk_programs_wait_for_earlier_ones_only():
+def test_ordered_walk_waits_only_for_earlier_programs():
     """Each partial dq is added after the partials of programs with smaller numbers."""
     for case in random_orders(300):
         heads, _, n_q, n_k, causal, _ = case
@@ -399,7 +397,7 @@ def choose(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
     return choose_walk(q, k, causal, 132)
 
 
-def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
+def test_cases_of_the_ordered_walk():
     # Lengths that are no multiple of a tile, grouped heads, more tiles than SMs, and
     # narrow heads.
     assert choose(4000) == Ordered(4, 56)
@@ -430,7 +428,7 @@ def test_the_ordered_walk_is_taken_where_the_shift_walk_cannot_go():
 
 
 @pytest.mark.parametrize("program", range(5))
-def test_the_drawing_shows_the_walk(program):
+def test_drawing_shows_the_shift_walk(program):
     """The drawing has two heads and five tiles; it shows every BESIDE-th step."""
     svg = (ROOT / "docs/drawings/ordered-walk-wide.svg").read_text("utf-8")
     static, *_, last = svg.split('class="frame"')
@@ -442,7 +440,7 @@ def test_the_drawing_shows_the_walk(program):
         assert numbers[x, 58.5 + 24 * program] == order
 
 
-def test_the_shift_walk_is_taken_where_it_is_faster():
+def test_cases_of_the_shift_walk():
     def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
         found = choose(n, lead, lead_k, causal, d, n_q)
         return found.groups if isinstance(found, Shift) else 0
@@ -464,7 +462,7 @@ def test_the_shift_walk_is_taken_where_it_is_faster():
 @MASKS
 @DTYPES
 @HEAD_DIMS
-def test_in_one_pass(d, dtype, causal):
+def test_one_pass_backward_in_shift_walk(d, dtype, causal):
     for n, lead, groups in [
         (128, (1,), 1), (128, (3,), 2), (256, (2,), 1), (384, (2, 5), 4),
         (1024, (3,), 3), (2048, (2, 6), 4),
@@ -515,7 +513,7 @@ def list_orders(heads: int, shared: int, causal: bool) -> list[Ordered]:
 @needs_hopper
 @MASKS
 @pytest.mark.parametrize("case", ORDERED)
-def test_in_one_ordered_pass(case, causal):
+def test_one_pass_backward_in_ordered_walk(case, causal):
     n_q, n_k, lead, lead_k, d = ORDERED[case]
     heads = {"lead": lead, "lead_k": lead_k}
     q, k, v, do = inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", **heads)
@@ -533,7 +531,7 @@ def test_in_one_ordered_pass(case, causal):
 
 @needs_hopper
 @pytest.mark.filterwarnings("ignore")
-def test_shared_heads_of_transposed_views_under_the_compiler():
+def test_compiled_grouped_heads_of_transposed_views():
     torch.compiler.reset()
     heads = {"lead": (1, 32), "lead_k": (1, 8)}
     inputs = make_inputs(8192, 8192, 128, torch.bfloat16, "cuda", **heads)
@@ -556,7 +554,7 @@ def test_shared_heads_of_transposed_views_under_the_compiler():
 
 
 @needs_hopper
-def test_keys_past_the_end_are_hidden_from_low_scores():
+def test_padding_keys_are_masked_for_low_scores():
     """For padding keys, exp(0 - lse) would overflow."""
     q, k, v, do = inputs = make_inputs(1000, 1000, 128, torch.half, "cuda", lead=(2,))
     q += 4
@@ -594,7 +592,7 @@ def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
 @needs_hopper
 @MASKS
 @HEAD_DIMS
-def test_batches_heads_shared_heads_scales_and_large_scores(d, causal):
+def test_batches_grouped_heads_and_scales(d, causal):
     """With 400 heads each program computes several items."""
     for batch, heads, shared in [(3, 5, 5), (2, 6, 2), (1, 6, 1), (1, 1, 1)]:
         heads = {"lead": (batch, heads), "lead_k": (batch, shared)}
@@ -646,7 +644,7 @@ def test_views_between_poisoned_rows(d, causal):
     ],
     ids=str,
 )
-def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causal):
+def test_kernels_write_exactly_their_outputs(n_q, n_k, lead, d, tensors, causal):
     inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", lead=lead)
     with poison_buffers(launches) as memories:
         actual = attend(*inputs, causal)
@@ -656,7 +654,7 @@ def test_every_element_is_written_and_no_other(n_q, n_k, lead, d, tensors, causa
 
 @needs_hopper
 @pytest.mark.parametrize(("backend", "n"), [("hopper", 100), ("auto", 8192)])
-def test_the_public_class_runs_them(backend, n, monkeypatch):
+def test_public_class_runs_the_hopper_kernels(backend, n, monkeypatch):
     """Run small inputs by backend name, large ones by "auto"; do has stride zero."""
     # Skip the version check: `VERSIONS` lists a version only after this passes.
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
@@ -679,7 +677,7 @@ def test_the_public_class_runs_them(backend, n, monkeypatch):
     ],
     ids=["two passes", "one pass", "ordered"],
 )
-def test_gradients_of_what_tma_cannot_read(
+def test_gradients_of_tensors_unreadable_by_tma(
     n, lead, d, walk, layout, backend, monkeypatch
 ):
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
@@ -697,7 +695,7 @@ def test_gradients_of_what_tma_cannot_read(
 
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
-def test_only_do_cannot_be_read(n, monkeypatch):
+def test_output_gradient_unreadable_by_tma(n, monkeypatch):
     """The layouts of q, k and v decide the backend, even if TMA can't read do."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
@@ -711,7 +709,7 @@ def test_only_do_cannot_be_read(n, monkeypatch):
 @pytest.mark.parametrize("backend", ["hopper", "auto"])
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("way", BATCHED)
-def test_a_batch_of_gradients(way, n, backend, monkeypatch):
+def test_batched_gradients(way, n, backend, monkeypatch):
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
@@ -722,7 +720,7 @@ def test_a_batch_of_gradients(way, n, backend, monkeypatch):
 
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
-def test_a_thread_without_a_cuda_context_launches(n):
+def test_launch_in_a_thread_without_cuda_context(n):
     """The launch must create the context, because memory and kernels are cached."""
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     options = True, 0.125

@@ -63,7 +63,7 @@ def test_equal_huge_scores_in_splits(value, round_fma_once, device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @MASKS
-def test_the_largest_of_huge_scores_takes_all(causal, dtype, round_fma_once, device):
+def test_largest_huge_score_has_probability_one(causal, dtype, round_fma_once, device):
     """Scores grow to huge values and fall again; the largest visible one has p = 1."""
     n, d = 80, 16
     steps = torch.arange(n, device=device) % 40
@@ -79,7 +79,7 @@ def test_the_largest_of_huge_scores_takes_all(causal, dtype, round_fma_once, dev
         assert torch.allclose(o[0].double(), expected, rtol=1e-2, atol=1e-2)
 
 
-def check_rows_beside_huge_ones(n: int, d: int, dtype, backend: str, device) -> None:
+def check_rows_near_huge_scores(n: int, d: int, dtype, backend: str, device) -> None:
     """Check that rows with huge scores add nothing to gradients of k and v."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, do = (
@@ -102,8 +102,8 @@ def check_rows_beside_huge_ones(n: int, d: int, dtype, backend: str, device) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_beside_huge_ones(dtype, round_fma_once, device):
-    check_rows_beside_huge_ones(70, 32, dtype, "triton", device)
+def test_rows_near_huge_scores(dtype, round_fma_once, device):
+    check_rows_near_huge_scores(70, 32, dtype, "triton", device)
 
 
 def require_hopper() -> None:
@@ -116,7 +116,7 @@ def require_hopper() -> None:
 @pytest.mark.parametrize("n", [1, 300, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
 @pytest.mark.parametrize("value", VALUES)
-def test_equal_huge_scores_by_the_kernels_for_hopper(value, d, n, causal):
+def test_equal_huge_scores_on_hopper(value, d, n, causal):
     require_hopper()
     # The longer length gets enough heads for the one-pass backward.
     heads = 16 if n == 4096 else 1
@@ -128,9 +128,9 @@ def test_equal_huge_scores_by_the_kernels_for_hopper(value, d, n, causal):
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1000, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
-def test_rows_beside_huge_ones_by_the_kernels_for_hopper(d, n):
+def test_rows_near_huge_scores_on_hopper(d, n):
     require_hopper()
-    check_rows_beside_huge_ones(n, d, torch.bfloat16, "hopper", "cuda")
+    check_rows_near_huge_scores(n, d, torch.bfloat16, "hopper", "cuda")
 
 
 @pytest.mark.gpu

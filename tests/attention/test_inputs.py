@@ -62,7 +62,7 @@ LAYOUTS = {
 
 
 @parametrize_pairs(cls=CLASSES, layout=list(LAYOUTS), causal=[False, True])
-def test_strides_and_what_lies_between_them(cls, layout, causal, device):
+def test_strided_views_into_nan_memory(cls, layout, causal, device):
     """Results don't depend on strides, and no memory between elements is read."""
     inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
     expected = run_class(cls, *inputs, causal)
@@ -77,7 +77,7 @@ def test_strides_and_what_lies_between_them(cls, layout, causal, device):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_a_gradient_and_keys_that_are_expanded(cls, device):
+def test_expanded_keys_and_output_gradient(cls, device):
     """The gradient of o.sum() has stride zero; keys are expanded over the batch."""
     q, k, v, _ = make_inputs(40, 70, 16, device=device, lead=(3,))
     k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
@@ -88,7 +88,7 @@ def test_a_gradient_and_keys_that_are_expanded(cls, device):
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [16, 24])
-def test_kernels_write_all_of_their_outputs_and_nothing_else(d, causal, device):
+def test_kernels_write_exactly_their_outputs(d, causal, device):
     q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
     expected = run_class(FlashAttentionTriton, *inputs, causal)
     with poison_buffers(launches) as memories:
@@ -130,7 +130,7 @@ def test_leading_dimensions(backend, lead, device):
     assert check_float32(backend, *inputs, causal=True).shape == inputs[0].shape
 
 
-def test_a_permuted_q_gives_an_o_laid_out_alike(device):
+def test_output_has_the_memory_layout_of_q(device):
     """The model's heads are a transposed view, and transposing o back must not copy."""
     x = torch.randn(2, 20, 3, 16, device=device)
     q = x.transpose(1, 2)
@@ -195,7 +195,7 @@ WRONG_VALUES = {
 
 @pytest.mark.parametrize("message", [*WRONG_TYPES, *WRONG_VALUES])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bad_input_is_refused_before_anything_runs(backend, message, monkeypatch):
+def test_invalid_input_is_rejected_before_any_launch(backend, message, monkeypatch):
     given = (WRONG_TYPES | WRONG_VALUES)[message]
     error = TypeError if message in WRONG_TYPES else ValueError
 
@@ -222,7 +222,7 @@ def test_the_smallest_and_the_largest_scale(backend, device):
     torch.testing.assert_close(o, (v.sum(0) - v.flip(0)) / 7)
 
 
-def test_what_only_the_kernels_refuse(device):
+def test_inputs_that_only_the_kernels_reject(device):
     named = "one of auto, hopper, triton, torch, first, got 'cuda'"
     for error, message, tensor, options in (
         (TypeError, "one of float32, .* got float64", zeros(8, 4).double(), {}),
@@ -241,7 +241,7 @@ def test_what_only_the_kernels_refuse(device):
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("differentiated", [False, True])
-def test_more_rows_than_32_bits_count_are_refused(which, differentiated, device):
+def test_more_rows_than_int32_are_rejected(which, differentiated, device):
     """The error comes before memory is allocated, so expanded tensors are enough."""
     tensors = [zeros(1, 1, 1, device=device) for _ in range(2)]
     tensors[which] = tensors[which].expand(1, 2**30 + 1, 1)
@@ -251,7 +251,7 @@ def test_more_rows_than_32_bits_count_are_refused(which, differentiated, device)
         flash_attention(q, k, k, backend="triton")
 
 
-def test_without_gpu_and_interpreter_the_kernels_refuse_and_nothing_stands_in():
+def test_kernels_need_a_gpu_or_the_interpreter():
     code = """
 import torch
 from systems.attention import flash_attention
@@ -282,7 +282,7 @@ def test_second_derivatives_and_forward_mode_are_refused(backend, device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("way", BATCHED)
-def test_a_batch_of_gradients(way, backend, device):
+def test_batched_gradients(way, backend, device):
     q, k, v, _ = make_inputs(20, 33, 16, device=device, lead=(2, 4), lead_k=(2, 2))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = flash_attention(*leaves, causal=True, backend=backend)
@@ -295,7 +295,7 @@ def test_a_batch_of_gradients(way, backend, device):
     [(torch.float32,) * 3, (torch.float32, torch.float32, torch.bfloat16)],
     ids=str,
 )
-def test_autocast_is_that_of_sdpa(dtypes, backend, device):
+def test_autocast_casts_like_sdpa(dtypes, backend, device):
     """Inputs are cast, and gradients have the dtypes of the inputs."""
     leaves = [
         torch.randn(1, 2, 40, 16, device=device, dtype=dtype, requires_grad=True)
@@ -314,7 +314,7 @@ def test_autocast_is_that_of_sdpa(dtypes, backend, device):
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05)
 
 
-def test_float32_products_follow_the_setting_of_torch(set_precision):
+def test_float32_matmuls_follow_torch_precision(set_precision):
     """The kernels never use Triton's default, TF32."""
     expected = {"highest": "highest", "high": "high", "medium": "high"}
     for setting, arithmetic in expected.items():
@@ -337,7 +337,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("backend", [*BACKENDS, "first"])
-def test_transforms_of_functions_are_refused_in_words(backend, transform, device):
+def test_function_transforms_raise_a_clear_error(backend, transform, device):
     x = torch.randn(2, 64, 16, device=device)
     with pytest.raises(NotImplementedError, match="can't be transformed by torch.func"):
         TRANSFORMS[transform](lambda x: flash_attention(x, x, x, backend=backend), x)
@@ -352,7 +352,7 @@ def page_example(beginning: str) -> str:
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(5, 21), (20, 20), (1, 70)])
-def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
+def test_page_example_of_the_flash_attn_mask(n_q, n_k, device):
     """flash-attn aligns its mask at the last query, which sees all keys."""
     q, k, v, do = make_inputs(n_q, n_k, 16, device=device, lead=(2, 3))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
@@ -365,7 +365,7 @@ def test_the_page_on_the_mask_of_flash_attn(n_q, n_k, device):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
-def test_the_page_on_the_layout_of_flash_attn(device):
+def test_page_example_of_the_flash_attn_layout(device):
     q, k, v = (torch.randn(2, 20, 3, 16, device=device) for _ in range(3))
     names: dict[str, Any] = {"q": q, "k": k, "v": v}
     exec(page_example("o = flash_attention(*(x.transpose"), names | globals(), names)
@@ -374,7 +374,7 @@ def test_the_page_on_the_layout_of_flash_attn(device):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_only_what_backward_needs_is_saved(cls, device):
+def test_forward_saves_only_tensors_for_backward(cls, device):
     q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
     o = cls.apply(*(x.requires_grad_() for x in (q, k, v)), True)
     saved = [q.shape, k.shape, v.shape, o.shape, q.shape[:-1]]
@@ -410,13 +410,13 @@ assert not found, found
 """
 
 
-def test_the_kernels_need_nothing_of_the_records(device):
+def test_importing_kernels_loads_no_records(device):
     """Importing the kernels loads neither `systems.records` nor its dependencies."""
     done = run_python("-c", WITHOUT, device)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_package_is_cheap_and_the_oracle_stands_alone():
+def test_importing_the_package_loads_no_torch():
     """Importing the package loads no torch, and no kernel imports the reference."""
     code = """
 import sys, systems.attention

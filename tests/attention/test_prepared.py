@@ -14,7 +14,7 @@ def make_leaves(*tensors):
     return tuple(x.detach().requires_grad_() for x in tensors)
 
 
-def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch):
+def test_second_call_reuses_prepared_launches(device, monkeypatch):
     q, k, v, do = make_inputs(20, 33, 16, device=device, lead=(1, 2))
     one = torch.ones((), device=device).expand_as(q)
 
@@ -34,9 +34,7 @@ def test_the_second_call_checks_chooses_and_prepares_nothing(device, monkeypatch
     assert all(torch.equal(a, b) for a, b in zip(run_passes(), first, strict=True))
 
 
-def test_the_backward_pass_asks_anew_how_float32_is_multiplied(
-    device, monkeypatch, set_precision
-):
+def test_backward_rereads_float32_precision(device, monkeypatch, set_precision):
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(1, 2))
     prepare_call_cached.cache_clear()
     asked, launches_for = [], prepared.backward_launches
@@ -66,7 +64,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("said", WRONG)
 @pytest.mark.parametrize("recorded", [False, True])
-def test_what_equals_a_known_option_and_is_none_is_refused(said, recorded, device):
+def test_invalid_options_that_equal_cached_ones(said, recorded, device):
     """1 equals True as a cache key, so a call with True could make 1 acceptable."""
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
     if recorded:
@@ -77,7 +75,7 @@ def test_what_equals_a_known_option_and_is_none_is_refused(said, recorded, devic
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_what_has_no_strides_is_refused_by_name(which, device):
+def test_tensors_without_strides_are_rejected(which, device):
     tensors = list(make_inputs(20, 20, 16, device=device)[:3])
     tensors[which] = tensors[which].to_sparse()
     q, k, v = tensors
@@ -113,7 +111,7 @@ LIES = {
         ),
     ],
 )
-def test_saved_tensors_may_come_back_laid_out_anew(backend, lies, pack, device):
+def test_hooks_may_change_layouts_of_saved_tensors(backend, lies, pack, device):
     q, k, v, do = make_inputs(64, 64, 16, device=device, lead=(1, 2))
     leaves = make_leaves(*LIES[lies](q, k, v))
     options = {"causal": True, "backend": backend}
@@ -125,7 +123,7 @@ def test_saved_tensors_may_come_back_laid_out_anew(backend, lies, pack, device):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_number_is_refused_as_keys(device):
+def test_scalar_keys_are_rejected(device):
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
     with pytest.raises(ValueError, match="k must have two or more dimensions"):
         flash_attention(q, k[0, 0, 0], v)

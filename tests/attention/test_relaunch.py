@@ -61,7 +61,7 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(relaunch, "driver", SimpleNamespace(active=active))
 
 
-def test_every_launch_asks_for_products_and_sums_in_one():
+def test_every_launch_enables_fp_fusion():
     """Without `enable_fp_fusion` Triton 3.9 warns, because its default will change."""
     launched = set()
     for path in (ROOT / "systems").rglob("*.py"):
@@ -83,7 +83,7 @@ def aligned_view(offset: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_only_the_first_launch_asks():
+def test_only_the_first_launch_takes_the_slow_path():
     kernel, x, y = FakeKernel(), aligned_view(), aligned_view()
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2}, num_warps=4)
     launch(x, y)
@@ -100,7 +100,7 @@ def test_only_the_first_launch_asks():
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_more_programs_than_a_grid_holds_are_refused_in_words():
+def test_oversized_grids_raise_a_clear_error():
     kernel, x = FakeKernel(), aligned_view()
     Launch(kernel, (2**31 - 1,), (3, 5), {"A": 1, "B": 2})(x, x)
     with pytest.raises(ValueError, match="at most 2147483647 programs .* 2147483648"):
@@ -120,7 +120,7 @@ def test_an_option_may_be_an_argument_of_the_kernel():
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_tensors_that_begin_elsewhere_are_always_asked_about():
+def test_unaligned_tensors_take_the_slow_path():
     kernel, x, y = FakeKernel(), aligned_view(), aligned_view(offset=1)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
     for tensors in ((x, y), (x, x), (y, x), (x, x)):
@@ -136,7 +136,7 @@ HOOKS = ["launch_enter_hook", "launch_exit_hook"]
 @pytest.mark.parametrize(
     ("put", "second"), [("added", "with hooks"), (print, "with hooks"), (None, "again")]
 )
-def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
+def test_launches_under_a_profiler_call_its_hooks(hook, put, second, monkeypatch):
     """Triton's hooks are a chain or a single function, depending on its version."""
     kernel, x, chain = FakeKernel(), aligned_view(), getattr(knobs.runtime, hook)
     launch = Launch(kernel, (7,), (3, 5), {"A": 1, "B": 2})
@@ -154,7 +154,7 @@ def test_a_profiler_is_told_of_each_launch(hook, put, second, monkeypatch):
         assert kernel.calls[1] == ("with hooks", (7, 1, 1), arguments)
 
 
-def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
+def test_device_of_a_tensor_becomes_current(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", lambda device: device)
     first, second = (
@@ -168,7 +168,7 @@ def test_the_device_of_a_tensor_is_made_current_where_it_is_not(monkeypatch):
     assert use_device_of(second) is use_device_of(torch.zeros(1)) is NO_DEVICE_CHANGE
 
 
-def test_a_tensor_without_a_batch_has_a_batch_of_one():
+def test_layout_without_a_batch_dimension():
     x = torch.zeros(4, 8, 16).transpose(0, 1)
     assert make_layout(*shape_and_strides(x)) == ((1, 8, 4, 16), (0, 16, 128, 1))
     assert make_layout(*shape_and_strides(x[None])).shape == (1, 8, 4, 16)
@@ -177,7 +177,7 @@ def test_a_tensor_without_a_batch_has_a_batch_of_one():
 
 
 @pytest.mark.gpu
-def test_hooks_hear_of_launches():
+def test_triton_hooks_see_launches():
     """Install hooks as Triton's profiler does."""
     x = torch.randn(3, 1, 2, 64, 16, device="cuda").unbind()
     heard = []

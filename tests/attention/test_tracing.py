@@ -61,7 +61,7 @@ def loss_of_class(q, k, v):
 @quiet
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [loss_of_function, loss_of_class, loss_of_tiles])
-def test_one_graph_under_compile(function, dynamic, device):
+def test_compile_makes_one_graph(function, dynamic, device):
     """There is no graph break, and results are bitwise equal to eager."""
     torch.compiler.reset()
     options = {"fullgraph": True, "backend": COMPILER, "dynamic": dynamic}
@@ -88,7 +88,7 @@ def test_autocast_under_compile(device):
 
 
 @pytest.mark.slow
-def test_one_compilation_of_the_pytorch_step_serves_most_lengths(monkeypatch):
+def test_lengths_share_a_compilation_of_the_pytorch_tiles(monkeypatch):
     """After too many recompiles PyTorch would run the function eagerly."""
     torch.compiler.reset()
     graphs = []
@@ -118,7 +118,7 @@ CALLS = {
 @quiet
 @one_by_one
 @pytest.mark.parametrize("call", CALLS)
-def test_a_compiled_vmap_computes_batches(call, device):
+def test_compiled_vmap(call, device):
     """Values and gradients are right, also if the mapped dimension is not the first."""
     torch.compiler.reset()
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(2, 3))
@@ -154,7 +154,7 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore:.*jit.script:FutureWarning")
 @pytest.mark.parametrize("transform", REFUSED)
 @pytest.mark.parametrize("call", CALLS)
-def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
+def test_compiled_calls_reject_the_same_transforms(call, transform, device):
     """Forward-mode tangents must not be ignored silently."""
     torch.compiler.reset()
     x = torch.randn(2, 3, 20, 16, device=device)
@@ -168,7 +168,7 @@ def test_a_compiler_is_refused_what_eager_mode_is(call, transform, device):
         compiled(x)
 
 
-def test_a_compiled_call_beside_forward_mode_is_none_of_its_business(device):
+def test_compiled_call_inside_unrelated_forward_mode(device):
     """The call is allowed, because none of its inputs has a tangent."""
     torch.compiler.reset()
     x = torch.randn(2, 3, 20, 16, device=device)
@@ -182,7 +182,7 @@ class Attend(torch.nn.Module):
         return flash_attention(q, k, v, causal=True)
 
 
-def test_an_exported_program_is_loaded_and_takes_other_lengths(device, tmp_path):
+def test_exported_program_runs_other_lengths(device, tmp_path):
     q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(2, 2))
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("n", max=4096)
     free = {0: batch, 2: length}
@@ -218,7 +218,7 @@ def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash", "flash_torch"])
-def test_the_model_learns_the_same_with_each_attention(attention, device):
+def test_model_gradients_agree_across_attentions(attention, device):
     """Gradient errors are at most twice the errors of eager attention."""
 
     def seeded_model(name: str) -> BasicsTransformerLM:

@@ -37,7 +37,7 @@ def measure(step, warmup: int, repeats: int) -> dict:
     return compiling.measure(step, warmup=warmup, repeats=repeats, **options)
 
 
-def test_warm_up_steps_are_samples_apart():
+def test_warm_up_steps_are_separate_samples():
     with compiling.fresh("cpu"):
         step = make_step(compiling.compiled(torch.sin), [4] * 5)
         metrics = measure(step, 2, 3)
@@ -49,7 +49,7 @@ def test_warm_up_steps_are_samples_apart():
     assert metrics["warmup_forward_ms"][0] > 5 * min(metrics["forward_ms"])
 
 
-def test_a_recompile_while_warming_up_is_counted_and_one_while_measuring_is_an_error():
+def test_recompiles_are_counted_in_warm_up_else_errors():
     with compiling.fresh("cpu"):
         metrics = measure(make_step(compiling.compiled(torch.sin), [4, 5, 5]), 2, 1)
         assert (metrics["graphs"], metrics["recompiles"]) == (2, 0)
@@ -57,7 +57,7 @@ def test_a_recompile_while_warming_up_is_counted_and_one_while_measuring_is_an_e
             measure(make_step(compiling.compiled(torch.cos), [4, 5]), 1, 1)
 
 
-def test_a_break_in_the_graph_is_an_error():
+def test_graph_break_is_an_error():
     def break_graph(x):
         torch._dynamo.graph_break()
         return x
@@ -66,7 +66,7 @@ def test_a_break_in_the_graph_is_an_error():
         compiling.compiled(break_graph)(torch.ones(2))
 
 
-def test_each_configuration_finds_an_empty_compiler_and_leaves_one():
+def test_each_configuration_starts_without_compiled_code():
     square, folders = (lambda x: x * x), []
     for _ in range(2):
         before = compiling.graphs()
@@ -83,7 +83,7 @@ def test_each_configuration_finds_an_empty_compiler_and_leaves_one():
     assert compiling.graphs() - before == 1
 
 
-def test_a_configuration_that_fails_leaves_no_folder(monkeypatch, tmp_path):
+def test_failing_configuration_leaves_no_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(MemoryError), compiling.fresh("cpu"):
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))

@@ -19,7 +19,7 @@ def make_kernel(start: int, end: int) -> Kernel:
     return Kernel("k", start, end)
 
 
-def test_a_phase_takes_what_its_kernels_take(monkeypatch):
+def test_gpu_time_of_a_phase_sums_its_kernels(monkeypatch):
     """Gaps don't count, overlaps count once, phases without kernels have no time."""
     assert gpu_time.measure(print, "cpu") == {}
     first = [make_kernel(0, 1_000_000), make_kernel(5_000_000, 7_000_000)]
@@ -34,7 +34,7 @@ def test_a_phase_takes_what_its_kernels_take(monkeypatch):
 @pytest.mark.parametrize(
     "error", [TraceError("no kernel\nof a GPU"), torch.OutOfMemoryError("no kernel\n")]
 )
-def test_a_row_without_a_profile_says_why(error, monkeypatch):
+def test_row_without_a_profile_gives_the_reason(error, monkeypatch):
     """A row without a profile keeps its other times."""
 
     def fail(*_, **__):
@@ -44,7 +44,7 @@ def test_a_row_without_a_profile_says_why(error, monkeypatch):
     assert gpu_time.measure(print, "cuda") == {"no_gpu_time": "no kernel"}
 
 
-def test_rounds_add_up_and_warm_up_first(monkeypatch):
+def test_rounds_append_samples_after_a_warm_up(monkeypatch):
     calls, samples = [], iter([[3.0, 1.0, 2.0], [5.0, 4.0, 9.0]])
 
     def fake_measure(step, device, **asked):
@@ -80,7 +80,7 @@ def fake_do_bench(monkeypatch):
 
 
 @pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])
-def test_few_samples_are_kept_and_they_span_the_run(fake_do_bench, count):
+def test_kept_samples_span_the_run(fake_do_bench, count):
     fake_do_bench[1][:] = [i + 1e-9 for i in range(count)]
     kept = do_bench_ms(lambda: None, "cuda", warmup_ms=7, rep_ms=9)
     most = gpu_time.SAMPLES_KEPT
@@ -114,7 +114,7 @@ def ones_inputs(monkeypatch):
     return *(torch.ones(2, requires_grad=True) for _ in range(3)), torch.ones(2)
 
 
-def test_passes_are_told_apart(ones_inputs):
+def test_passes_are_timed_separately(ones_inputs):
     """Backward calls share one graph, and gradients don't accumulate."""
     times, calls = pass_times_ms(PassLog.apply, *ones_inputs), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
@@ -130,7 +130,7 @@ def test_a_step_of_attention_is_forward_backward_and_both(ones_inputs):
     assert PassLog.done == ["forward", "backward"] * 2 and ones_inputs[0].grad is None
 
 
-def test_a_product_leaves_the_precision_as_it_was(set_precision, monkeypatch):
+def test_matmul_restores_float32_precision(set_precision, monkeypatch):
     set_precision("medium")
     inside = []
 
@@ -153,7 +153,7 @@ def detach_after():
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_both_instruments_agree_on_the_gpu_time_of_a_step(detach_after):
+def test_kernel_sums_and_graphs_agree_on_gpu_time(detach_after):
     """Kernel times add up to less than wall-clock time, and to about a graph's time."""
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad

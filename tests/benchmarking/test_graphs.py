@@ -60,7 +60,7 @@ def make_step(events):
     return step
 
 
-def test_each_phase_is_a_graph_and_replayed_in_order(fake_graphs):
+def test_each_phase_is_captured_and_replayed_in_order(fake_graphs):
     step = make_step(fake_graphs)
     with graphs.captured(step, lambda: fake_graphs.append("clear"), "cuda") as replay:
         launches = "launch forward", "launch backward"
@@ -75,7 +75,7 @@ def test_each_phase_is_a_graph_and_replayed_in_order(fake_graphs):
     assert fake_graphs == ["reset", "reset", "clear", "workspaces"]
 
 
-def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(fake_graphs):
+def test_failed_capture_is_unsupported_and_frees_memory(fake_graphs):
     def step(phase):
         if phase is not phases.mark:
             raise RuntimeError("operation not permitted when stream is capturing\nat x")
@@ -92,7 +92,7 @@ def test_what_can_not_be_captured_is_a_result_and_leaves_nothing(fake_graphs):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_graphs_of_a_step_compute_what_eager_mode_does(precision):
+def test_graph_replays_equal_eager_steps(precision):
     """Replays overwrite gradients instead of adding to them."""
     work = Workload("cuda", "small", 64, "forward_backward", precision, 2, 1000)
     work.step(phases.mark)

@@ -21,7 +21,7 @@ from systems.records.outcome import NotInstalled, Unsupported
 @pytest.mark.parametrize(
     "name", ["ours", "ours_triton", "plain", "tiles", "sdpa", "sdpa_flash"]
 )
-def test_each_computes_attention(name, causal, device):
+def test_each_peer_computes_attention(name, causal, device):
     q, k, v, do = random_inputs((1, 2, 40, 16), torch.float32, device)
     if name == "sdpa_flash" and device == "cuda":
         q, k, v, do = random_inputs((1, 2, 40, 16), torch.bfloat16, device)
@@ -37,14 +37,14 @@ def test_each_computes_attention(name, causal, device):
 
 
 @pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient"])
-def test_a_backend_that_can_not_run_is_unsupported(name):
+def test_unavailable_backend_is_unsupported(name):
     """On a CPU the backend can't run, and no other backend may replace it."""
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     with pytest.raises(Unsupported, match=name.removeprefix("sdpa_")), only(name):
         attention(name, True, 8, "cpu")(q, k, v)
 
 
-def test_other_errors_stay_and_what_is_not_installed_is_a_row(monkeypatch):
+def test_missing_library_is_a_row_and_other_errors_raise(monkeypatch):
     with pytest.raises(ValueError, match="no attention is named 'flash9'"):
         attention("flash9", True, 8, "cpu")
     with pytest.raises(RuntimeError, match="shapes differ"), only("sdpa_flash"):
@@ -63,7 +63,7 @@ INSIDE = {"ours_high": "high", "ours": "highest", "sdpa_efficient": "highest"}
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_products_are_as_precise_as_the_name_says(name, set_precision):
+def test_name_of_a_peer_sets_float32_precision(name, set_precision):
     set_precision("medium")
     with pytest.raises(KeyError), only(name):
         assert torch.get_float32_matmul_precision() == INSIDE[name]
@@ -71,7 +71,7 @@ def test_products_are_as_precise_as_the_name_says(name, set_precision):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_the_plain_kernels_run_where_hopper_has_its_own(device, monkeypatch):
+def test_ours_triton_avoids_the_hopper_kernels(device, monkeypatch):
     """ "ours_triton" runs the Triton kernels in both passes."""
     monkeypatch.setattr(limits, "is_faster", lambda q, k: True)
     monkeypatch.setattr(limits, "find_refusal", lambda q, k, v: "")
@@ -126,7 +126,7 @@ def fake_flash_4(monkeypatch):
     return cute.asked
 
 
-def test_flash_attention_4_is_asked_for_an_order(fake_flash_4):
+def test_flash_attention_4_gets_the_deterministic_flag(fake_flash_4):
     q, k, v, _ = random_inputs((2, 4, 8, 16), torch.float32, "cpu")
     k, v = k[:, :2], v[:, :2]
     shared = (x.repeat_interleave(2, 1) for x in (k, v))
@@ -138,7 +138,7 @@ def test_flash_attention_4_is_asked_for_an_order(fake_flash_4):
     assert fake_flash_4 == [(True, False), (True, True)]
 
 
-def test_what_flash_attention_4_refuses_is_unsupported_in_either_pass(fake_flash_4):
+def test_inputs_that_flash_attention_4_rejects(fake_flash_4):
     q, k, v, do = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
     with pytest.raises(Unsupported, match="AssertionError: head dim"), only("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
@@ -152,7 +152,7 @@ def test_what_flash_attention_4_refuses_is_unsupported_in_either_pass(fake_flash
 
 
 @pytest.mark.parametrize(("d", "said"), [(17, "out of memory"), (18, "CUDA error")])
-def test_a_full_or_broken_gpu_is_no_refusal(fake_flash_4, d, said):
+def test_gpu_errors_do_not_count_as_unsupported(fake_flash_4, d, said):
     q, k, v, _ = random_inputs((1, 1, 8, d), torch.float32, "cpu")
     with pytest.raises(RuntimeError, match=said) as found, only("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
@@ -160,7 +160,7 @@ def test_a_full_or_broken_gpu_is_no_refusal(fake_flash_4, d, said):
 
 
 @pytest.mark.parametrize("error", [TypeError, AssertionError, ValueError])
-def test_a_mistake_of_our_own_is_no_refusal(fake_flash_4, error):
+def test_errors_outside_the_library_are_raised(fake_flash_4, error):
     """An error outside the library's code is raised unchanged."""
     with pytest.raises(error, match="^ours$"), only("fa4"):
         raise error("ours")
@@ -172,7 +172,7 @@ def test_a_mistake_of_our_own_is_no_refusal(fake_flash_4, error):
         attention("fa4", True, 8, "cpu")(no_tensor, k, v)
 
 
-def test_an_order_is_asked_of_pytorch_and_memory_is_not_filled_for_it():
+def test_deterministic_sdpa_fills_no_memory():
     how = torch.utils.deterministic
     for name, asked in (("sdpa_flash", False), ("sdpa_flash_ordered", True)):
         with only(name):
@@ -193,7 +193,7 @@ def test_grouped_heads_are_shared(name, device):
     torch.testing.assert_close(o, expected)
 
 
-def test_what_ran_is_what_pytorch_chooses():
+def test_what_ran_names_the_backend_of_sdpa():
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     assert what_ran("sdpa", q, k, v, True) == "flash_attention"
     # The result depends on the surrounding context.
@@ -202,7 +202,7 @@ def test_what_ran_is_what_pytorch_chooses():
     assert what_ran("plain", q, k, v, True) == "plain"
 
 
-def test_one_compilation_serves_every_length_and_a_graph_serves_twice(monkeypatch):
+def test_lengths_share_a_compilation_of_plain_attention(monkeypatch):
     # A compiler backend that needs no C++.
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch.compiler.reset()

@@ -9,7 +9,7 @@ from systems.benchmarking import timing
 from systems.model.train_step import precision_context
 
 
-def test_phases_are_kept_by_name_in_order_and_an_exception_leaves_no_sample():
+def test_clock_keeps_samples_by_phase():
     clock = timing.Clock("cpu")
     with pytest.raises(KeyError, match="gone"), clock.phase("b"):
         raise KeyError("gone")
@@ -22,7 +22,7 @@ def test_phases_are_kept_by_name_in_order_and_an_exception_leaves_no_sample():
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_sample_is_the_time_inside_of_a_repeat_s_phase(monkeypatch, device):
+def test_sample_is_the_time_inside_a_phase(monkeypatch, device):
     """A GPU is synchronized before each of the two readings of the clock."""
     calls, ticks = [], count(step=0.25)
     names = "synchronize", "reset_peak_memory_stats", "empty_cache"
@@ -89,7 +89,7 @@ def test_the_clock_waits_for_the_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_peak_memory_is_that_of_the_measured_steps():
+def test_peak_memory_excludes_warm_up_steps():
     size, calls = 2**28, []
 
     def step(phase):

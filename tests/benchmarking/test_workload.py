@@ -27,7 +27,7 @@ def make_workload(mode: str, **others) -> Workload:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_enters_its_phases_and_leaves_what_it_says(mode):
+def test_mode_runs_its_phases(mode):
     work, entered, graphs = make_workload(mode), [], []
 
     @contextmanager
@@ -52,7 +52,7 @@ def test_a_mode_enters_its_phases_and_leaves_what_it_says(mode):
     assert any(moved) == (mode == "step")
 
 
-def test_everybody_measures_the_same_pass():
+def test_workloads_have_equal_weights_and_tokens():
     a, b = make_workload("step"), make_workload("forward")
     assert torch.equal(a.token_ids, b.token_ids) and a.token_ids.shape == (2, 6)
     assert not torch.equal(a.token_ids, a.targets)
@@ -61,14 +61,14 @@ def test_everybody_measures_the_same_pass():
     assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_unknown_names_are_told():
+def test_unknown_names_are_rejected():
     with pytest.raises(ValueError, match="no precision is named 'fp8'"):
         make_workload("step", precision="fp8")
     with pytest.raises(ValueError, match="no attention implementation is named"):
         make_workload("step", attention="fastest")
 
 
-def test_inputs_are_the_same_each_time_and_have_gradients_but_for_their_own():
+def test_random_inputs_are_reproducible():
     first, second = (random_inputs((1, 2, 3, 4), torch.bfloat16, "cpu") for _ in "ab")
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
     assert [x.requires_grad for x in first] == [True, True, True, False]

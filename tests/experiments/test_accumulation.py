@@ -66,7 +66,7 @@ def test_every_sum_is_exact_and_stalls_where_predicted(config):
         assert expected[-1] == total
 
 
-def test_the_record_of_the_h200_agrees_in_every_bit():
+def test_record_of_the_h200_agrees_bitwise():
     measured = read_record("accumulation")
     for config in accumulation.configs():
         row = measured.row(asdict(config))
@@ -75,7 +75,7 @@ def test_the_record_of_the_h200_agrees_in_every_bit():
         assert Fraction(row.metrics["device_result"]) == exact_sums(config)[-1]
 
 
-def test_sums_on_a_cpu_alone_decide_no_claim_about_gpus():
+def test_cpu_sums_decide_no_claim_about_gpus():
     record = read_record("accumulation")
     for row in record.rows:
         row.metrics["device"] = "cpu"

@@ -54,7 +54,7 @@ def measured_dtypes(config: Config, device: str, monkeypatch) -> dict:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("part", ["toy", "transformer"])
 @EVERYWHERE
-def test_each_cell(part, dtype, device, monkeypatch):
+def test_dtypes_of_model_parts(part, dtype, device, monkeypatch):
     found = measured_dtypes(Config(part, dtype), device, monkeypatch)
     expected = {"toy": TOY, "transformer": TRANSFORMER}[part]
     for name, text in expected.items():
@@ -72,7 +72,7 @@ LISTS = {
 }
 
 
-def test_each_operation_is_on_the_list_that_the_page_says(monkeypatch):
+def test_operations_follow_autocast_lists_of_pytorch(monkeypatch):
     found = measured_dtypes(Config("operations", "bf16"), "record", monkeypatch)
     wanted = {"lower": ["bf16"] * 3, "wide": ["fp32"] * 3}
     wanted["promote"] = ["bf16", "fp32", "fp32"]
@@ -81,7 +81,7 @@ def test_each_operation_is_on_the_list_that_the_page_says(monkeypatch):
             assert found[name][:3] == wanted[kind], name
 
 
-def test_autocast_adds_casts_and_nothing_else(use_cpu):
+def test_autocast_adds_only_casts(use_cpu):
     plain, cast = (autocast.run(Config("transformer", t)) for t in ("fp32", "bf16"))
     assert plain["forward_casts"] == 0
     others = cast["forward_operations"] - cast["forward_casts"]
@@ -90,7 +90,7 @@ def test_autocast_adds_casts_and_nothing_else(use_cpu):
     assert cast["forward_casts"] >= 12 * 7 + 1
 
 
-def test_the_autocast_of_the_memory_tests_is_that_of_a_gpu(use_cpu, monkeypatch):
+def test_cuda_autocast_fixture_equals_a_gpu(use_cpu, monkeypatch):
     """On a CPU, `cuda_autocast` gives the dtypes and counts of the H200's record."""
     config = Config("transformer", "bf16")
     row = read_record("autocast").row(asdict(config))

@@ -75,7 +75,7 @@ def compiler_error_row(error: Callable[[], Exception]):
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_a_stem_has_what_the_tools_ask_of_it(stem):
+def test_experiment_defines_what_tools_need(stem):
     entry = STEMS[stem]
     assert entry.module == f"systems.experiments.{stem}"
     module = import_module(entry.module)
@@ -87,7 +87,7 @@ def test_a_stem_has_what_the_tools_ask_of_it(stem):
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_the_grids_have_their_rows_once_and_the_full_one_is_what_was_measured(stem):
+def test_grids_have_no_duplicates_and_equal_the_record(stem):
     configs = import_module(STEMS[stem].module).configs
     full, quick = configs(), configs(quick=True)
     assert len(full) == len(set(full)) > len(quick) == len(set(quick)) > 0
@@ -118,13 +118,13 @@ ASKED = {
 
 
 @pytest.mark.parametrize(("stem", "fields"), ASKED)
-def test_a_grid_has_the_cells_that_are_asked_for(stem, fields):
+def test_grid_contains_the_assignment_s_cells(stem, fields):
     configs = import_module(STEMS[stem].module).configs()
     found = {tuple(getattr(c, name) for name in fields.split()) for c in configs}
     assert set(ASKED[stem, fields]) <= found
 
 
-def test_every_module_is_a_stem_and_the_leaderboard_measures_as_its_test_does():
+def test_modules_are_listed_and_leaderboard_settings():
     modules = (ROOT / "systems" / "experiments").glob("[!_]*.py")
     assert sorted(STEMS) == sorted(path.stem for path in modules)
     ceiling, *implementations = flash_leaderboard.configs()
@@ -135,7 +135,7 @@ def test_every_module_is_a_stem_and_the_leaderboard_measures_as_its_test_does():
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_every_configuration_comes_back_from_its_options(stem, capsys, monkeypatch):
+def test_configurations_round_trip_through_options(stem, capsys, monkeypatch):
     module = import_module(STEMS[stem].module)
     ends = *module.configs()[::7], *module.configs()[-3:], *module.configs(quick=True)
     for config in {*ends}:
@@ -166,7 +166,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("options", BAD, ids=" ".join)
-def test_a_bad_value_is_one_clear_line(options, capsys, monkeypatch):
+def test_bad_option_value_gives_one_line(options, capsys, monkeypatch):
     of = make_stem(lambda config: pytest.fail("it must not run"))
     code, out, err = run_command(capsys, monkeypatch, of, *options)
     assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
@@ -182,7 +182,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_number_that_can_not_be_is_one_clear_line(line, capsys, monkeypatch):
+def test_impossible_number_gives_one_line(line, capsys, monkeypatch):
     stem, *options = line.split()
     module = import_module(STEMS[stem].module)
     code, out, err = run_command(capsys, monkeypatch, module, *options)
@@ -193,7 +193,7 @@ def test_a_number_that_can_not_be_is_one_clear_line(line, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "line", [f"model_sizes --context {10**18}", f"accumulation --steps {10**12}"]
 )
-def test_more_than_any_memory_is_a_result_without_any(line, capsys, monkeypatch):
+def test_impossible_allocation_is_out_of_memory(line, capsys, monkeypatch):
     stem, *options = line.split()
     module = import_module(STEMS[stem].module)
     code, out, _ = run_command(capsys, monkeypatch, module, *options, "--json")
@@ -202,7 +202,7 @@ def test_more_than_any_memory_is_a_result_without_any(line, capsys, monkeypatch)
     assert "\n" not in row.reason and "alloc_cpu.cpp" not in row.reason
 
 
-def test_who_waits_at_a_terminal_is_told_what_for(capsys, monkeypatch):
+def test_terminal_shows_that_it_is_measuring(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     *_, err = run_command(capsys, monkeypatch, make_stem(lambda config: {"count": 1}))
     assert err.startswith("measuring")
@@ -225,7 +225,7 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
     assert (row.reason, row.metrics) == (FULL, {})
 
 
-def test_a_table_has_each_phase_and_their_total(capsys, monkeypatch):
+def test_printed_table_has_phases_and_total(capsys, monkeypatch):
     """The columns are mean, standard deviation, median, minimum and maximum."""
     times = {"forward_ms": [1.0, 3.0], "loss_ms": [0.5, 0.5], "backward_ms": [2.0, 6.0]}
     monkeypatch.setenv("COLUMNS", "120")
@@ -242,7 +242,7 @@ def test_a_table_has_each_phase_and_their_total(capsys, monkeypatch):
     assert out.endswith("peak bytes: 1610612736 (1.50 GiB)\n")
 
 
-def test_out_of_memory_inside_the_compiler_is_a_row_too():
+def test_out_of_memory_in_the_compiler_is_a_row():
     """The compiler wraps errors of its backend."""
     row = compiler_error_row(fill_the_gpu)
     assert (row.status, row.reason) == ("out_of_memory", FULL)
@@ -264,7 +264,7 @@ def test_the_ablation_refuses_a_cpu_without_the_interpreter(use_cpu, monkeypatch
         ("CppCompileError", "torch.compile could not compile its C++ code"),
     ],
 )
-def test_a_row_that_the_cpus_compiler_refuses_is_unsupported(error, said, monkeypatch):
+def test_cpu_compiler_errors_are_unsupported(error, said, monkeypatch):
     from torch._inductor import exc
 
     given = (["g++", "a.cpp"], "no such") if error == "CppCompileError" else ()
@@ -275,14 +275,14 @@ def test_a_row_that_the_cpus_compiler_refuses_is_unsupported(error, said, monkey
     assert ("path with a space" in (row.reason or "")) == bool(given)
 
 
-def test_a_failed_import_of_torch_is_not_asked_for_memory(monkeypatch):
+def test_out_of_memory_check_without_torch(monkeypatch):
     """Without torch there is no out-of-memory error to look for."""
     monkeypatch.delitem(sys.modules, "torch")
     assert out_of_memory_reason(ValueError("CUDA out of memory.")) is None
     assert out_of_memory_reason(MemoryError()) == "no memory left for Python"
 
 
-def test_method_needs_a_gpu_and_says_so(capsys, monkeypatch, use_cpu):
+def test_method_on_a_cpu_raises_a_clear_error(capsys, monkeypatch, use_cpu):
     code, _, err = run_command(capsys, monkeypatch, method)
     text = "error: CUDA events exist on a GPU only, and torch sees none here\n"
     assert (code, err) == (2, text)
@@ -315,7 +315,7 @@ PHASES = {
 @pytest.mark.parametrize(
     "precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
 )
-def test_a_mode_measures_phases_that_it_names(model_calls, mode, precision, rounding):
+def test_mode_measures_its_phases(model_calls, mode, precision, rounding):
     counts = {"batch": 3, "vocab": 50, "warmup": 2, "steps": 4}
     metrics = end_to_end.run(end_to_end.Config("small", 6, mode, precision, **counts))
     assert list(metrics) == PHASES[mode]
@@ -325,7 +325,7 @@ def test_a_mode_measures_phases_that_it_names(model_calls, mode, precision, roun
     assert torch.get_float32_matmul_precision() == rounding
 
 
-def test_warmup_lists_the_first_steps_and_the_setup(model_calls):
+def test_warmup_records_first_steps_and_setup(model_calls):
     metrics = warmup.run(warmup.Config(warmup=1, steps=3, context=6, batch=2))
     lengths = {name: len(samples) for name, samples in metrics.items()}
     expected = {"setup_ms": 1, "forward_ms": 3, "loss_ms": 3, "backward_ms": 3}
@@ -348,7 +348,7 @@ def quick_compiler(monkeypatch, use_cpu, skip_shape_checks):
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_times_both_passes_and_lists_what_is_kept(
+def test_attention_times_passes_and_lists_saved_tensors(
     quick_compiler, causal, execution
 ):
     counts = {"batch": 2, "warmup": 2, "passes": 3}
@@ -366,7 +366,7 @@ def test_attention_times_both_passes_and_lists_what_is_kept(
     assert not any(name.endswith(("_bytes", "_kernels")) for name in metrics)
 
 
-def test_attention_masks_where_it_says_so():
+def test_plain_attention_masks_if_causal():
     q, k, v = torch.randn(3, 2, 1, 5, 4)
     plain, masked = (attention.plain_attention(on)(q, k, v) for on in (False, True))
     # The mask changes the first query's result, not the last query's.
@@ -402,7 +402,7 @@ def test_compile_times_every_phase_and_counts_graphs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [False, True])
-def test_what_was_compiled_ahead_keeps_its_cold_times(
+def test_precompiled_row_keeps_first_step_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
 ):
     """The row keeps precompilation's first steps, and stores its own as `again_...`."""
@@ -436,9 +436,7 @@ def test_what_was_compiled_ahead_keeps_its_cold_times(
 
 @compiles_cpp
 @pytest.mark.slow
-def test_what_was_compiled_ahead_is_not_compiled_again(
-    quick_compiler, monkeypatch, tmp_path
-):
+def test_precompiled_row_compiles_nothing(quick_compiler, monkeypatch, tmp_path):
     """After precompilation by the real compiler (a minute) a row compiles nothing."""
     monkeypatch.setattr(compiling, "BACKEND", "inductor")
     config = compile_experiment.Config(
@@ -456,9 +454,7 @@ def test_what_was_compiled_ahead_is_not_compiled_again(
     assert first < row.metrics["warmup_forward_ms"][0] / 3
 
 
-def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an_error(
-    quick_compiler, monkeypatch
-):
+def test_failing_compilation_of_adamw_or_model(quick_compiler, monkeypatch):
 
     def backend(graph, inputs):
         if any(node.target == "mul_" for node in graph.graph.nodes) == broken_optimizer:
@@ -484,13 +480,13 @@ def test_an_adamw_that_does_not_compile_is_a_row_and_a_model_that_does_not_is_an
         (compile_experiment, {"warmup": 2, "optimizer": True}),
     ],
 )
-def test_too_few_warm_up_steps_to_compile_in_are_refused(module, options):
+def test_too_few_warm_up_steps_are_rejected(module, options):
     with pytest.raises(ValueError, match="--warmup must be [13] or more"):
         measure_row(module.Config(execution="compiled", **options), module.run)
 
 
 @pytest.mark.slow
-def test_nothing_of_a_compiled_model_outlives_its_row(quick_compiler, monkeypatch):
+def test_compiled_models_are_freed_after_their_row(quick_compiler, monkeypatch):
     """A model that is kept would count in the next row's peak memory."""
     models, build = [], workload.build_model
 
@@ -530,7 +526,7 @@ def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch)
     assert all(1e-9 < row.metrics[f"{of}_relative_error"] < most for of in names)
 
 
-def test_a_call_that_gives_other_bits_is_counted(monkeypatch):
+def test_bitwise_different_calls_are_counted(monkeypatch):
     made = iter([1.0, 1.0 + 2**-23, 1.0])
     monkeypatch.setattr(
         flash_accuracy, "results", lambda *_: {"o": torch.tensor(next(made))}
@@ -555,7 +551,7 @@ def test_flash_benchmarking_times_three_passes(use_cpu):
         run_config("plain", "tf32")
 
 
-def test_do_bench_is_done_before_a_profiler_slows_launches(use_cpu, monkeypatch):
+def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
     """After do_bench, rounds of GPU time alternate between the rows of a group."""
     done = []
     monkeypatch.setattr(
@@ -570,7 +566,7 @@ def test_do_bench_is_done_before_a_profiler_slows_launches(use_cpu, monkeypatch)
 
 
 @pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
-def test_flash_peers_measures_all_of_a_shape_in_turns(use_cpu, monkeypatch, n):
+def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
     """Peers that can't run give rows with the reason."""
     flash_peers.problem.cache_clear()
     turns, calls, alone = [], [], []
@@ -616,7 +612,7 @@ def test_flash_peers_measures_all_of_a_shape_in_turns(use_cpu, monkeypatch, n):
     assert 0 < flash.metrics["again_relative_error"] < 1e-6
 
 
-def test_flash_peers_checks_grouped_heads_stored_inside_tokens(use_cpu, monkeypatch):
+def test_flash_peers_checks_grouped_heads_in_bnhd(use_cpu, monkeypatch):
     shape = (2, 4, flash_peers.SHORT + 3, 16, True, "fp32", 2, "bnhd")
     config = flash_peers.Config("sdpa_flash", *shape)
     q, k, *_ = flash_peers.problem(config, "cpu")
@@ -631,7 +627,7 @@ def test_flash_peers_checks_grouped_heads_stored_inside_tokens(use_cpu, monkeypa
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
+def test_exact_gradients_equal_those_of_autograd(causal, group, monkeypatch):
     """The block length does not divide the sequence length."""
     monkeypatch.setattr(flash_peers, "EXACT_ROWS", 7)
     heads = {"lead": (1, 2 * group), "lead_k": (1, 2)}
@@ -645,7 +641,7 @@ def test_the_exact_gradients_are_those_of_autograd(causal, group, monkeypatch):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_the_leaderboard_gathers_gradients_of_an_expanded_one(use_cpu, monkeypatch):
+def test_leaderboard_accumulates_gradients(use_cpu, monkeypatch):
     seen = []
 
     def attend(q, k, v):
@@ -663,7 +659,7 @@ def test_the_leaderboard_gathers_gradients_of_an_expanded_one(use_cpu, monkeypat
 
 
 @pytest.mark.parametrize("name, ran", [("eager", "eager"), ("sdpa", "flash_attention")])
-def test_a_step_names_the_attention_that_ran(model_calls, name, ran):
+def test_model_attention_names_the_backend_that_ran(model_calls, name, ran):
     config = model_attention.Config("small", 6, name, 1, warmup=0, steps=4)
     metrics = measure_row(config, model_attention.run).metrics
     assert {len(metrics[phase]) for phase in PHASES["step"]} == {4}

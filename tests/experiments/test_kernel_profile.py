@@ -40,7 +40,7 @@ def cpu_root(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_marked_attention_gives_the_same_bits():
+def test_annotated_attention_is_bitwise_equal():
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 2, 3, 7, 4))
     implementations = transformer.eager_attention, annotated_attention.causal_attention
     outputs = [attention(q, k, v) for attention in implementations]
@@ -49,7 +49,7 @@ def test_marked_attention_gives_the_same_bits():
     assert all(map(torch.equal, ours, theirs))
 
 
-def test_a_copy_of_a_marked_model_computes_with_its_own_weights():
+def test_copy_of_an_annotated_model_uses_its_weights():
     original = transformer.BasicsTransformerLM(20, 8, 8, 2, 2, 16)
     kernel_profile.mark_layers(original)
     copied = copy.deepcopy(original)
@@ -63,7 +63,7 @@ def test_a_copy_of_a_marked_model_computes_with_its_own_weights():
 
 
 @pytest.mark.parametrize("mode", kernel_profile.MODES)
-def test_a_step_is_looked_at(cpu_root, mode):
+def test_profile_of_each_mode(cpu_root, mode):
     metrics = kernel_profile.run(replace(CONFIG, mode=mode))
     names = ["forward"] if mode == "forward" else list(phases.PHASES)
     for name in names:
@@ -88,7 +88,7 @@ def test_a_step_is_looked_at(cpu_root, mode):
         assert kinds <= {"optimizer"}
 
 
-def test_what_the_rows_say_adds_up(cpu_root):
+def test_kernel_rows_add_up_to_busy_time(cpu_root):
     metrics = kernel_profile.run(CONFIG)
     rows = metrics["kernels"]
     busy = [name for name in metrics if name.endswith("_gpu_busy_ms")]
@@ -104,7 +104,7 @@ def test_what_the_rows_say_adds_up(cpu_root):
     json.dumps(metrics, allow_nan=False)
 
 
-def test_traces_are_kept_where_asked(cpu_root):
+def test_keep_traces_writes_a_trace(cpu_root):
     kernel_profile.run(CONFIG)
     assert not (cpu_root / "traces").exists()
     kernel_profile.run(replace(CONFIG, keep_traces=True, mode="forward"))
@@ -128,7 +128,7 @@ def fake_nsys(monkeypatch, tmp_path, row, kernels=()):
     return asked
 
 
-def test_nsys_watches_a_process_of_the_same_configuration(cpu_root, monkeypatch):
+def test_nsys_profiles_a_child_process(cpu_root, monkeypatch):
     forward = span("forward", 60, 90)
     starts = (0, FIRST), (100, SECOND)
     kernels = [kernel("gemm", at, at + 10, step, forward) for at, step in starts]
@@ -149,7 +149,7 @@ def test_nsys_watches_a_process_of_the_same_configuration(cpu_root, monkeypatch)
     assert "matmul_ops_ms" not in metrics
 
 
-def test_what_goes_wrong_in_that_process_is_told(cpu_root, monkeypatch):
+def test_errors_of_the_profiled_process_are_reported(cpu_root, monkeypatch):
     config = replace(CONFIG, mode="forward", profiler="nsys")
     reason = "CUDA out of memory"
     row = {"config": {}, "status": "out_of_memory", "metrics": {}, "reason": reason}
@@ -161,7 +161,7 @@ def test_what_goes_wrong_in_that_process_is_told(cpu_root, monkeypatch):
         kernel_profile.run(config)
 
 
-def test_capture_marks_the_range_and_looks_at_nothing(cpu_root, monkeypatch):
+def test_capture_mode_starts_and_stops_the_profiler(cpu_root, monkeypatch):
     calls = []
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
@@ -173,7 +173,7 @@ def test_capture_marks_the_range_and_looks_at_nothing(cpu_root, monkeypatch):
     assert "kernels" not in metrics
 
 
-def test_without_a_gpu_it_says_so(monkeypatch):
+def test_kernel_profile_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(timing, "default_device", lambda: "cpu")
     with pytest.raises(ValueError, match="kernels run on a GPU, and torch sees none"):
         kernel_profile.run(CONFIG)

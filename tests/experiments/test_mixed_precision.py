@@ -20,7 +20,7 @@ def count_pairs(text: torch.Tensor) -> Counter[tuple[int, int]]:
     return Counter((a, b) for line in text.tolist() for a, b in pairwise(line))
 
 
-def test_no_model_can_beat_the_entropy_of_the_language():
+def test_entropy_bounds_the_loss_of_the_language():
     """Counts from half of the text predict the rest with a loss of ENTROPY nats."""
     text = synthetic_language.sample(vocab=32, sequences=600, length=120, seed=5)
     counts, of_first = count_pairs(text[:300]), Counter()
@@ -47,7 +47,7 @@ def test_the_language_does_not_depend_on_defaults(dtype, device):
     assert torch.equal(found, expected)
 
 
-def test_a_seed_changes_the_text_and_not_the_language():
+def test_seed_changes_only_the_text():
     seeds = 1, 1, 2
     one, same, other = (synthetic_language.sample(64, 200, 40, s) for s in seeds)
     assert torch.equal(one, same) and not torch.equal(one, other)
@@ -84,7 +84,7 @@ DTYPES = {
 
 
 @pytest.mark.parametrize("precision", mixed_precision.PRECISIONS)
-def test_a_precision_is_what_it_is_called(optimizers, precision, monkeypatch):
+def test_precision_has_the_dtypes_of_its_name(optimizers, precision, monkeypatch):
     products, einsum = set(), torch.einsum
 
     def record_einsum(equation, *operands):
@@ -105,13 +105,13 @@ def test_a_precision_is_what_it_is_called(optimizers, precision, monkeypatch):
     assert optimizer.param_groups[0]["lr"] == mixed_precision.LEARNING_RATE
 
 
-def test_training_that_diverges_is_a_result(optimizers):
+def test_diverging_training_is_unsupported(optimizers):
     row = measure_row(make_config("fp32", learning_rate=1e30), mixed_precision.run)
     assert row.status == "unsupported" and row.metrics == {}
     assert re.fullmatch(r"diverges: no finite loss in step \d+", row.reason or "")
 
 
-def test_fp32_learns_and_twins_begin_alike(optimizers):
+def test_fp32_learns_and_runs_are_reproducible(optimizers):
     def train(precision="fp32", **changes):
         return mixed_precision.run(make_config(precision, steps=60, **changes))["loss"]
 
@@ -122,7 +122,7 @@ def test_fp32_learns_and_twins_begin_alike(optimizers):
     assert train() == fp32 != train(seed=2)
 
 
-def test_in_pure_bf16_small_updates_of_large_weights_are_lost(optimizers):
+def test_pure_bf16_loses_small_updates(optimizers):
     runs = {p: mixed_precision.run(make_config(p)) for p in mixed_precision.PRECISIONS}
     names = [f"unchanged_{name}" for name in mixed_precision.WATCHED]
     assert [len(runs["fp32"][name]) for name in names] == [4, 4, 4]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("use_cpu")
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_in_float64_the_output_is_that_of_pytorch(running):
+def test_float64_output_equals_pytorch(running):
     layer = torch.nn.functional.layer_norm(X, (50,), eps=norm_precision.EPS)
     rms = torch.nn.functional.rms_norm(X, (50,), eps=norm_precision.EPS)
     torch.testing.assert_close(stages(X, "layer", running)["output"], layer)
@@ -42,7 +42,7 @@ def test_a_running_mean_rounds_after_each_addition(dtype):
     [*norm_precision.configs()[:11], *norm_precision.configs()[55:66]],
     ids=str,
 )
-def test_each_stage_is_in_the_dtype_that_the_configuration_says(config):
+def test_stage_dtypes_follow_the_configuration(config):
     x = torch.ones(1, 2, config.width, dtype=norm_precision.DTYPES[config.dtype])
     found = norm_precision.computed(x, config)
     assert found["output"].dtype == x.dtype
@@ -56,7 +56,7 @@ def measure_norm(norm: str, dtype: str, width: int, compute: str) -> Line:
     return Line.from_row(measure_row(config, norm_precision.run))
 
 
-def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
+def test_fp16_squares_overflow():
     fp16 = measure_norm("rms", "fp16", 64, "library")
     at = MAGNITUDES.index(1e3)
     stages = ("square", "variance", "rsqrt", "output")
@@ -71,13 +71,13 @@ def test_in_fp16_the_square_overflows_and_the_root_does_not_underflow():
         assert found[at] == "-4"
 
 
-def test_at_the_lower_end_eps_hides_what_vanished():
+def test_eps_hides_underflow_of_fp16_squares():
     fp16 = measure_norm("rms", "fp16", 64, "library")
     assert builder.error_marks(fp16, "square")[0] == "=0"
     assert fp16["output_error"][0] < 1e-3
 
 
-def test_bf16_overflows_nowhere_and_a_sum_in_it_is_wrong():
+def test_bf16_never_overflows_but_sums_are_inexact():
     errors = {}
     for compute in ("running", "library", "upcast"):
         bf16 = measure_norm("layer", "bf16", 1024, compute)
@@ -87,7 +87,7 @@ def test_bf16_overflows_nowhere_and_a_sum_in_it_is_wrong():
     assert errors["library"] > errors["upcast"] > 1e-3
 
 
-def test_inputs_that_do_not_fit_are_counted():
+def test_inputs_that_overflow_are_counted():
     fp16 = measure_norm("rms", "fp16", 64, "library")
     assert fp16["input_nonfinite"][-1] > 0.3
     stages = ("square", "variance", "eps", "rsqrt", "output")

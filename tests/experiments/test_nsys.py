@@ -27,7 +27,7 @@ def fake_profile(config):
     return found
 
 
-def test_a_row_holds_both_instruments(monkeypatch):
+def test_row_has_metrics_of_both_profilers(monkeypatch):
     asked = []
 
     def record_profile(config):
@@ -49,7 +49,7 @@ def test_a_row_holds_both_instruments(monkeypatch):
     assert x["ratio"] == pytest.approx(1.01)
 
 
-def test_without_nsys_the_row_says_what_to_install(monkeypatch):
+def test_missing_nsys_is_unsupported(monkeypatch):
     monkeypatch.setattr(nsys_experiment.nsys, "is_installed", lambda: False)
     row = measure_row(nsys_experiment.Config(), nsys_experiment.run)
     assert row.status == "unsupported" and "install Nsight Systems" in (

@@ -25,7 +25,7 @@ def total_bytes(row: dict) -> int:
     return sum(tensor["bytes"] for tensor in row["tensors"])
 
 
-def test_a_block_saves_what_shapes_say_and_weights_are_no_part_of_it():
+def test_saved_bytes_of_a_block_follow_from_shapes():
     row = run_part("block")
     p = Pass(SHAPE, 32, "step", "fp32", batch=2)
     assert total_bytes(row) == block_saved_bytes(p) < row["bytes_if_counted_each_time"]
@@ -34,21 +34,21 @@ def test_a_block_saves_what_shapes_say_and_weights_are_no_part_of_it():
     assert row["parameter_gradient_bytes"] == 4 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64)
 
 
-def test_blocks_computed_again_two_by_two_save_two_inputs():
+def test_recomputing_pairs_of_blocks_saves_two_inputs():
     row = run_part("four_blocks_by_twos")
     assert [t["bytes"] for t in row["tensors"]] == 2 * [4 * 2 * 32 * 64]
     assert total_bytes(run_part("four_blocks")) == 4 * total_bytes(run_part("block"))
 
 
 @pytest.mark.slow
-def test_a_compiled_norm_saves_three_tensors_where_six_were_saved(monkeypatch):
+def test_compiled_norm_saves_three_tensors_not_six(monkeypatch):
     # Without the tests' shape checks, which compilers can't trace.
     forward = inspect.unwrap(RMSNorm.forward)
     monkeypatch.setattr(RMSNorm, "forward", forward)
     assert (run_part("norm")["saved"], run_part("norm", True)["saved"]) == (6, 3)
 
 
-def test_a_line_of_the_model_is_named():
+def test_saved_tensors_name_their_line_of_code():
     lines = {by for t in run_part("block")["tensors"] for by in t["by"]}
     assert any(line.startswith("softmax: exponentials = ") for line in lines)
     assert any(line.startswith("SwiGLU: return ") for line in lines)

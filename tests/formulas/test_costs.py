@@ -38,7 +38,7 @@ def test_backward_costs_twice_the_forward():
     assert costs.pass_flops(10, "forward", "loss", "backward", "optimizer") == 30
 
 
-def test_the_longest_slug_names_the_device():
+def test_peak_rates_use_the_longest_matching_slug():
     a100 = "nvidia-a100-sxm4"
     assert costs.find_peak(f"{a100}-40gb") is costs.PEAKS[f"{a100}-40gb"]
     assert costs.find_peak(f"{a100}-80gb") is costs.PEAKS[a100]
@@ -48,9 +48,7 @@ def test_the_longest_slug_names_the_device():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
-    dtype, causal
-):
+def test_attention_memory_formulas(dtype, causal):
     shape = {"batch": 3, "n": 160, "d": 16, "causal": causal}
     shape["element_bytes"] = dtype.itemsize
     q, k, v, do = (torch.randn(3, 1, 160, 16, dtype=dtype) for _ in range(4))
@@ -70,7 +68,7 @@ def test_attention_memory_is_what_pytorch_keeps_and_what_lives_at_its_peak(
     assert memory.peak == pytest.approx(expected, abs=64)
 
 
-def test_attention_flops_are_those_of_pytorchs_counter():
+def test_attention_flops_equal_pytorch_s_counter():
     """PyTorch counts two matmuls forward and five backward."""
     inputs = torch.randn(3, 2, 3, 40, 16, device="meta")
     q, k, v = (x.requires_grad_() for x in inputs)
@@ -102,6 +100,6 @@ def test_parts_of_attention_by_hand():
     assert (mask, softmax) == ((n, 4 * 4 * n), (5 * n, 4 * 8 * n))
 
 
-def test_a_kernel_that_multiplies_scores_exponentiates_each_once():
+def test_kernels_with_matmuls_exponentiate_once():
     for work in costs.KERNELS.values():
         assert work.exponentials == min(work.matmuls, 1) and work.tensors > 0

@@ -26,14 +26,14 @@ def run_fit(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("field", ["batch", "context"])
 @pytest.mark.parametrize("gpu", GPUS)
-def test_the_largest_is_the_last_that_fits(field, gpu):
+def test_find_largest_returns_the_last_that_fits(field, gpu):
     room = GPUS[gpu].free_bytes
     most = find_largest(XL, field, room)
     assert peak_bytes(replace(XL, **{field: most + 1})) > room
     assert not most or peak_bytes(replace(XL, **{field: most})) <= room
 
 
-def test_a_gpu_holds_what_its_record_says():
+def test_memory_of_the_h200_equals_its_record():
     """`GPUS` has the driver's figure, of which the CUDA context takes CONTEXT_BYTES."""
     measured = GPUS["h200"].memory_mib * 2**20
     assert measured == pytest.approx(150_754_820_096, abs=2**20)
@@ -46,7 +46,7 @@ AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": Tru
 
 
 @pytest.mark.parametrize("again", AGAIN, ids=str)
-def test_products_are_those_that_pytorch_counts(again):
+def test_step_flops_equal_pytorch_s_counter(again):
     """Compare FLOPs of a step with plain attention, for each recomputation."""
     p = Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
     d_model, d_ff, layers, heads = astuple(p.shape)
@@ -61,7 +61,7 @@ def test_products_are_those_that_pytorch_counts(again):
     assert counted.get_total_flops() == step_flops(p)
 
 
-def test_flash_computes_half_of_the_scores_and_those_again():
+def test_flash_flops_count_half_of_the_scores():
     """Scores are 512 · 513 / 2 pairs, in two matmuls forward and five backward."""
     p = Pass("small", 512, "step", "fp32")
     shape = vars(SIZES["small"])
@@ -75,7 +75,7 @@ def test_flash_computes_half_of_the_scores_and_those_again():
     assert step_flops(blocks) == 3 * others + again + 9 * product
 
 
-def test_the_floor_is_products_and_then_the_optimizer_s_traffic():
+def test_step_bound_adds_matmuls_and_optimizer_traffic():
     p, a100 = Pass("small", 512, "step", "fp32"), GPUS["a100-80"]
     moved = 7 * weight_bytes(p)
     assert floor_seconds(p, a100) == step_flops(p) / 19.5e12 + moved / 2.039e12
@@ -88,7 +88,7 @@ def test_the_command_prints_what_fits():
 
 
 @pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint some"])
-def test_a_wrong_option_is_one_line(wrong):
+def test_wrong_option_gives_one_line(wrong):
     ended = run_fit(*wrong.split())
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ") and wrong.split()[0] in ended.stderr

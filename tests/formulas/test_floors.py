@@ -11,7 +11,7 @@ PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0)
 
 
 @pytest.mark.parametrize("slug", CHIPS)
-def test_units_times_clock_are_the_data_sheets_rate(slug):
+def test_clock_and_units_give_the_data_sheet_rate(slug):
     chip, peak = CHIPS[slug], find_peak(slug)
     assert peak is not None
     rate = chip.sms * chip.fp32_flops_per_clock * chip.clock
@@ -24,13 +24,13 @@ def test_units_times_clock_are_the_data_sheets_rate(slug):
     assert all(n.bit_count() == 1 for n in (*per_clock, chip.exponentials_per_clock))
 
 
-def test_rates_are_rounded_as_data_sheets_round():
+def test_rates_have_four_significant_digits():
     for peak in PEAKS.values():
         for rate in (peak.fp32, peak.tf32, peak.bf16, peak.bandwidth):
             assert float(f"{rate:.4g}") == rate
 
 
-def test_the_longest_name_counts_and_a_slice_of_a_gpu_has_no_rates():
+def test_chips_match_the_longest_name_and_no_mig_slice():
     plain, pcie = find_chip("nvidia-h100"), find_chip("nvidia-h100-pcie")
     assert plain and pcie and plain.sms > pcie.sms
     assert find_chip("nvidia-a100-sxm4-80gb") is CHIPS["nvidia-a100"]
@@ -38,12 +38,12 @@ def test_the_longest_name_counts_and_a_slice_of_a_gpu_has_no_rates():
         assert find_chip(slug) is find_peak(slug) is None
 
 
-def test_the_floor_is_what_binds_and_at_the_ridge_both_do():
+def test_lower_bound_is_the_larger_of_two_times():
     assert floor_seconds(Work(100, 1), PEAK, "fp32") == 10
     assert floor_seconds(Work(100, 1), PEAK, "bf16") == 2.5
     assert floor_seconds(Work(1, 100), PEAK, "bf16") == 50
     assert Work(100, 20).intensity == ridge_intensity(PEAK, "fp32") == 5
 
 
-def test_a_product_reads_and_writes_three_matrices():
+def test_matmul_work_counts_three_matrices():
     assert matmul_work(2, 3, 5, element_bytes=4) == Work(60, 4 * (10 + 15 + 6))

@@ -103,7 +103,7 @@ def use_dtype(dtype: torch.dtype):
 @pytest.mark.parametrize(
     ("shape", "mode", "precision", "attention", "checkpoint"), CASES
 )
-def test_formulas_and_passes_agree(
+def test_category_formulas_equal_recorded_passes(
     monkeypatch, shape, mode, precision, attention, checkpoint
 ):
     if attention == "flash":
@@ -146,7 +146,7 @@ def random_passes() -> list[Pass]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("p", random_passes(), ids=str)
-def test_any_step_s_peak_is_its_formula(monkeypatch, p):
+def test_peak_formula_equals_the_allocator_s_peak(monkeypatch, p):
     if p.attention == "flash":
         pytest.importorskip("triton")
     found = allocator_peaks(monkeypatch, p)
@@ -172,7 +172,7 @@ def test_any_step_s_peak_is_its_formula(monkeypatch, p):
         assert expected == pytest.approx(found[place], rel=near), begins
 
 
-def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
+def test_residual_stream_bytes(monkeypatch):
     """A block's x + attention(...) is one saved tensor, fp32 in either precision."""
     monkeypatch.setitem(SIZES, "tested", SHAPES["scores"])
     for precision in ("fp32", "bf16"):
@@ -182,7 +182,7 @@ def test_the_residual_stream_is_as_large_as_its_tensor(monkeypatch):
         assert row["residual_dtype"] == "torch.float32"
 
 
-def test_published_models_have_as_many_parameters_as_published():
+def test_parameter_counts_of_published_models():
     """Test grouped-query attention and tied embeddings; Qwen's biases don't count."""
     llama_8b, llama_1b = ModelSize(4096, 14336, 32, 32), ModelSize(2048, 8192, 16, 32)
     qwen = ModelSize(896, 4864, 24, 14)

@@ -55,7 +55,9 @@ def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("strategy", "run", "attention", "precision"), WAYS)
-def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, precision):
+def test_both_peaks_equal_their_formulas(
+    monkeypatch, strategy, run, attention, precision
+):
     if attention == "flash":
         pytest.importorskip("triton")
     small = {"batch": 2, "vocab": 500, "workspace_bytes": 0}
@@ -64,7 +66,7 @@ def test_both_peaks_are_their_formula(monkeypatch, strategy, run, attention, pre
     assert list(strategy_peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
 
 
-def test_what_the_forward_pass_keeps():
+def test_inputs_kept_by_the_forward_pass():
     """By strategy, the forward pass of eight blocks keeps 16, 2 or 1 inputs."""
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
@@ -74,7 +76,7 @@ def test_what_the_forward_pass_keeps():
         assert more == (inputs - 8) * residual_bytes(p)
 
 
-def test_halving_keeps_an_input_for_each_second_half():
+def test_inputs_kept_by_halving():
     assert [count_kept_inputs("halving", 8, block) for block in range(1, 9)] == [
         1 + (block - 1).bit_count() for block in range(1, 9)
     ]
@@ -94,7 +96,7 @@ def test_nested_runs_in_closed_form():
     assert 5 * forward_passes("halving", 5) == 2 * 5 + 3
 
 
-def test_by_hand_nothing_is_held_before_a_gradient_came_in():
+def test_peaks_of_recomputation_by_hand():
     """With existing gradients, both strategies have the same peak: the forward pass."""
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     (made, kept), (by_hand, kept_by_hand) = (
@@ -110,7 +112,7 @@ def test_by_hand_nothing_is_held_before_a_gradient_came_in():
     assert held == {x for x in names if " of the " in x and x.startswith("backward")}
 
 
-def test_the_square_root_is_of_equal_sizes():
+def test_best_run_lengths():
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     root, weighed = best_run_lengths(p)
     assert root == math.sqrt(32)

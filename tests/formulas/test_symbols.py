@@ -31,9 +31,7 @@ def make_pass(precision, attention, remedy, numbers) -> Pass:
     st.sampled_from(("none", "blocks", "attention")),
     st.fixed_dictionaries({name: counts for name in SYMBOLS}),
 )
-def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
-    precision, attention, remedy, numbers
-):
+def test_symbolic_peak_equals_numeric_peak(precision, attention, remedy, numbers):
     in_symbols = peak_candidates(make_pass(precision, attention, remedy, SYMBOLS))
     program = Program()
     places = {
@@ -48,14 +46,14 @@ def test_a_step_s_peak_in_symbols_is_its_peak_in_numbers(
     assert found == peak_candidates(make_pass(precision, attention, remedy, numbers))
 
 
-def test_an_instruction_stands_once():
+def test_equal_expressions_share_an_instruction():
     d = Expression("d")
     program = Program()
     assert program.index(d**2 + 1) == program.index(d * d + 1)
     assert program.instructions == ["d", ["*", 0, 0], 1, ["+", 1, 2]]
 
 
-def test_what_changes_nothing_is_left_out():
+def test_neutral_operations_are_simplified():
     d = Expression("d")
     assert d + 0 == 0 + d == d - 0 == 1 * d == d * 1 == d // 1 == d
     assert 0 * d == d * 0 == 0
@@ -64,7 +62,7 @@ def test_what_changes_nothing_is_left_out():
 
 
 @pytest.mark.parametrize("wrong", [1.5, "3", None])
-def test_an_expression_takes_whole_numbers_and_squares_alone(wrong):
+def test_expressions_reject_other_operands(wrong):
     with pytest.raises(TypeError, match=type(wrong).__name__):
         Expression("d") + wrong
     with pytest.raises(TypeError, match="raised to 3"):

@@ -55,7 +55,7 @@ def run_pass(strategy: str, precision: str, run: int = 1):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_is_computed_again_gives_the_same_gradients(strategy, precision):
+def test_recomputation_gives_equal_gradients(strategy, precision):
     plain, _ = run_pass("none", precision)
     found, _ = run_pass(strategy, precision, run=3)
     assert all(gradient is not None for gradient in plain.values())
@@ -63,19 +63,19 @@ def test_what_is_computed_again_gives_the_same_gradients(strategy, precision):
 
 
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attention"])
-def test_blocks_are_computed_as_often_as_the_formula_says(strategy):
+def test_forward_passes_equal_the_formula(strategy):
     _, calls = run_pass(strategy, "fp32", run=3)
     assert sum(calls) / LAYERS == forward_passes(strategy, LAYERS)
 
 
-def test_the_first_block_of_a_chain_is_computed_most_often():
+def test_chain_recomputes_the_first_block_most():
     _, calls = run_pass("chain", "fp32")
     assert calls == list(range(LAYERS + 1, 1, -1))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, save_and_load])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_copy_computes_with_its_own_weights(strategy, copied):
+def test_copy_of_a_model_uses_its_own_weights(strategy, copied):
     original = checkpointed_model(strategy)
     expected, found = tiny_model(), copied(original)
     with torch.no_grad():
@@ -93,12 +93,12 @@ def test_a_copy_computes_with_its_own_weights(strategy, copied):
 
 
 @pytest.mark.parametrize("run", [0, -1])
-def test_a_run_has_a_block(run):
+def test_run_length_must_be_positive(run):
     with pytest.raises(ValueError, match=f"run must be 1 or more, not {run}"):
         checkpointed_model("runs", run)
 
 
-def test_a_model_inside_a_wrapper_is_not_passed_over():
+def test_wrapped_model_is_rejected():
     """Setting an attribute on the wrapper would have no effect on the model."""
     with pytest.raises(AttributeError):
         recompute(nn.DataParallel(tiny_model()), "runs", 1)  # pyright: ignore
@@ -116,7 +116,7 @@ FROZEN = {
 
 @pytest.mark.parametrize("frozen", FROZEN)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_is_not_frozen_gets_its_gradient(strategy, frozen):
+def test_gradients_of_partly_frozen_models(strategy, frozen):
     expected, found = tiny_model(), checkpointed_model(strategy)
     ids = torch.randint(50, (2, 16))
     for model in (expected, found):
@@ -126,7 +126,7 @@ def test_what_is_not_frozen_gets_its_gradient(strategy, frozen):
     assert_equal_gradients(gradients(found), gradients(expected))
 
 
-def test_where_all_is_frozen_nothing_wants_a_gradient():
+def test_frozen_model_requires_no_gradient():
     model = checkpointed_model("by_hand").requires_grad_(False)
     assert not model(torch.randint(50, (2, 16))).requires_grad
 
@@ -140,7 +140,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
-def test_by_hand_refuses_what_it_cannot_differentiate(way):
+def test_by_hand_rejects_other_autograd_calls(way):
     model = checkpointed_model("by_hand")
     loss = model(torch.randint(50, (2, 16))).square().mean()
     weights = list(model.parameters())

@@ -7,7 +7,7 @@ from systems.model.optimizer import AdamW
 
 
 @pytest.mark.parametrize("options", [{}, {"lr": 0.05, "weight_decay": 0.3}], ids=str)
-def test_twenty_steps_equal_torch(options):
+def test_twenty_steps_equal_pytorch_s_adamw(options):
     torch.manual_seed(0)
     ours = [torch.randn(5, 7, requires_grad=True), torch.randn(3, requires_grad=True)]
     theirs = [p.detach().clone().requires_grad_() for p in ours]
@@ -29,7 +29,7 @@ def test_twenty_steps_equal_torch(options):
         assert torch.allclose(p, q, rtol=0, atol=1e-6)
 
 
-def test_state_carries_the_names_of_the_course_and_needs_a_gradient():
+def test_optimizer_state_has_the_course_s_names():
     with_gradient, without = (torch.ones(2, requires_grad=True) for _ in range(2))
     optimizer = AdamW([with_gradient, without])
     with_gradient.grad = torch.ones(2)
@@ -42,6 +42,6 @@ def test_state_carries_the_names_of_the_course_and_needs_a_gradient():
 @pytest.mark.parametrize(
     "bad", [{"lr": -1}, {"eps": -1}, {"betas": (1.0, 0.9)}, {"weight_decay": -0.1}]
 )
-def test_impossible_settings_are_refused(bad):
+def test_invalid_settings_are_rejected(bad):
     with pytest.raises(ValueError, match="AdamW takes no"):
         AdamW([torch.ones(1)], **bad)

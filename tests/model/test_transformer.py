@@ -31,13 +31,13 @@ def toy_model() -> BasicsTransformerLM:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_parameter_counts_are_those_of_the_table(size):
+def test_parameter_counts(size):
     with torch.device("meta"):
         model = build_model(size, 128)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[size]
 
 
-def test_state_dict_has_the_keys_of_the_course(toy_model):
+def test_state_dict_has_the_course_s_keys(toy_model):
     keys = {"token_embeddings.weight", "ln_final.weight", "lm_head.weight"}
     for i in range(2):
         keys |= {f"layers.{i}.attn.{p}_proj.weight" for p in ("q", "k", "v", "output")}
@@ -95,14 +95,14 @@ def test_forward_equals_a_plain_implementation(toy_model):
         assert torch.allclose(toy_model(ids), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_pairs_stay_beside_each_other(toy_model):
+def test_rotary_embedding_keeps_pairs_adjacent(toy_model):
     """Scores would not show that the rotation reorders the columns of q and k alike."""
     x = torch.randn(11, 8)
     found = toy_model.layers[0].attn.rotary(x, torch.arange(11))
     assert torch.allclose(found, rotate(x), rtol=0, atol=1e-5)
 
 
-def test_eager_attention_follows_a_swapped_function(toy_model, monkeypatch):
+def test_eager_attention_calls_the_replaced_function(toy_model, monkeypatch):
     """The course swaps the module's function between calls."""
     calls = []
 
@@ -125,7 +125,7 @@ def test_unknown_attention_and_wrong_shapes_are_refused(toy_model):
         BasicsTransformerLM(50, 16, d_model=24, num_layers=1, num_heads=5, d_ff=40)
 
 
-def test_initialisation_is_a_normal_cut_at_three_deviations():
+def test_initialization_is_a_truncated_normal():
     torch.manual_seed(0)
     linear, embedding = model_module.Linear(300, 500), model_module.Embedding(400, 300)
     for weight, std in ((linear.weight, math.sqrt(2 / 800)), (embedding.weight, 1.0)):
@@ -211,7 +211,7 @@ ORIGINS = {
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_rotary_angles_are_right_however_the_model_comes_about(origin):
+def test_rotary_angles_of_models_of_any_origin(origin):
     build, dtype = ORIGINS[origin]
     model = build()
     # Checkpoints don't contain the angles, so they must be right without loading.
@@ -228,7 +228,7 @@ def test_rotary_angles_are_right_however_the_model_comes_about(origin):
     assert model(torch.randint(50, (1, 9))).dtype == dtype
 
 
-def test_a_weight_loaded_in_place_leaves_the_table_where_a_cuda_graph_reads_it():
+def test_loading_weights_keeps_the_table_s_address():
     model = tiny_model()
     table = rotary_table(model.layers[0])
     model.load_state_dict(tiny_model().state_dict())

@@ -20,7 +20,7 @@ class MixedModel(nn.Module):
         return self.narrow(self.wide(x).half())
 
 
-def test_the_trace_tells_modules_gradients_and_states_apart():
+def test_dtype_trace_of_modules_gradients_and_states():
     model, loss = MixedModel(), nn.CrossEntropyLoss()
     optimizer = AdamW(model.parameters())
     with DtypeTrace(model, loss, optimizer) as trace:
@@ -43,7 +43,7 @@ def test_the_trace_tells_modules_gradients_and_states_apart():
         trace.result_dtype("narrow", "exp")
 
 
-def test_views_are_no_operations():
+def test_views_are_not_counted_as_operations():
     model, loss = nn.Linear(4, 4, bias=False), nn.CrossEntropyLoss()
     with DtypeTrace(model, loss, AdamW(model.parameters())) as trace:
         x = torch.ones(4, 4)

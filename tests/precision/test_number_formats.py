@@ -19,7 +19,7 @@ NUMPY = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_the_limits_are_those_of_torch(name):
+def test_limits_equal_torch_finfo(name):
     ours, theirs = FORMATS[name], torch.finfo(TORCH[name])
     assert 1 + ours.exponent_bits + ours.fraction_bits == theirs.bits
     assert float(ours.max_finite) == theirs.max
@@ -28,7 +28,7 @@ def test_the_limits_are_those_of_torch(name):
 
 
 @pytest.mark.parametrize("name", NUMPY)
-def test_the_spacing_is_that_of_numpy(name):
+def test_spacing_equals_numpy(name):
     for value in (1e-7, 6.2e-5, 0.01, 1.0, 1.5, 4.0, 1000.0, 65000.0):
         rounded = NUMPY[name](value)
         found = FORMATS[name].spacing(Fraction(float(rounded)))
@@ -38,7 +38,7 @@ def test_the_spacing_is_that_of_numpy(name):
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
-def test_rounding_is_that_of_torch_ties_included(name):
+def test_rounding_equals_torch(name):
     generator = torch.Generator().manual_seed(0)
     spread = torch.rand(2000, generator=generator, dtype=torch.float64) * 10.5 - 6
     values = [float(10**x) for x in spread]
@@ -48,7 +48,7 @@ def test_rounding_is_that_of_torch_ties_included(name):
         assert float(found) == torch.tensor(value, dtype=TORCH[name]).item()
 
 
-def test_a_binade_begins_at_its_power_of_two():
+def test_spacing_changes_at_powers_of_two():
     below_two, third, quarter = (
         Fraction(2**24 - 1, 2**23),
         Fraction(1, 3),
@@ -59,7 +59,7 @@ def test_a_binade_begins_at_its_power_of_two():
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_a_stall_is_where_adding_one_by_one_stalls(name):
+def test_find_stall_equals_adding_one_by_one(name):
     """Test terms of many sizes, some of which tie."""
     dtype = TORCH[name]
     generator = torch.Generator().manual_seed(1)
@@ -75,7 +75,7 @@ def test_a_stall_is_where_adding_one_by_one_stalls(name):
         assert found == (step, Fraction(total.item())), term
 
 
-def test_an_error_is_relative_to_the_norm_of_the_exact_result():
+def test_relative_error_divides_by_the_exact_norm():
     exact = torch.tensor([3.0, 4.0], dtype=torch.float64)
     found = torch.tensor([3.0, 4.5], dtype=torch.bfloat16)
     assert relative_error(found, exact) == pytest.approx(0.1, rel=1e-12)

@@ -18,7 +18,7 @@ FIRST, SECOND = span("step", 0, 50), span("step", 60, 110)
 LAYERS = [span("layer", 61, 70), span("layer", 71, 80)]
 
 
-def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
+def test_digest_has_spans_sums_and_counts_by_pass():
     forward, backward = span("forward", 60, 90), span("backward", 91, 100)
     gemm = "ampere_sgemm_128x64_tn"
     kernels = [
@@ -44,7 +44,7 @@ def test_spans_and_sums_are_of_each_pass_and_counts_per_pass():
         gpu_metrics(kernels, 3)
 
 
-def test_the_timeline_is_of_the_second_layer_of_the_last_pass():
+def test_timeline_shows_the_second_layer():
     first, second = LAYERS
     early = span("layer", 5, 9)
     forward = span("forward", 60, 90)

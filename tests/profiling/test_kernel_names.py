@@ -106,7 +106,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_name_is_short_and_has_its_category(name):
+def test_short_names_and_categories(name):
     short = short_name(name)
     assert (short, kernel_category(name)) == KNOWN[name] and short_name(short) == short
     # A kernel that sums partial results is no matmul.
@@ -114,7 +114,7 @@ def test_a_name_is_short_and_has_its_category(name):
     assert is_split_k_sum(name) == is_split_k_sum(short) == is_sum
 
 
-def test_the_phase_says_what_unfused_parts_are_for():
+def test_phase_decides_the_category_of_unfused_kernels():
     assert kernel_category(EXP, ("forward", "attention softmax")) == "softmax"
     assert kernel_category(MUL, ("optimizer",)) == "optimizer"
     for path in (("forward",), ("forward", "attention mask")):
@@ -123,7 +123,7 @@ def test_the_phase_says_what_unfused_parts_are_for():
     assert kernel_category(LOG, ("step", "loss")) == "softmax"
 
 
-def test_names_of_the_compiler_in_the_records_are_known():
+def test_categories_of_compiled_kernels_in_records():
     """torch.compile names a kernel after all fused operations: `exp`, `max`, ..."""
     names: set[str] = set()
     for path in RESULTS.glob("*/attention*.json"):
@@ -134,6 +134,6 @@ def test_names_of_the_compiler_in_the_records_are_known():
     assert {kernel_category(name) for name in names} <= {"elementwise", "reduction"}
 
 
-def test_anything_is_a_name():
+def test_any_text_has_a_category():
     for name in ("", "<>", "_Z", "_Z99", "void ", "((", "at::", "é" * 500, "_ZN2at"):
         assert kernel_category(name) in CATEGORIES and len(short_name(name)) <= 72

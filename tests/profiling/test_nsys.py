@@ -67,7 +67,7 @@ def fake_nsys(tmp_path, monkeypatch):
 WORK = [sys.executable, "-c", "print('measured')"]
 
 
-def test_the_command_captures_the_range_and_exports_what_it_kept(fake_nsys, tmp_path):
+def test_nsys_command_captures_and_exports(fake_nsys, tmp_path):
     # `.7B-128` must not be taken for a suffix.
     report = tmp_path / "traces" / "2.7B-128.nsys-rep"
     printed, export = nsys.profile(WORK, report, tmp_path)
@@ -88,7 +88,7 @@ def test_the_command_captures_the_range_and_exports_what_it_kept(fake_nsys, tmp_
     assert exported[5:] == ["--output", str(export), str(report)]
 
 
-def test_a_missing_nsys_says_what_to_do(tmp_path, monkeypatch):
+def test_missing_nsys_gives_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not nsys.is_installed()
     text = "no nsys on the PATH: install Nsight Systems .*or give --profiler torch"
@@ -105,7 +105,7 @@ OLD_OR_ODD = {
 
 
 @pytest.mark.parametrize("version", OLD_OR_ODD)
-def test_a_version_that_can_not_do_it_is_refused(fake_nsys, tmp_path, version):
+def test_unsupported_nsys_versions_are_rejected(fake_nsys, tmp_path, version):
     fake_nsys.plan(version=version)
     with pytest.raises(NsysError, match=OLD_OR_ODD[version]):
         nsys.profile(WORK, tmp_path / "r.nsys-rep", tmp_path)
@@ -124,7 +124,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("said", FAILURES)
-def test_a_failure_is_named_with_its_last_words(fake_nsys, tmp_path, said):
+def test_failure_quotes_the_last_line_of_output(fake_nsys, tmp_path, said):
     fake_nsys.plan(**FAILURES[said])
     work = WORK if FAILURES[said] else [*WORK[:2], "raise ValueError('of the work')"]
     with pytest.raises(NsysError) as error:
@@ -132,7 +132,7 @@ def test_a_failure_is_named_with_its_last_words(fake_nsys, tmp_path, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_an_earlier_report_is_not_taken_for_this_one(fake_nsys, tmp_path):
+def test_old_report_is_not_reused(fake_nsys, tmp_path):
     report = tmp_path / "r.nsys-rep"
     nsys.profile(WORK, report, tmp_path)
     fake_nsys.plan(report=False)
@@ -140,7 +140,7 @@ def test_an_earlier_report_is_not_taken_for_this_one(fake_nsys, tmp_path):
         nsys.profile(WORK, report, tmp_path)
 
 
-def test_a_program_that_can_not_run_is_a_clear_line(fake_nsys, tmp_path):
+def test_broken_nsys_gives_one_line(fake_nsys, tmp_path):
     (fake_nsys.folder / "nsys").write_text("#!/no/such/interpreter\n")
     with pytest.raises(NsysError, match=r"nsys --version can't be run \(No such file"):
         nsys.find_nsys()

@@ -63,7 +63,7 @@ def test_each_phase_of_each_pass_has_its_own_kernels(trace_operations, monkeypat
 
 
 @pytest.mark.parametrize("losses", [1, 2])
-def test_passes_that_differ_are_profiled_once_more(monkeypatch, losses):
+def test_incomplete_profiles_are_repeated(monkeypatch, losses):
     passes = [torch_trace.Span(probes.PASS, start, start + 9, 0) for start in (0, 10)]
     inside = torch_trace.Span("forward", 1, 2, 0)
     whole = [Kernel("k", 1, 2, (each, inside)) for each in passes]
@@ -87,7 +87,7 @@ def make_kernels(*runs: tuple[str, int]) -> list[Kernel]:
     return [Kernel(name, 0, 1000 * us) for name, us in runs]
 
 
-def test_launches_add_up_by_kernel_and_call():
+def test_split_by_call_sums_launches():
     found = make_kernels(("a", 1), ("a", 2), ("b", 5), ("a", 3), ("a", 4), ("b", 7))
     assert split_by_call(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
     # One of four launches in two calls is missing, so they can't be divided by call.
@@ -99,7 +99,7 @@ def test_launches_add_up_by_kernel_and_call():
 
 
 @pytest.mark.parametrize("losses", [1, 2])
-def test_where_a_kernel_was_lost_it_is_profiled_once_more(monkeypatch, losses):
+def test_lost_kernels_repeat_the_profile(monkeypatch, losses):
     whole, calls = make_kernels(("gemm", 1), ("gemm", 2)), []
     looks = iter([whole[:1]] * losses + [whole])
 
@@ -113,7 +113,7 @@ def test_where_a_kernel_was_lost_it_is_profiled_once_more(monkeypatch, losses):
     assert len(calls) == 1 + 2 * 2
 
 
-def test_calls_are_profiled_after_one_that_is_not(trace_operations):
+def test_first_call_is_not_profiled(trace_operations):
     calls, x = [], torch.ones(4, 4)
 
     def multiply():
@@ -125,7 +125,7 @@ def test_calls_are_profiled_after_one_that_is_not(trace_operations):
     assert len(times) == 3 and min(times) > 0 and len(calls) == 4
 
 
-def test_a_saved_tensor_adds_its_memory_once_and_an_input_never():
+def test_saved_tensors_count_memory_once():
     x = torch.randn(5, 3, requires_grad=True)
     saved = SavedTensors([x])
     with saved.phase("forward"):
@@ -142,7 +142,7 @@ def test_a_saved_tensor_adds_its_memory_once_and_an_input_never():
 
 
 @pytest.mark.gpu
-def test_a_gpu_names_its_kernels_and_its_memory_before_each_phase():
+def test_kernels_and_memory_by_phase_on_a_gpu():
     memory = probes.MemoryInUse("cuda")
     x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
 

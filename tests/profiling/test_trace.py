@@ -62,7 +62,7 @@ TIMES = st.integers(0, 9)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(TIMES, TIMES)), st.lists(TIMES))
-def test_a_span_is_open_from_its_start_to_its_end(spans, launches):
+def test_find_open_spans(spans, launches):
     inside = find_open_spans(
         [Span("", start, start + length, MAIN) for start, length in spans],
         [Launch(MAIN, time) for time in launches],
@@ -124,7 +124,7 @@ def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
     assert sum(k.ms for k in kernels) == pytest.approx(0.057)
 
 
-def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
+def test_kernels_without_a_call_use_their_operation(tmp_path):
     trace = make_trace()
     for missing, expected in (("cu", EXPECTED), ("aten", None)):
         events = [e for e in trace["traceEvents"] if not e["name"].startswith(missing)]
@@ -135,7 +135,7 @@ def test_a_kernel_without_its_call_is_found_through_its_operation(tmp_path):
     assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
 
 
-def test_what_the_profiler_itself_writes_is_read(tmp_path, monkeypatch):
+def test_traces_of_the_real_profiler(tmp_path, monkeypatch):
     """On a CPU, operations stand in for kernels."""
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)
@@ -182,7 +182,7 @@ BROKEN_TORCH = {
 
 
 @pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
-def test_a_broken_torch_trace_is_one_clear_line(tmp_path, text):
+def test_broken_torch_trace_gives_one_line(tmp_path, text):
     said = read_error(torch_trace.read_trace, write(tmp_path / "t.json", text))
     assert re.search(rf"t\.json {BROKEN_TORCH[text]}", said)
 
@@ -203,7 +203,7 @@ WRONG_EVENTS = [
 
 
 @pytest.mark.parametrize(("category", "change"), WRONG_EVENTS, ids=str)
-def test_a_wrong_event_is_one_clear_line(tmp_path, category, change):
+def test_invalid_event_gives_one_line(tmp_path, category, change):
     content = make_trace()
     next(e for e in content["traceEvents"] if e.get("cat") == category).update(change)
     text = read_error(torch_trace.read_trace, write(tmp_path / "t.json", content))
@@ -211,7 +211,7 @@ def test_a_wrong_event_is_one_clear_line(tmp_path, category, change):
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\t", b"\n"])
-def test_a_kernel_of_any_name_is_read(tmp_path, odd):
+def test_kernel_names_may_have_any_bytes(tmp_path, odd):
     text = json.dumps(make_trace()).encode().replace(b'"gemm"', b'"ge' + odd + b'mm"')
     (tmp_path / "t.json").write_bytes(text)
     kernels = torch_trace.read_trace(tmp_path / "t.json", MARKS)
@@ -220,7 +220,7 @@ def test_a_kernel_of_any_name_is_read(tmp_path, odd):
     assert totals(kernels) == expected
 
 
-def test_what_is_no_text_is_one_clear_line(tmp_path):
+def test_undecodable_traces_give_one_line(tmp_path):
     contents = {
         "foreign.json": b"\xff\xfe\x00",
         "deep.json": b"[" * 100_000,
@@ -316,7 +316,7 @@ def test_nsys_kernels_belong_to_the_phase_that_launched_them(tmp_path, version):
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
 
 
-def test_both_readers_give_the_same_rows(tmp_path):
+def test_both_trace_readers_agree(tmp_path):
     trace = write(tmp_path / "t.json", make_trace())
     ours = kernel_rows(torch_trace.read_trace(trace, MARKS))
     assert kernel_rows(nsys.read_export(write_db(tmp_path / "r.sqlite"), MARKS)) == ours
@@ -332,7 +332,7 @@ def run_sql(path, *statements: str) -> None:
             db.execute(statement)
 
 
-def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
+def test_memcpy_and_memset_are_optional_rows(tmp_path):
     path, kind = write_db(tmp_path / "r.sqlite"), "INSERT INTO CUPTI_ACTIVITY_KIND_"
     run_sql(
         path,
@@ -350,7 +350,7 @@ def test_copies_and_fills_are_rows_too_and_may_be_absent(tmp_path):
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-def test_a_graph_traced_as_a_whole_is_counted(tmp_path, kernels):
+def test_cuda_graph_without_kernels_is_counted(tmp_path, kernels):
     """By default nsys records a CUDA graph as one entry, without its kernels."""
     without = () if kernels else ("CUPTI_ACTIVITY_KIND_KERNEL",)
     path = write_db(tmp_path / "r.sqlite", without=without)
@@ -365,7 +365,7 @@ def test_a_graph_traced_as_a_whole_is_counted(tmp_path, kernels):
     assert "--cuda-graph-trace=node" in graph.name
 
 
-def test_an_endless_view_is_no_table(tmp_path):
+def test_views_do_not_count_as_tables(tmp_path):
     path = write_db(tmp_path / "r.sqlite", without=("NVTX_EVENTS",))
     endless = "WITH RECURSIVE c(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM c)"
     run_sql(path, f"CREATE VIEW NVTX_EVENTS AS {endless} SELECT x AS start FROM c")
@@ -382,12 +382,12 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("table", WITHOUT)
-def test_an_export_without_a_table_is_one_clear_line(tmp_path, table):
+def test_export_without_a_table_gives_one_line(tmp_path, table):
     with pytest.raises(TraceError, match=WITHOUT[table]):
         nsys.read_export(write_db(tmp_path / "r.sqlite", without=(table,)), MARKS)
 
 
-def test_a_truncated_or_foreign_export_is_one_clear_line(tmp_path):
+def test_truncated_export_gives_one_line(tmp_path):
     whole = write_db(tmp_path / "r.sqlite").read_bytes()
     contents = {
         whole[: len(whole) // 2]: "is no whole SQLite export .*: export the report aga",
@@ -422,14 +422,14 @@ WRONG_ROWS = [
 
 
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
-def test_a_wrong_row_of_an_export_is_one_clear_line(tmp_path, wrong):
+def test_invalid_row_of_an_export_gives_one_line(tmp_path, wrong):
     path = write_db(tmp_path / "r.sqlite")
     run_sql(path, wrong)
     text = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"
     assert re.search(text, read_error(nsys.read_export, path))
 
 
-def test_a_path_with_marks_of_an_address_is_a_file(tmp_path):
+def test_export_path_may_contain_url_characters(tmp_path):
     folder = tmp_path / "50 % of what?"
     folder.mkdir()
     assert totals(nsys.read_export(write_db(folder / "r#1.sqlite"), MARKS)) == EXPECTED

@@ -89,7 +89,7 @@ LESS = {
 }
 
 
-def test_visible_gpus_are_those_that_are_named_or_all(fake_nvml, monkeypatch):
+def test_visible_gpus(fake_nvml, monkeypatch):
     fake_nvml.nvmlDeviceGetCount = lambda: 3
     assert visible_gpus() == ["0", "1", "2"]
     assert find_gpu("0") == WHOLE and find_gpu("1") is None
@@ -104,7 +104,7 @@ def test_visible_gpus_are_those_that_are_named_or_all(fake_nvml, monkeypatch):
     assert visible_gpus() == []
 
 
-def test_the_newest_cuda_that_the_driver_runs(fake_nvml):
+def test_newest_cuda_of_the_driver(fake_nvml):
     assert newest_cuda() == (13, 1)
     for refused in ("nvmlSystemGetCudaDriverVersion", "nvmlInit"):
         fake_nvml.refused = {refused}
@@ -112,7 +112,7 @@ def test_the_newest_cuda_that_the_driver_runs(fake_nvml):
 
 
 @pytest.mark.parametrize("refused", LESS)
-def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(fake_nvml, refused):
+def test_unsupported_nvml_calls_give_none(fake_nvml, refused):
     fake_nvml.refused = {refused}
     assert find_gpu() == structs.replace(WHOLE, **{LESS[refused]: None})
 
@@ -120,7 +120,7 @@ def test_what_a_driver_does_not_tell_is_unknown_and_the_rest_known(fake_nvml, re
 @pytest.mark.parametrize(
     "refused", ["nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName"]
 )
-def test_without_a_driver_a_handle_or_a_name_there_is_no_gpu(fake_nvml, refused):
+def test_failing_nvml_finds_no_gpu(fake_nvml, refused):
     fake_nvml.refused = {refused}
     assert find_gpu() is None
 
@@ -132,13 +132,13 @@ FOUND |= dict.fromkeys(
 
 
 @pytest.mark.parametrize("visible", FOUND)
-def test_the_visible_device_is_found_parts_by_mig_too(fake_nvml, monkeypatch, visible):
+def test_find_gpu_by_index_uuid_or_mig_slice(fake_nvml, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (find_gpu() is not None) == FOUND[visible]
     assert sm_clock_mhz() == (1980 if FOUND[visible] else None)
 
 
-def test_a_driver_through_which_nothing_can_be_asked_is_named(fake_nvml, monkeypatch):
+def test_driver_without_nvml_is_reported(fake_nvml, monkeypatch):
     """A container may have only the compute part of the driver, which torch needs."""
     text = "needs a GPU and none was found"
     fake_nvml.refused = {"nvmlInit"}
@@ -150,7 +150,7 @@ def test_a_driver_through_which_nothing_can_be_asked_is_named(fake_nvml, monkeyp
     assert why_no_gpu() == text
 
 
-def test_a_gpu_that_torch_alone_finds_is_not_ready(fake_nvml, monkeypatch, capsys):
+def test_setup_is_not_ready_without_nvml(fake_nvml, monkeypatch, capsys):
     """Without NVML, records could not name the GPU."""
     fake_nvml.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
@@ -172,7 +172,7 @@ def test_a_gpu_that_torch_alone_finds_is_not_ready(fake_nvml, monkeypatch, capsy
     ("version", "fits"),
     [("2.9.1+cu128", False), ("2.15.0a0+git1", True), ("2.16.0", False)],
 )
-def test_a_torch_outside_the_range_is_named(monkeypatch, capsys, version, fits):
+def test_setup_check_rejects_unsupported_torch(monkeypatch, capsys, version, fits):
     monkeypatch.setattr(check_setup, "run_once", lambda device: {})
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with suppress(SystemExit):
@@ -182,7 +182,7 @@ def test_a_torch_outside_the_range_is_named(monkeypatch, capsys, version, fits):
     assert fits or f"torch {version} is not <2.16,>=2.11: run pip" in text
 
 
-def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys):
+def test_setup_check_prints_findings_before_failing(monkeypatch, capsys):
     def fail(device):
         raise RuntimeError("CUDA error: out of memory\nmore")
 
@@ -203,7 +203,7 @@ def test_where_the_first_pass_fails_what_was_found_is_shown(monkeypatch, capsys)
         ("x" * 5000, "x" * 2000),
     ],
 )
-def test_whatever_a_driver_calls_a_gpu_can_be_written(fake_nvml, tmp_path, name, shown):
+def test_records_accept_any_gpu_name(fake_nvml, tmp_path, name, shown):
     fake_nvml.nvmlDeviceGetName = fake_nvml.nvmlSystemGetDriverVersion = lambda *_: name
     gpu = find_gpu()
     assert gpu is not None and gpu.name == shown
@@ -214,6 +214,6 @@ def test_whatever_a_driver_calls_a_gpu_can_be_written(fake_nvml, tmp_path, name,
 
 
 @pytest.mark.parametrize("name", ["🔥🔥", "...", "quick", "Meta", "CPU"])
-def test_no_gpu_takes_a_folder_that_is_not_its_own(name):
+def test_slugs_avoid_reserved_folder_names(name):
     slug = slug_of(name)
     assert slug.startswith("gpu") and slug not in ("cpu", "meta", "quick")

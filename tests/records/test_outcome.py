@@ -20,7 +20,7 @@ OUT_OF_MEMORY = [
         *((text, text) for text in OUT_OF_MEMORY),
     ],
 )
-def test_a_cpu_says_otherwise_that_it_is_out_of_memory(text, reason):
+def test_out_of_memory_errors_of_a_cpu(text, reason):
     def run(config):
         raise RuntimeError(text)
 
@@ -28,7 +28,7 @@ def test_a_cpu_says_otherwise_that_it_is_out_of_memory(text, reason):
     assert (row.status, row.metrics, row.reason) == ("out_of_memory", {}, reason)
 
 
-def test_an_allocator_that_keeps_no_history_is_one_line():
+def test_allocator_without_history_gives_a_remedy():
     def run(config):
         raise RuntimeError("cudaMallocAsync does not yet support recordHistory. If")
 

@@ -74,7 +74,7 @@ def rehash(tmp_path, monkeypatch):
     return rehash
 
 
-def test_every_python_gives_this_hash(rehash):
+def test_hash_is_equal_in_every_python(rehash):
     assert rehash(stem=SOURCE) == HASH
 
 
@@ -114,13 +114,13 @@ CODE = [
 
 
 @pytest.mark.parametrize("change", WORDS)
-def test_words_and_layout_do_not_count(rehash, change):
+def test_comments_and_layout_do_not_change_the_hash(rehash, change):
     assert SOURCE.count(change[0]) == 1
     assert rehash(stem=SOURCE.replace(*change)) == HASH
 
 
 @pytest.mark.parametrize("change", CODE)
-def test_code_counts(rehash, change):
+def test_code_changes_the_hash(rehash, change):
     source = SOURCE.replace(*change)
     assert source != SOURCE and rehash(stem=source) != HASH
 
@@ -137,7 +137,7 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize("line", IMPORTS)
-def test_what_is_used_counts_however_it_is_imported(rehash, line):
+def test_imported_names_change_the_hash(rehash, line):
     used = IMPORTS[line]
     before = rehash(stem=f"{line}\ndef run():\n    return {used}", a="x = 1\nz = 1")
     assert rehash(a="x = 1\nz = 2") == before != rehash(a="x = 2\nz = 1")
@@ -145,7 +145,7 @@ def test_what_is_used_counts_however_it_is_imported(rehash, line):
     assert rehash(stem=inside, a="x = 1") == before
 
 
-def test_what_is_reached_indirectly_counts(rehash):
+def test_indirectly_used_code_changes_the_hash(rehash):
     sources = dict(
         stem="from systems import a\na.f()",
         a="from systems.c.d import x\ndef f():\n    return x",
@@ -156,7 +156,7 @@ def test_what_is_reached_indirectly_counts(rehash):
     assert rehash(b="z = 2") != before == rehash(b="z = 1\nother = 1")
 
 
-def test_what_is_left_out_does_not_count_nor_what_only_it_leads_to(rehash, tmp_path):
+def test_excluded_code_does_not_change_the_hash(rehash, tmp_path):
     def new_hash(**sources: str) -> str:
         rehash(**sources)
         left_out = [("systems.choice", "choose")]
@@ -172,12 +172,12 @@ def test_what_is_left_out_does_not_count_nor_what_only_it_leads_to(rehash, tmp_p
     assert new_hash(choice=choice.replace("return 1", "return TABLE")) != before
 
 
-def test_a_module_that_is_handed_on_counts_whole(rehash):
+def test_module_passed_as_a_value_is_hashed_whole(rehash):
     before = rehash(stem="import systems.a as b\ngetattr(b, 'x')", a="x = 1\nz = 1")
     assert rehash(a="x = 1\nz = 2") != before
 
 
-def test_what_an_import_runs_counts(rehash):
+def test_code_run_by_an_import_changes_the_hash(rehash):
     a = "def f(): ...\ndef unused(): ..."
     before = rehash(stem="from systems.a import f\nf()", a=a)
     assert rehash(a=f"{a}\nregister(f)") != before
@@ -187,7 +187,7 @@ def test_what_an_import_runs_counts(rehash):
     assert rehash(a=guarded) == before
 
 
-def test_a_local_name_hides_that_of_the_module(rehash):
+def test_local_variables_hide_module_variables(rehash):
     a = "def f(x):\n    return [y for y in x] + [lambda z: z]\n"
     before = rehash(stem="from systems.a import f\nf()", a=f"{a}x = y = z = 1")
     assert rehash(a=f"{a}x = y = z = 2") == before
@@ -196,12 +196,12 @@ def test_a_local_name_hides_that_of_the_module(rehash):
     assert rehash(a=f"{a}x = 1") != rehash(a=f"{a}x = 2")
 
 
-def test_modules_that_import_each_other_end(rehash):
+def test_circular_imports_are_hashed(rehash):
     circle = dict(stem="import systems.a\nsystems.a.f", a="import systems.stem\nf = 1")
     assert rehash(**circle) != rehash(a="import systems.stem\nf = systems.stem")
 
 
-def test_other_modules_and_packages_do_not_count(rehash):
+def test_unused_modules_do_not_change_the_hash(rehash):
     sources = dict(stem="import json\nfrom systems.a import x\nx", a="x = 1")
     before = rehash(**sources, unused="x = 1", __init__="")
     assert rehash(unused="x = 2", __init__="STEMS = {}") == before
@@ -212,19 +212,19 @@ def test_other_modules_and_packages_do_not_count(rehash):
     "name",
     ["records__store", "records__source_hash", "formulas__costs", "running__command"],
 )
-def test_what_cannot_change_a_measurement_does_not_count(rehash, name):
+def test_modules_that_cannot_change_a_measurement(rehash, name):
     stem = f"from systems.{name.replace('__', '.')} import f\nf()"
     before = rehash(stem=stem, **{name: "from systems.a import f"}, a="f = 1")
     assert rehash(**{name: "from systems.a import f\nf()"}, a="f = 2") == before
 
 
-def test_a_file_beside_the_checkout_with_its_name_does_not_count(rehash, tmp_path):
+def test_file_next_to_the_clone_does_not_change_the_hash(rehash, tmp_path):
     alone = rehash(stem="import json\njson.dumps({})")
     tmp_path.with_suffix(".py").write_text("print(1)\n")
     assert rehash() == alone
 
 
-def test_an_attention_implementation_counts_only_when_named(rehash):
+def test_only_named_attention_changes_the_hash(rehash):
     sources = dict(
         stem="",
         model="eager = 1",
@@ -237,7 +237,7 @@ def test_an_attention_implementation_counts_only_when_named(rehash):
     assert rehash(["fast", "eager"]) == rehash(["eager", "fast"])
 
 
-def test_what_is_moved_split_and_reached_otherwise_has_the_same_hash(rehash):
+def test_moving_code_does_not_change_the_hash(rehash):
     before = rehash(
         stem="from systems import a\ndef run():\n    return a.f() + a.g()",
         a="N = 3\ndef f():\n    return N\ndef g():\n    return f() + N",
@@ -257,7 +257,7 @@ def test_what_is_moved_split_and_reached_otherwise_has_the_same_hash(rehash):
     assert after == before
 
 
-def test_two_equal_names_that_change_places_are_noticed(rehash):
+def test_swapping_equal_names_changes_the_hash(rehash):
     a, b = "def f():\n    return 1", "def f():\n    return 2"
     stem = "from systems import a, b\ndef run():\n    return a.f() - b.f()"
     before = rehash(stem=stem, a=a, b=b)
@@ -270,7 +270,7 @@ def hash_stems(root: Path) -> dict[str, str]:
     return {s: source_hash(f"systems.experiments.{s}", names, root) for s in STEMS}
 
 
-def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(tmp_path):
+def test_only_experiments_that_use_changed_code_are_stale(tmp_path):
     before = hash_stems(ROOT)
     assert len(set(before.values())) == len(STEMS)
     shutil.copytree(ROOT / "systems", tmp_path / "systems")
@@ -285,7 +285,7 @@ def test_exactly_the_stems_that_reach_a_changed_statement_become_stale(tmp_path)
     )
 
 
-def test_what_runs_without_being_named_is_reached():
+def test_registered_code_is_part_of_the_hash():
     """The hash covers registered operators and the models' attention functions."""
     code = {}
     for stem in ("flash_leaderboard", "warmup"):

@@ -62,21 +62,21 @@ def refusal(path: Path, text: str | bytes) -> str:
     return said.removeprefix(f"{path}: ")
 
 
-def test_a_record_comes_back_as_it_went(tmp_path):
+def test_record_round_trips_through_a_file(tmp_path):
     path = tmp_path / "new" / "folder" / "r.json"
     store.write(example(), path)
     assert store.read(path) == example()
     assert os.listdir(path.parent) == ["r.json"]
 
 
-def test_the_schema_stands_first_and_each_row_on_a_line():
+def test_json_layout_of_a_record():
     lines = store.to_json(example()).splitlines()
     assert lines[1] == ' "schema": 2,' and lines[2].startswith(' "digest": "')
     rows = [json.loads(x.rstrip(",")) for x in lines if x.startswith("  ")]
     assert rows == to_builtins(example().rows)
 
 
-def test_samples_are_kept_to_the_nanosecond():
+def test_times_are_rounded_to_nanoseconds():
     """Other metrics, such as losses, keep all digits."""
     samples = {"forward_ms": [0.2016629999985753, 1], "loss": [0.1234567891]}
     record = example()
@@ -86,7 +86,7 @@ def test_samples_are_kept_to_the_nanosecond():
     assert row["metrics"] == kept
 
 
-def test_complete_means_every_row_and_none_failed():
+def test_complete_record_has_every_row():
     record = example()
     assert record.complete
     record.rows[0].status = "failed"
@@ -165,7 +165,7 @@ def change_field(name: str, value: object) -> dict:
 
 
 @pytest.mark.parametrize(("name", "value", "message"), FAULTS)
-def test_a_wrong_field_is_named_with_its_file(path, name, value, message):
+def test_invalid_field_is_named_with_its_file(path, name, value, message):
     found = refusal(path, json.dumps(change_field(name, value)))
     assert found.endswith(message), found
 
@@ -204,7 +204,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_limit_itself_is_allowed(path, name):
+def test_limits_are_inclusive(path, name):
     least, most = LIMITS[name]
     for value in (least, most):
         path.write_text(json.dumps(change_field(name, value)))
@@ -214,7 +214,7 @@ def test_a_limit_itself_is_allowed(path, name):
         assert name.removesuffix(".0").split(".")[-1] in text
 
 
-def test_the_longest_record_is_read_and_no_longer_one(path):
+def test_maximum_size_of_a_record(path):
     text = store.to_json(example()).encode()
     path.write_bytes(text.ljust(store.LONGEST_BYTES))
     path.with_name("link").symlink_to(path)
@@ -224,7 +224,7 @@ def test_the_longest_record_is_read_and_no_longer_one(path):
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")])
 @pytest.mark.parametrize("at", ["loss", "loss[1]", "table[0][part]"])
-def test_a_metric_that_is_not_finite_is_neither_written_nor_read(path, value, at):
+def test_non_finite_metrics_are_rejected(path, value, at):
     record, name = example(), at.partition("[")[0]
     store.write(record, path)
     before = path.read_bytes()
@@ -250,7 +250,7 @@ def test_a_metric_that_is_not_finite_is_neither_written_nor_read(path, value, at
         b'{"schema": 2, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
-def test_what_is_not_json_is_named(path, content):
+def test_invalid_json_is_reported(path, content):
     text = refusal(path, content)
     assert re.fullmatch("is not JSON .*; delete it to measure again", text)
 
@@ -258,9 +258,7 @@ def test_what_is_not_json_is_named(path, content):
 @pytest.mark.parametrize("depth", [100, 900, 1100, 100_000])
 @pytest.mark.parametrize("place", ['"x": {}', '"x": [{{"y": {}}}]', '"x_ms": {}'])
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
-def test_however_deep_a_record_is_nested_it_is_read_or_named(
-    path, place, depth, opened, closed
-):
+def test_deeply_nested_records(path, place, depth, opened, closed):
     text, deep = store.to_json(example()), opened * depth + "1" + closed * depth
     path.write_text(text.replace('"peak_bytes": 7', place.format(deep)))
     try:
@@ -270,7 +268,7 @@ def test_however_deep_a_record_is_nested_it_is_read_or_named(
     refusal(path, text.replace('"context": 128', f'"context": {deep}', 1))
 
 
-def test_a_record_cut_off_anywhere_is_refused(path):
+def test_truncated_records_are_rejected(path):
     text = store.to_json(example()).encode().rstrip()
     for length in range(len(text)):
         refusal(path, text[:length])
@@ -280,9 +278,7 @@ def test_a_record_cut_off_anywhere_is_refused(path):
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()]
 )
-def test_a_full_disk_or_ctrl_c_leaves_the_old_record_and_nothing_else(
-    path, monkeypatch, call, error
-):
+def test_failed_write_keeps_the_old_record(path, monkeypatch, call, error):
     record = example()
     store.write(record, path)
     before = path.read_bytes()
@@ -313,7 +309,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_reading_refuses_is_not_written(path, fault):
+def test_invalid_records_are_not_written(path, fault):
     """A record that can be written but not read would be lost."""
     record = example()
     REFUSED[fault](record)
@@ -322,7 +318,7 @@ def test_what_reading_refuses_is_not_written(path, fault):
     assert str(raised.value).startswith(f"{path}: ") and not os.listdir(path.parent)
 
 
-def test_a_record_that_is_no_file_is_refused_at_once(tmp_path):
+def test_special_files_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "fifo.json")
     (tmp_path / "zero.json").symlink_to("/dev/zero")
     (tmp_path / "folder.json").mkdir()
@@ -332,7 +328,7 @@ def test_a_record_that_is_no_file_is_refused_at_once(tmp_path):
             store.read(tmp_path / f"{name}.json")
 
 
-def test_what_is_no_record_is_refused_at_once(path):
+def test_other_json_is_rejected(path):
     """Python rejects an integer of 5000 digits, and 100 GB would fill the memory."""
     with pytest.raises(FileNotFoundError):
         store.read(path)
@@ -346,7 +342,7 @@ def test_what_is_no_record_is_refused_at_once(path):
         store.read(path)
 
 
-def test_nothing_is_written_through_a_link(path):
+def test_writing_replaces_symbolic_links(path):
     other = path.with_name("other")
     other.write_text("not ours")
     path.with_name(".r.json.tmp").symlink_to(other)
@@ -355,7 +351,7 @@ def test_nothing_is_written_through_a_link(path):
     assert not path.is_symlink()
 
 
-def test_a_reader_never_sees_a_part(path, monkeypatch):
+def test_records_are_replaced_atomically(path, monkeypatch):
     """The new file is flushed before it replaces the old one."""
     store.write(example(), path)
     calls, replace, fsync = [], os.replace, os.fsync
@@ -379,7 +375,7 @@ def test_a_reader_never_sees_a_part(path, monkeypatch):
 
 @settings(deadline=None)
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40))
-def test_a_summary_equals_that_of_numpy(samples):
+def test_summary_equals_numpy(samples):
     s = summarize(samples)
     p20, median, p80 = np.quantile(samples, [0.2, 0.5, 0.8])
     spread = np.std(samples, ddof=1) if len(samples) > 1 else 0.0

@@ -30,7 +30,7 @@ def set_environment(monkeypatch):
     return set_variables
 
 
-def test_it_is_the_folder_where_triton_looks(set_environment):
+def test_cache_folder_equals_that_of_triton(set_environment):
     from triton import knobs
 
     # Triton's import reads HOME.
@@ -41,7 +41,7 @@ def test_it_is_the_folder_where_triton_looks(set_environment):
 
 
 @pytest.mark.parametrize("name", ["HOME", "TRITON_CACHE_DIR"])
-def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
+def test_unwritable_cache_folder_gives_a_remedy(
     name, set_environment, monkeypatch, tmp_path, capsys, run
 ):
     set_environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
@@ -61,7 +61,7 @@ def test_one_that_cannot_be_written_is_a_line_with_the_remedy(
 
 
 @pytest.mark.usefixtures("pretend_gpu")
-def test_rows_look_where_compiled_ahead_is_kept(run, set_environment, monkeypatch):
+def test_rows_use_the_cache_of_precompiled_kernels(run, set_environment, monkeypatch):
     """By default PyTorch's compiler would use another folder."""
     seen, real = [], fake_stem.run
 

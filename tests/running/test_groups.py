@@ -24,7 +24,7 @@ def turns(monkeypatch):
     return seen
 
 
-def test_rows_in_turns_are_measured_round_by_round(run, turns, partial_file):
+def test_interleaved_rows_are_measured_in_rounds(run, turns, partial_file):
     assert run().code == 1
     assert turns == [6, 5, 4, 3, 2, 1] * 2 + [6, 5, 3, 2, 1]
     rows = store.read(partial_file).rows
@@ -34,9 +34,7 @@ def test_rows_in_turns_are_measured_round_by_round(run, turns, partial_file):
     assert [row.seconds for row in rows[1:]] == [0, 0, 0, 0, 0]
 
 
-def test_where_one_row_of_a_round_is_missing_all_are_measured_again(
-    run, turns, partial_file
-):
+def test_incomplete_groups_are_measured_again(run, turns, partial_file):
     run()
     turns.clear()
     assert run().events[0] == {"event": "start", "total": 6, "done": 0}

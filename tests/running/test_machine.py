@@ -34,7 +34,7 @@ WHY = {
 
 
 @pytest.mark.parametrize(("built", "runs"), WHY)
-def test_measuring_and_the_setup_say_why(built, runs, set_cuda, monkeypatch, capsys):
+def test_unusable_gpu_gives_the_reason(built, runs, set_cuda, monkeypatch, capsys):
     set_cuda(built, runs)
     with pytest.raises(CannotStart) as refused:
         machine.check_torch(A100)
@@ -55,7 +55,7 @@ def test_measuring_and_the_setup_say_why(built, runs, set_cuda, monkeypatch, cap
         ("NVIDIA H200", "the UUID of the GPU, which"),
     ],
 )
-def test_another_gpu_than_the_first_is_named_with_the_remedy(used, remedy, monkeypatch):
+def test_unexpected_gpu_gives_a_remedy(used, remedy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: used)
     with pytest.raises(CannotStart, match=f"would use {used}, not {A100.name}: ") as no:

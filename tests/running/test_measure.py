@@ -96,14 +96,14 @@ def test_a_whole_run(run, record_file):
     assert sorted(os.listdir(record_file.parent)) == [".fake.json.lock", "fake.json"]
 
 
-def test_a_reduced_run_is_kept_apart(run, tmp_path, record_file):
+def test_reduced_grid_has_its_own_folder(run, tmp_path, record_file):
     assert run(grid="quick").code == 0
     record = store.read(tmp_path / "quick" / "meta" / "fake.json")
     assert record.grid == "quick" and len(record.rows) == record.expected_rows == 2
     assert not record_file.exists()
 
 
-def test_no_row_looks_for_garbage_in_what_was_there_before(run, monkeypatch):
+def test_garbage_collection_skips_older_objects(run, monkeypatch):
     older, collected, real = [], [], fake_stem.run
 
     def look_for_older(config):
@@ -119,9 +119,7 @@ def test_no_row_looks_for_garbage_in_what_was_there_before(run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
-    tmp_path, record_file, partial_file
-):
+def test_killed_run_loses_only_its_current_row(tmp_path, record_file, partial_file):
     instants, kills, rows = random.Random(20), 20, 400
     log = tmp_path / "log"
     environment = {"FAKE_ROWS": str(rows), "FAKE_LOG": str(log)}
@@ -149,7 +147,7 @@ def test_killed_at_any_instant_it_loses_only_the_row_in_flight(
     assert rows <= times_measured.total() <= rows + kills
 
 
-def test_the_next_run_measures_only_what_is_missing(run, record_file, partial_file):
+def test_next_run_measures_only_missing_rows(run, record_file, partial_file):
     run()
     record = store.read(record_file)
     # The partial record is in another order; the finished one has the grid's order.
@@ -183,9 +181,7 @@ NOT_CONTINUED = {
 
 
 @pytest.mark.parametrize("other", NOT_CONTINUED)
-def test_rows_of_something_else_are_never_mixed_in(
-    run, record_file, partial_file, other
-):
+def test_rows_of_another_setup_are_not_resumed(run, record_file, partial_file, other):
     run()
     record = store.read(record_file)
     record.rows = record.rows[:3]
@@ -199,9 +195,7 @@ def test_rows_of_something_else_are_never_mixed_in(
 
 
 @pytest.mark.parametrize("content", ["", '{"schema": 2, "rows": []}', None])
-def test_work_in_progress_that_is_broken_or_edited_is_started_over(
-    run, record_file, partial_file, content
-):
+def test_damaged_partial_record_starts_over(run, record_file, partial_file, content):
     run()
     edited = record_file.read_text().replace("[6.0, 6.0", "[1.0, 6.0")
     partial_file.write_text(edited if content is None else content)
@@ -212,9 +206,7 @@ def test_work_in_progress_that_is_broken_or_edited_is_started_over(
     assert outcome.code == 0 and outcome.measured == ALL
 
 
-def test_work_in_progress_that_cannot_be_read_now_is_kept(
-    run, record_file, partial_file, monkeypatch
-):
+def test_unreadable_partial_record_is_kept(run, record_file, partial_file, monkeypatch):
     """The file may be valid, but belong to another user, or be on a failing disk."""
     run()
     fresh = store.read(record_file)
@@ -227,7 +219,7 @@ def test_work_in_progress_that_cannot_be_read_now_is_kept(
         read_state(record_file)
 
 
-def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record_file):
+def test_second_concurrent_run_is_rejected(run, tmp_path, record_file):
     first = launch(tmp_path, FAKE_SLEEP="60000")
     try:
         by = f"is being measured by process {first.pid} of {platform.node()}"
@@ -241,9 +233,7 @@ def test_of_two_runs_at_once_the_second_is_refused_by_name(run, tmp_path, record
     assert [event["event"] for event in run(seen=0).events] == ["already"]
 
 
-def test_out_of_time_it_stops_between_rows_and_keeps_them(
-    run, monkeypatch, record_file, partial_file
-):
+def test_deadline_stops_between_rows(run, monkeypatch, record_file, partial_file):
     outcome = run(deadline=time.time() - 1)
     assert outcome.code == 0 and not partial_file.exists()
     assert [event["event"] for event in outcome.events] == ["start", "out_of_time"]
@@ -259,7 +249,7 @@ def test_out_of_time_it_stops_between_rows_and_keeps_them(
     assert run(deadline=time.time() + 60).measured == [3, 2, 1] and record_file.exists()
 
 
-def test_measured_again_the_old_record_stands_until_all_rows_are_there(
+def test_old_record_stays_until_the_new_is_complete(
     run, monkeypatch, record_file, partial_file
 ):
     """A partial and a new record never exist together."""
@@ -286,7 +276,7 @@ def test_measured_again_the_old_record_stands_until_all_rows_are_there(
     assert run().measured == ALL
 
 
-def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
+def test_run_ends_when_its_output_is_closed(tmp_path, partial_file):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     child = launch(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20", TMPDIR=str(temporary))
@@ -300,7 +290,7 @@ def test_it_ends_when_nobody_listens_any_more(tmp_path, partial_file):
     assert not list(temporary.glob("*-compiled-*"))
 
 
-def test_a_failed_row_is_tried_again_and_never_published(
+def test_failed_rows_are_retried_not_published(
     run, monkeypatch, record_file, partial_file
 ):
     with monkeypatch.context() as broken:
@@ -316,7 +306,7 @@ def test_a_failed_row_is_tried_again_and_never_published(
     assert store.read(record_file).complete and not partial_file.exists()
 
 
-def test_after_a_cuda_error_no_further_row_is_trusted(run, monkeypatch):
+def test_cuda_error_stops_the_run(run, monkeypatch):
     error = "CUDA error: an illegal memory access was encountered"
     fail_at(monkeypatch, 4, RuntimeError(error))
     outcome = run()
@@ -324,7 +314,7 @@ def test_after_a_cuda_error_no_further_row_is_trusted(run, monkeypatch):
     assert outcome.events[-1] == {"event": "failed", "failed": 1, "missing": 3}
 
 
-def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file):
+def test_invalid_metrics_fail_their_row(run, monkeypatch, partial_file):
     """Such a metric in a record would prevent later rows from being written."""
     metrics = {
         6: ({"loss": [1.0, float("nan")]}, "loss[1]: is nan, not a finite number"),
@@ -353,7 +343,7 @@ def test_what_no_record_can_hold_is_a_failed_row(run, monkeypatch, partial_file)
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_a_lock_that_is_no_file_is_refused_and_not_followed(run, tmp_path, kind):
+def test_lock_must_be_a_regular_file(run, tmp_path, kind):
     lock, other = tmp_path / "meta" / ".fake.json.lock", tmp_path / "other"
     lock.parent.mkdir()
     other.write_text("not ours")
@@ -365,9 +355,7 @@ def test_a_lock_that_is_no_file_is_refused_and_not_followed(run, tmp_path, kind)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_one_line_and_costs_no_finished_row(
-    run, monkeypatch, partial_file, call
-):
+def test_full_disk_keeps_finished_rows(run, monkeypatch, partial_file, call):
     calls, real = [], getattr(os, call)
 
     def fail_when_full(*arguments):
@@ -386,7 +374,7 @@ def test_a_full_disk_is_one_line_and_costs_no_finished_row(
     assert len(os.listdir(partial_file.parent)) == 2
 
 
-def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, partial_file):
+def test_unwritable_folder_gives_one_line(run, tmp_path, partial_file):
     other = "remove what is in the way, or give another --results"
     (tmp_path / "file").write_text("in the way")
     message = run(results=tmp_path / "file").error
@@ -400,7 +388,7 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path, partial_file)
 
 
 @pytest.mark.parametrize("why", ["fatal: not a git", "fatal: path", "git is not"])
-def test_a_tree_without_a_commit_says_so(run, monkeypatch, record_file, tmp_path, why):
+def test_missing_commit_is_reported(run, monkeypatch, record_file, tmp_path, why):
     if why == "git is not":
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
@@ -420,7 +408,7 @@ def test_a_tree_without_a_commit_says_so(run, monkeypatch, record_file, tmp_path
 
 
 @pytest.mark.parametrize("text", ["", "main", "be1169", "be1169b\n", "a" * 65])
-def test_what_is_no_commit_is_refused_in_one_line(run, monkeypatch, record_file, text):
+def test_invalid_commit_gives_one_line(run, monkeypatch, record_file, text):
     monkeypatch.setenv("GIT_COMMIT", text)
     message = run().error
     assert message.startswith("GIT_COMMIT must be a commit, 7 to 64 digits of 0-9 and")
@@ -428,7 +416,7 @@ def test_what_is_no_commit_is_refused_in_one_line(run, monkeypatch, record_file,
     assert not record_file.exists()
 
 
-def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):
+def test_unknown_experiment_or_grid_gives_one_line(capsys, tmp_path):
     for stem, grid in (("nosuch", "full"), ("warmup", "huge")):
         with pytest.raises(typer.Exit):
             measure.main(stem, tmp_path, grid)
@@ -437,7 +425,7 @@ def test_a_name_or_a_grid_that_is_none_is_one_line(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
+def test_experiment_that_needs_a_gpu(run, monkeypatch):
     only_quick_on_cpu = replace(fake_stem_entry("cuda"), quick=("cuda", "cpu"))
     monkeypatch.setitem(STEMS, "fake", only_quick_on_cpu)
     monkeypatch.setattr(machine, "find_gpu", lambda: None)
@@ -447,7 +435,7 @@ def test_a_stem_that_needs_a_gpu_says_so(run, monkeypatch):
     assert run(grid="quick").code == 0
 
 
-def test_a_gpu_that_torch_cannot_use_is_no_cpu_measurement(run, monkeypatch, tmp_path):
+def test_unusable_gpu_is_not_measured_as_a_cpu(run, monkeypatch, tmp_path):
     monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
     monkeypatch.setattr(machine, "find_gpu", make_gpu)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -29,7 +29,7 @@ def write_system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path
         ("MemAvailable: much\n", None),
     ],
 )
-def test_free_memory_is_what_the_system_says(tmp_path, text, free):
+def test_free_memory_of_the_host(tmp_path, text, free):
     assert free_host_bytes(write_system(tmp_path, text)) == free
     assert free_host_bytes(tmp_path / "nowhere") is None
 
@@ -59,7 +59,7 @@ def control_group(name: str, limit: str | int, used: int, files: int = 0) -> dic
         ("0::/job", {"sys__fs__cgroup__job__memory-max": GIB}, 8 * GIB),
     ],
 )
-def test_in_a_container_the_smaller_counts(tmp_path, path, files, free):
+def test_free_memory_in_a_container(tmp_path, path, files, free):
     root = write_system(tmp_path, proc__self__cgroup=path, **files)
     assert free_host_bytes(root) == free
 
@@ -81,7 +81,7 @@ print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not on Linux")
-def test_more_than_is_free_is_a_result_and_kills_no_process():
+def test_allocation_above_free_memory_is_a_row():
     """Too large a tensor gives an error; a lower existing limit stays."""
     assert (free_host_bytes() or 0) > GIB / 64
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}

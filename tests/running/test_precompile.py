@@ -57,7 +57,7 @@ def groups(monkeypatch):
 
 
 @pytest.mark.parametrize("done", [0, 5])
-def test_pending_rows_are_shared_out_and_each_is_run(stem, groups, done, monkeypatch):
+def test_pending_rows_are_divided_among_processes(stem, groups, done, monkeypatch):
     precompile.compile_ahead("fake", "full", CONFIGS[done:], NEVER)
     monkeypatch.setattr(precompile, "end_with_parent", lambda parent: None)
 
@@ -75,9 +75,7 @@ def test_pending_rows_are_shared_out_and_each_is_run(stem, groups, done, monkeyp
 
 
 @pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
-def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
-    groups, monkeypatch, room, count
-):
+def test_number_of_compiling_processes(groups, monkeypatch, room, count):
     monkeypatch.setattr(precompile, "available_cores", lambda: 16)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (room, room))
     configs = precompile.grid_configs("compile", "full")
@@ -87,7 +85,7 @@ def test_models_are_compiled_by_as_many_as_cores_and_memory_allow(
     assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
 
 
-def test_each_process_has_its_share_of_each_kind(stem, groups, monkeypatch):
+def test_processes_get_equal_shares_of_each_kind(stem, groups, monkeypatch):
     both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
     monkeypatch.setitem(STEMS, "fake", both)
     monkeypatch.setattr(precompile, "available_cores", lambda: 2)
@@ -105,9 +103,7 @@ def test_the_largest_rows_share_a_process():
     assert precompile.shares_that_fit(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
 
 
-def test_few_rows_one_core_or_no_time_are_not_worth_it(
-    stem, groups, monkeypatch, capsys
-):
+def test_cases_without_precompilation(stem, groups, monkeypatch, capsys):
     precompile.compile_ahead("fake", "full", CONFIGS[:14], NEVER)
     precompile.compile_ahead("warmup", "full", CONFIGS, NEVER)
     precompile.compile_ahead("fake", "full", CONFIGS, time.time() - 60)
@@ -117,7 +113,9 @@ def test_few_rows_one_core_or_no_time_are_not_worth_it(
 
 
 @pytest.mark.parametrize("started", [2, 3])
-def test_out_of_time_or_of_processes_all_are_ended(stem, monkeypatch, capsys, started):
+def test_deadline_or_process_limit_ends_all_children(
+    stem, monkeypatch, capsys, started
+):
     """After `started` processes the system refuses another, as a container may."""
     children, popen = [], subprocess.Popen
 
@@ -165,9 +163,7 @@ def child_command(kind: str, parent: int, folder: Path) -> dict:
     }
 
 
-def test_told_to_end_they_leave_no_folder_and_the_deaf_are_killed(
-    tmp_path, monkeypatch
-):
+def test_terminated_children_leave_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile, "GRACE", 2)
     kinds = "deaf", "hears"
     children = [
@@ -182,7 +178,7 @@ def test_told_to_end_they_leave_no_folder_and_the_deaf_are_killed(
 
 
 @pytest.mark.parametrize(("kind", "code", "left"), [("hears", 143, 0), ("deaf", 1, 1)])
-def test_they_end_at_work_when_their_parent_is_gone(kind, code, left, tmp_path):
+def test_children_end_with_their_parent(kind, code, left, tmp_path):
     given = child_command(kind, os.getpid() + 1, tmp_path)
     assert subprocess.run(**given, timeout=30).returncode == code
     assert len(list(tmp_path.iterdir())) == left
@@ -202,9 +198,7 @@ with folder_for_compiled(Path(sys.argv[1])):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_folder_for_compiled_code_is_gone_at_the_end_or_in_the_next_run(
-    how, tmp_path, monkeypatch
-):
+def test_folders_of_compiled_code_are_removed(how, tmp_path, monkeypatch):
     record, folders = tmp_path / "record.json", tmp_path / "temporary"
     folders.mkdir()
     monkeypatch.setattr(precompile, "gettempdir", lambda: str(folders))
@@ -224,7 +218,7 @@ def test_a_folder_for_compiled_code_is_gone_at_the_end_or_in_the_next_run(
     assert not list(folders.iterdir()) and precompile.ahead("") is None
 
 
-def test_a_link_in_the_place_of_that_folder_is_not_followed(tmp_path, monkeypatch):
+def test_link_to_the_compiled_folder_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile, "gettempdir", lambda: str(tmp_path))
     with precompile.folder_for_compiled(Path("record.json")):
         folder = precompile.ahead("")
@@ -237,7 +231,9 @@ def test_a_link_in_the_place_of_that_folder_is_not_followed(tmp_path, monkeypatc
     assert (tmp_path / "mine").is_dir()
 
 
-def test_its_time_counts_with_the_first_row(pretend_gpu, monkeypatch, tmp_path):
+def test_precompilation_time_counts_with_the_first_row(
+    pretend_gpu, monkeypatch, tmp_path
+):
     asked = []
     monkeypatch.setattr(
         measure, "compile_ahead", lambda *given: asked.append(given) or time.sleep(1)

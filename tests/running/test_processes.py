@@ -12,7 +12,7 @@ from tests import fake_stem
 CUDA_ERROR = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
 
 
-def test_rows_may_have_a_fresh_process_each(run, monkeypatch, tmp_path, record_file):
+def test_rows_in_new_processes(run, monkeypatch, tmp_path, record_file):
     log = tmp_path / "log"
     monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
     monkeypatch.setenv("FAKE_ROWS", "3")
@@ -23,9 +23,7 @@ def test_rows_may_have_a_fresh_process_each(run, monkeypatch, tmp_path, record_f
     assert [row.metrics["count"] for row in store.read(record_file).rows] == [3, 2, 1]
 
 
-def test_a_gpu_that_fails_one_process_measures_the_others(
-    run, monkeypatch, partial_file
-):
+def test_cuda_error_fails_only_its_process(run, monkeypatch, partial_file):
     monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
     monkeypatch.setenv("FAKE_ROWS", "3")
     monkeypatch.setenv("FAKE_CUDA_ERROR", "2")
@@ -36,7 +34,7 @@ def test_a_gpu_that_fails_one_process_measures_the_others(
 
 
 @pytest.mark.parametrize("ends", ["", "import os; os.kill(os.getpid(), 9)"])
-def test_what_an_experiment_prints_is_no_row(monkeypatch, tmp_path, ends):
+def test_printed_text_is_not_read_as_a_row(monkeypatch, tmp_path, ends):
     (tmp_path / "talking.py").write_text(f"""
 from tests.fake_stem import Config
 def run(config):

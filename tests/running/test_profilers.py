@@ -29,9 +29,7 @@ def states_at_end(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_a_profile_ends_that_detaches_and_the_environment_is_as_before(
-    states_at_end, monkeypatch, before
-):
+def test_detaching_cupti_restores_the_environment(states_at_end, monkeypatch, before):
     monkeypatch.delenv(LEAVE, raising=False)
     if before is not None:
         monkeypatch.setenv(LEAVE, before)
@@ -40,7 +38,7 @@ def test_a_profile_ends_that_detaches_and_the_environment_is_as_before(
     assert os.environ.get(LEAVE) == before
 
 
-def test_a_broken_gpu_is_left_for_its_row_to_tell(states_at_end, monkeypatch):
+def test_detaching_ignores_cuda_errors(states_at_end, monkeypatch):
     def fail(work, device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -50,7 +48,7 @@ def test_a_broken_gpu_is_left_for_its_row_to_tell(states_at_end, monkeypatch):
     assert states_at_end == [] and LEAVE not in os.environ
 
 
-def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
+def test_cupti_is_detached_after_each_group(monkeypatch):
     order = []
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     monkeypatch.setattr(profilers, "detach_cupti", lambda: order.append("let go"))
@@ -62,7 +60,7 @@ def test_a_profiler_is_detached_after_each_group_of_rows(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_launches_after_a_profile_take_as_long_as_before():
+def test_launches_after_a_profile_are_not_slower():
     one = torch.ones(1, device="cuda")
 
     def least_launch_ms() -> float:

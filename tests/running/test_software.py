@@ -47,7 +47,7 @@ def versions(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[st
     return tuned_software(STEMS[stem].module, [], slug, triton)
 
 
-def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(write_tuned):
+def test_tuned_configs_are_versions_where_used(write_tuned):
     digest = tuned.digest(A100.slug, "3.7.1")
     assert digest and versions("flash_peers") == {TUNED: f"tuned {digest}"}
     assert versions("accumulation") == {}
@@ -55,7 +55,7 @@ def test_only_what_reads_them_on_that_gpu_with_that_triton_says_so(write_tuned):
     assert versions("flash_peers", triton="3.8.0") == {}
 
 
-def test_a_record_says_in_words_which_kernels_its_gpu_gets(write_tuned, monkeypatch):
+def test_record_describes_the_kernels_of_its_gpu(write_tuned, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
     status = kernel_status(A100)
@@ -75,7 +75,7 @@ def test_a_record_says_in_words_which_kernels_its_gpu_gets(write_tuned, monkeypa
     assert kernel_status(make_gpu()) == {}, "of which the driver tells no capability"
 
 
-def test_with_other_configurations_a_record_is_stale(write_tuned):
+def test_changed_tuned_configs_make_a_record_stale(write_tuned):
     record = make_record(
         "flash_peers",
         device=A100,
@@ -120,7 +120,7 @@ class NumberedConfig:
         ([NumberedConfig(1)], False),
     ],
 )
-def test_a_library_of_others_counts_where_it_runs(configs, count):
+def test_library_versions_count_where_used(configs, count):
     """A record without rows of FlashAttention-4 stays fresh if its version changes."""
     found = {"torch": "2.11.0", PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}

@@ -71,9 +71,7 @@ def test_verify_refuses_rows_without_samples(run, monkeypatch, old_record, recor
     assert store.read(record_file) == old_record
 
 
-def test_rows_in_turns_are_measured_again_together(
-    run, monkeypatch, old_record, record_file
-):
+def test_verify_measures_whole_groups(run, monkeypatch, old_record, record_file):
     monkeypatch.setattr(fake_stem, "IN_TURNS", "index", raising=False)
     outcome = run(verify=True)
     assert outcome.code == 0 and outcome.measured == [6, 5, 4, 3, 2, 1]
@@ -88,15 +86,13 @@ def test_rows_in_turns_are_measured_again_together(
     assert "count (2, now 9)" in run(verify=True).error
 
 
-def test_what_only_a_first_start_tells_is_not_compared(run, monkeypatch, old_record):
+def test_verify_skips_first_start_metrics(run, monkeypatch, old_record):
     monkeypatch.setattr(fake_stem, "run", make_run(count=9))
     monkeypatch.setattr(fake_stem, "ONCE", ("cou",), raising=False)
     assert run(verify=True).code == 0
 
 
-def test_an_attention_without_any_numbers_counts_with_the_others(
-    run, monkeypatch, record_file
-):
+def test_verify_covers_attentions_without_numbers(run, monkeypatch, record_file):
     """Rows out of memory count, too: their code must be unchanged."""
 
     @dataclass(frozen=True)
@@ -119,7 +115,7 @@ def test_an_attention_without_any_numbers_counts_with_the_others(
     assert record_age(store.read(record_file)) == VERIFIED
 
 
-def test_gpu_times_are_compared_where_a_row_has_them():
+def test_verify_compares_gpu_times_if_any():
     """GPU times must agree within 3 %; the rows' wall-clock times are ignored."""
     old = make_row({}, forward_ms=[10.0], warmup_ms=[9.0], forward_gpu_ms=[8.0])
     slow = make_row({}, forward_ms=[99.0], warmup_ms=[1.0], forward_gpu_ms=[8.2])
@@ -148,7 +144,7 @@ GRIDS = {
 
 
 @pytest.mark.parametrize("rows", GRIDS)
-def test_a_record_of_another_grid_is_not_verified(
+def test_verify_rejects_a_record_of_another_grid(
     run, monkeypatch, old_record, record_file, rows
 ):
     """Rows of the current grid that were never measured would count as verified."""
@@ -159,7 +155,7 @@ def test_a_record_of_another_grid_is_not_verified(
     assert store.read(record_file) == old_record
 
 
-def test_an_edited_record_is_never_verified(run, old_record, record_file):
+def test_verify_rejects_an_edited_record(run, old_record, record_file):
     text = record_file.read_text()
     record_file.write_text(text.replace("[6.0, 6.0", "[1.0, 6.0"))
     said = f"{record_file} was edited by hand: measure it again"
@@ -213,5 +209,5 @@ SLOWER = [KERNELS[1] | {"total_ms": 1.1}, KERNELS[0]]
         ("mean_error", STEPS, [0.0, None, 1.001 * 0.0025283], False),
     ],
 )
-def test_agreement_is_within_noise(name, old, new, same):
+def test_verify_tolerances(name, old, new, same):
     assert verify.metrics_agree(name, old, new) == same

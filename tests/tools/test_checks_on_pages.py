@@ -16,7 +16,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_session_on_a_page_prints_what_it_says(page):
+def test_page_sessions_print_the_shown_output(page):
     test = doctest.DocTestParser().get_doctest(PAGES[page], {}, page, page, 0)
     lines: list[str] = []
     assert test.examples

@@ -35,7 +35,7 @@ LINES = [
 ASSEMBLY = "".join(f"  /*{16 * i:04x}*/  {x} ;\n" for i, x in enumerate(LINES))
 
 
-def test_what_the_loop_for_whole_tiles_executes_is_counted():
+def test_hottest_loop_counts():
     assert hottest_loop(ASSEMBLY) == {
         "instructions": 14,
         "spilled": 1,
@@ -43,19 +43,19 @@ def test_what_the_loop_for_whole_tiles_executes_is_counted():
     }
 
 
-def test_without_a_loop_that_multiplies_and_exponentiates_there_is_none():
+def test_hottest_loop_of_other_kernels_is_empty():
     assert hottest_loop(ASSEMBLY.replace("HMMA", "FFMA")) == {}
     assert hottest_loop(ASSEMBLY.replace("EX2", "RCP")) == {}
 
 
-def test_instructions_of_the_shortest_loop_with_products_and_exponentials():
+def test_instructions_per_score_of_the_shortest_loop():
     assert instructions_per_score(ASSEMBLY) == 11
     # If the loop with comparisons is no loop, the other loop counts.
     assert instructions_per_score(ASSEMBLY.replace("0x20 ;", "0xf00 ;")) == 14
     assert instructions_per_score(ASSEMBLY.replace("HMMA", "FFMA")) == 0
 
 
-def test_every_step_was_compiled_by_each_version():
+def test_compiled_file_has_every_step():
     for found in read_compiled_steps().values():
         assert list(found["steps"]) == [*FORWARD, *BACKWARD]
         for kernels in found["steps"].values():
@@ -64,7 +64,7 @@ def test_every_step_was_compiled_by_each_version():
             assert all(0 < k["shared_bytes"] <= 227 * 1024 for k in kernels)
 
 
-def test_what_each_version_compiled_is_of_this_code():
+def test_compiled_file_is_not_stale():
     of_this_code = hash_of(LAUNCHERS)
     versions = read_compiled_steps()
     stale = [v for v, found in versions.items() if found["source_hash"] != of_this_code]
@@ -79,7 +79,7 @@ print(json.dumps(compile_step("skip")))
 
 
 @pytest.mark.slow
-def test_what_is_committed_is_what_compiling_finds():
+def test_compiled_file_equals_compiling_again():
     here = read_compiled_steps().get(triton.__version__)
     if here is None:
         skip_or_fail(f"{PATH} has no Triton {triton.__version__}: run {REMEDY}")

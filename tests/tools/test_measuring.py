@@ -54,7 +54,7 @@ def run_one(stem: str = "fake") -> Outcome:
         (f"print({ROW!r}); print({DONE!r}, flush=True); {KILL}", -9),
     ],
 )
-def test_a_child_that_does_not_reach_its_end_has_crashed(replace_child, code, shown):
+def test_child_without_final_report_has_crashed(replace_child, code, shown):
     """A child must send its final report and then exit by itself."""
     replace_child(code)
     outcome = run_one()
@@ -63,7 +63,7 @@ def test_a_child_that_does_not_reach_its_end_has_crashed(replace_child, code, sh
     assert outcome.message == f"crashed (exit code {shown}); {again}"
 
 
-def test_a_child_that_reached_its_end_has_measured(replace_child, capsys):
+def test_child_with_final_report_has_measured(replace_child, capsys):
     """Reports may arrive in pieces; other output is printed without markup."""
     replace_child(
         "import sys, time\n"
@@ -77,13 +77,13 @@ def test_a_child_that_reached_its_end_has_measured(replace_child, capsys):
     assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in capsys.readouterr().out
 
 
-def test_out_of_time_no_further_child_is_started(replace_child, tmp_path):
+def test_no_child_starts_after_the_deadline(replace_child, tmp_path):
     replace_child("raise SystemExit(3)")
     (outcome,) = measure_all(["model_sizes"], tmp_path, deadline=time.time() - 1)
     assert (outcome.code, outcome.message) == (0, "out of time; run again to go on")
 
 
-def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
+def test_cpu_children_use_the_interpreter(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(measuring, "lacks", lambda *_: "")
     stems = "flash_ablation", "model_sizes"
@@ -92,7 +92,7 @@ def test_on_a_cpu_tritons_kernels_are_interpreted(monkeypatch, tmp_path):
     assert [isinstance(t, Task) and t.environment for t in tasks] == interpreted
 
 
-def test_each_gpu_measures_one_at_a_time(replace_child, tmp_path, capsys):
+def test_each_gpu_measures_one_experiment_at_a_time(replace_child, tmp_path, capsys):
     replace_child(f"""
 import os, pathlib, sys, time
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
@@ -118,7 +118,7 @@ print({DONE!r})
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_stopped_it_leaves_no_child(replace_child, tmp_path, monkeypatch, capsys, deaf):
+def test_ctrl_c_ends_all_children(replace_child, tmp_path, monkeypatch, capsys, deaf):
     """One Ctrl-C is enough, or two if a child ignores SIGTERM."""
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if deaf else ""
     replace_child(f"""
@@ -147,7 +147,7 @@ time.sleep(60)
             os.kill(pid, 0)
 
 
-def test_one_that_can_not_be_started_ends_the_others(replace_child, monkeypatch):
+def test_failing_start_ends_other_children(replace_child, monkeypatch):
     replace_child("import time; time.sleep(60)")
     real, started = measuring.subprocess.Popen, []
 
@@ -163,7 +163,7 @@ def test_one_that_can_not_be_started_ends_the_others(replace_child, monkeypatch)
     assert started[0].returncode == -signal.SIGTERM
 
 
-def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch, capsys):
+def test_missing_or_different_gpus_give_one_line(monkeypatch, capsys):
     kinds = {"0": make_gpu("X"), "1": make_gpu("X"), "2": make_gpu("Y")}
     monkeypatch.setattr(at_once, "find_gpu", kinds.get)
     monkeypatch.setattr(at_once, "gpu_uuid", {"0": "a", "1": "b"}.get)
@@ -182,6 +182,6 @@ def test_gpus_that_are_not_there_or_not_alike_are_one_line(monkeypatch, capsys):
     assert "no GPU is GPU-a, see `nvidia-smi -L`" in refusal_text(2, "0", "GPU-a")
 
 
-def test_what_nothing_is_known_of_is_first_and_then_what_takes_longest():
+def test_sort_longest_first():
     stems = ["model_sizes", "flash_peers", "unknown"]
     assert sort_longest_first(stems) == ["unknown", "flash_peers", "model_sizes"]

@@ -27,7 +27,7 @@ x
 $$"""
 
 
-def test_a_notebook_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_notebook(tmp_path, monkeypatch):
     (tmp_path / "a.ipynb").write_text("edited")
     monkeypatch.setattr(run_notebooks, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(run_notebooks, "execute_notebook", lambda path: "\ud800")
@@ -36,7 +36,7 @@ def test_a_notebook_that_cannot_be_written_is_kept(tmp_path, monkeypatch):
     assert (tmp_path / "a.ipynb").read_text() == "edited"
 
 
-def test_it_imports_this_clone_and_a_signal_is_no_traceback(monkeypatch):
+def test_notebooks_import_this_clone(monkeypatch):
     client = Mock(**{"return_value.execute.side_effect": AssertionError})
     monkeypatch.setattr(run_notebooks, "NotebookClient", client)
     with pytest.raises(KeyboardInterrupt):
@@ -46,7 +46,7 @@ def test_it_imports_this_clone_and_a_signal_is_no_traceback(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_fresh_run_gives_what_is_committed(path, tmp_path, monkeypatch):
+def test_committed_outputs_equal_a_new_run(path, tmp_path, monkeypatch):
     # Ignore the user's start-up files, and allow a read-only home.
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
@@ -56,7 +56,7 @@ def test_a_fresh_run_gives_what_is_committed(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_page_shows_every_output_and_no_error(path: Path) -> None:
+def test_notebook_outputs_are_text_or_figures(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
     assert "stdout" in {output.get("name") for output in outputs}
@@ -84,7 +84,7 @@ def make_page(tmp_path: Path) -> Any:
     return render_cell
 
 
-def test_a_notebook_looks_like_the_other_pages(make_page: Any) -> None:
+def test_notebook_page_has_the_site_s_markup(make_page: Any) -> None:
     one = Shown("note", lambda figure: figure.subplots(), "It grows & grows.")
     figure = one._repr_mimebundle_()
     # Figures contain their colours, because viewers have no style sheet.
@@ -102,7 +102,7 @@ def test_a_notebook_looks_like_the_other_pages(make_page: Any) -> None:
     assert not any(mark in built for mark in ("<style", "<script", "jp-"))
 
 
-def test_a_cell_tagged_folded_is_folded_and_its_output_is_not(make_page: Any) -> None:
+def test_folded_cells_show_their_output(make_page: Any) -> None:
     output, source = new_output("stream", text="1\n"), "# What is shown.\nprint(1)"
     assert "<details" not in make_page(output, source=source)
     fold = make_page(output, source=source, tags=["folded"])

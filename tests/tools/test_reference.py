@@ -38,7 +38,7 @@ def read_snippet(path: str, name: str) -> str:
     return source.split(f"[start:{name}]")[1].split(f"[end:{name}]")[0]
 
 
-def test_every_row_is_read():
+def test_all_reference_rows_are_parsed():
     lines = re.findall(r"^\| \[?`.*", TEXT, re.MULTILINE)
     assert len(ROWS) == len(lines) > 30
     assert len({call for call, *_ in ROWS}) == len(ROWS)
@@ -48,7 +48,7 @@ SOURCES = "".join(path.read_text("utf-8") for path in (ROOT / "systems").rglob("
 
 
 @pytest.mark.parametrize(("call", "page", "anchor"), ROWS)
-def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
+def test_reference_calls_exist_in_code_and_section(call, page, anchor):
     name = re.sub(r"\(.*", "", call)
     # Sections name tl functions in full, because formulas use max, and torch functions
     # by their last part.
@@ -57,7 +57,7 @@ def test_a_call_is_in_the_code_and_in_its_section(call, page, anchor):
     assert word.search(SOURCES) and word.search(text_under_heading(page, anchor))
 
 
-def test_the_reference_of_the_code_has_every_module_once():
+def test_code_reference_has_every_module_once():
     pages = "".join(page.read_text("utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
     # A package with only a docstring has no entry.
@@ -71,7 +71,7 @@ def test_the_reference_of_the_code_has_every_module_once():
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "api").glob("*.md")))
-def test_what_readers_call_stands_in_the_table_on_top(path):
+def test_linked_names_are_in_the_top_table(path):
     top, below = path.read_text(encoding="utf-8").split("\n## Module by module\n")
     listed = re.findall(
         r"^\| \[`(\w+)`\]\[(systems\.[\w.]+)\] \| \S", top, re.MULTILINE

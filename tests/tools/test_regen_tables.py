@@ -62,7 +62,7 @@ def state(listed: str, stem: str) -> str:
     return next(cells[2] for cells in lines if cells[0] == stem)
 
 
-def test_help_shows_the_flags_and_imports_nothing_that_takes_long():
+def test_help_imports_no_slow_modules():
     line = [sys.executable, "-X", "importtime", "tools/regen_tables.py", "--help"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "--time-limit MIN" in done.stdout
@@ -95,14 +95,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_a_flag_that_would_be_ignored_or_is_wrong_is_one_line(run_regen, options):
+def test_wrong_or_ignored_options_give_one_line(run_regen, options):
     done = run_regen(*shlex.split(options))
     assert (done.code, done.out.strip()) == (2, "")
     assert done.err.startswith(f"error: {WRONG[options]}")
     assert done.err.count("\n") == 1
 
 
-def test_a_run_measures_renders_and_says_what_it_skipped(tree):
+def test_run_measures_renders_and_lists_skipped(tree):
     done = regen_tables(tree, "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0, done.stderr
     skipped = "skipped: needs a GPU and none was found; --quick runs it on a CPU"
@@ -131,7 +131,7 @@ def test_a_run_measures_renders_and_says_what_it_skipped(tree):
 
 
 @pytest.mark.slow
-def test_a_stem_that_crashes_leaves_the_others(tree):
+def test_crashing_experiment_leaves_the_others(tree):
     done = regen_tables(tree)
     message = "crashed (exit code -9); run again to go on from the last row"
     assert done.returncode == 1 and message in done.stdout
@@ -147,9 +147,7 @@ def test_a_stem_that_crashes_leaves_the_others(tree):
 
 
 @pytest.mark.slow
-def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown(
-    tree, tmp_path
-):
+def test_reduced_grid_has_its_own_records_and_tables(tree, tmp_path):
     results, shown = tmp_path / "my results", tmp_path / "shown"
     flags = "--only", "fake", "--only", "gpu_only", "--results", str(results)
     done = regen_tables(tree, "--quick", *flags)
@@ -175,7 +173,7 @@ def test_a_reduced_grid_stays_apart_and_is_rendered_by_the_command_that_is_shown
 
 
 @pytest.mark.parametrize("options", ["", "--quick", "--verify warmup"])
-def test_a_folder_of_reduced_grids_is_not_measured_into(run_regen, tmp_path, options):
+def test_folder_of_reduced_grids_is_rejected(run_regen, tmp_path, options):
     """In such a folder, records of full grids would be rejected."""
     (quick := tmp_path / "results/quick").mkdir(parents=True)
     done = run_regen(*options.split(), "--results", str(quick))
@@ -185,7 +183,7 @@ def test_a_folder_of_reduced_grids_is_not_measured_into(run_regen, tmp_path, opt
 
 
 @pytest.mark.slow
-def test_verify_makes_a_stale_record_verified(tree):
+def test_verify_marks_a_stale_record_verified(tree):
     regen_tables(tree, "--only", "fake")
     with open(tree / "systems/experiments/fake.py", "a") as file:
         file.write("EXTRA = 1\n")
@@ -213,9 +211,7 @@ def test_verify_makes_a_stale_record_verified(tree):
         (signal.SIGKILL, -9, ""),
     ],
 )
-def test_stopping_the_command_ends_the_process_of_a_row(
-    tree, tmp_path, told, code, said
-):
+def test_signals_end_the_process_of_a_row(tree, tmp_path, told, code, said):
     log = tmp_path / "log"
     settings = {"FAKE_FRESH_PROCESS": "1", "FAKE_SLEEP": "600000", "FAKE_LOG": str(log)}
     given = regen_command(tree, "--only", "fake", **settings)
@@ -242,7 +238,7 @@ COMPILE_ON_A_CPU = ("compile", "attention")
 
 
 @pytest.mark.slow
-def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
+def test_reduced_grids_by_command_are_fast(tmp_path):
     """All rows succeed, with kernels in the interpreter."""
     only = [part for stem in BY_COMMAND for part in ("--only", stem)]
     options = ("--quick", *only, "--results", str(tmp_path))
@@ -272,7 +268,7 @@ def test_the_reduced_grid_takes_a_cpu_no_longer_than_a_reader_waits(tmp_path):
     ],
 )
 @pytest.mark.usefixtures("use_cpu", "skip_shape_checks")
-def test_so_does_every_other_and_its_tables_are_made(stem, monkeypatch):
+def test_reduced_grids_are_fast_and_render(stem, monkeypatch):
     # Initializing models takes half of the time.
     monkeypatch.setattr(
         torch.nn.init, "trunc_normal_", lambda x, std, **_: x.uniform_(-std, std)
@@ -292,9 +288,7 @@ def test_list_makes_no_folder(run_regen, tmp_path):
 
 
 @pytest.mark.parametrize("action", ["--list", "--render"])
-def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
-    rerun, tmp_path, monkeypatch, action
-):
+def test_unlistable_folder_is_an_error(rerun, tmp_path, monkeypatch, action):
     """Rendering would delete the tables of records that it takes for missing."""
     scandir, before = os.scandir, file_contents(tmp_path)
     folder = tmp_path / "results/meta"
@@ -312,7 +306,7 @@ def test_a_folder_that_can_not_be_listed_is_not_an_empty_one(
     assert file_contents(tmp_path) == before
 
 
-def test_list_shows_names_whole_in_eighty_columns():
+def test_list_fits_in_eighty_columns():
     done = regen_tables(ROOT, "--list", COLUMNS="80")
     words = done.stdout.split()
     slugs = {path.parent.name for path in RESULTS.glob("*/*.json")}
@@ -321,7 +315,7 @@ def test_list_shows_names_whole_in_eighty_columns():
 
 
 @pytest.mark.parametrize("options", ["--only model_sizes", "--list", "--check"])
-def test_a_record_that_cannot_be_read_is_one_line(run_regen, tmp_path, options):
+def test_unreadable_record_gives_one_line(run_regen, tmp_path, options):
     """Measuring names the record and continues with the other records."""
     path = tmp_path / "results/meta/model_sizes.json"
     path.parent.mkdir(parents=True)
@@ -335,7 +329,7 @@ def test_a_record_that_cannot_be_read_is_one_line(run_regen, tmp_path, options):
 
 @pytest.mark.parametrize("options", ["--render", "--verify warmup"])
 @pytest.mark.parametrize("name", ["typo", "file"])
-def test_a_folder_of_records_that_is_none_is_refused(rerun, tmp_path, options, name):
+def test_invalid_results_folder_is_rejected(rerun, tmp_path, options, name):
     (tmp_path / "file").touch()
     before, other = file_contents(tmp_path), tmp_path / name
     done = rerun(*options.split(), "--results", str(other))
@@ -345,7 +339,7 @@ def test_a_folder_of_records_that_is_none_is_refused(rerun, tmp_path, options, n
     assert file_contents(tmp_path) == before
 
 
-def test_records_elsewhere_leave_the_guides_own_tables(rerun, tmp_path):
+def test_other_results_keep_the_guide_s_tables(rerun, tmp_path):
     other, shown = tmp_path / "other", tmp_path / "shown"
     other.mkdir()
     before = file_contents(tmp_path / "generated")
@@ -361,7 +355,7 @@ def test_records_elsewhere_leave_the_guides_own_tables(rerun, tmp_path):
     assert file_contents(tmp_path / "generated") == before
 
 
-def test_a_link_among_the_rendered_is_replaced_not_followed(rerun, tmp_path):
+def test_rendering_replaces_symbolic_links(rerun, tmp_path):
     """While a file is replaced, readers see either the old or the new content."""
     path, other = tmp_path / "generated/model_sizes-table.md", tmp_path / "other"
     other.write_text("not ours")
@@ -377,7 +371,7 @@ def test_a_link_among_the_rendered_is_replaced_not_followed(rerun, tmp_path):
     assert path.read_text() == before
 
 
-def test_a_folder_of_other_files_is_not_rendered_into(rerun, tmp_path):
+def test_rendering_rejects_folders_of_other_files(rerun, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").touch()
     done = rerun("--render", "--generated", str(tmp_path / "home"))
@@ -389,7 +383,7 @@ def test_a_folder_of_other_files_is_not_rendered_into(rerun, tmp_path):
     assert sorted(file_contents(tmp_path / "home")) == ["facts.yml", "thesis.tex"]
 
 
-def test_rendering_that_was_stopped_is_taken_up_again(rerun, tmp_path, monkeypatch):
+def test_interrupted_rendering_can_be_repeated(rerun, tmp_path, monkeypatch):
     """Rendering also continues in a new folder with only rendered files."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
     write, written = rendering.write_atomically, []
@@ -432,7 +426,7 @@ def rerun(run_regen, model_sizes, tmp_path):
     return run_regen
 
 
-def test_what_a_check_finds_fails_it(rerun, monkeypatch):
+def test_findings_fail_the_check(rerun, monkeypatch):
     monkeypatch.setattr(same_cell, "check_cells", lambda found: ["a differs"])
     monkeypatch.setattr(pages, "check_pages", lambda root: [f"{root.name}/a.md:1: b"])
     done = rerun("--check")
@@ -459,9 +453,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_check_fails_where_a_generated_file_is_not_what_the_records_give(
-    rerun, tmp_path, fault
-):
+def test_outdated_generated_file_fails_the_check(rerun, tmp_path, fault):
     name, break_it, message = FAULTS[fault]
     before = file_contents(tmp_path / "generated")
     break_it(tmp_path / "generated" / name)
@@ -474,7 +466,7 @@ def test_check_fails_where_a_generated_file_is_not_what_the_records_give(
     assert rerun("--check").code == 0
 
 
-def test_a_stale_record_is_a_warning(rerun, tmp_path):
+def test_stale_record_is_a_warning(rerun, tmp_path):
     path = tmp_path / "results/meta/model_sizes.json"
     record = store.read(path)
     record.source_hash = "older"
@@ -488,7 +480,7 @@ def test_a_stale_record_is_a_warning(rerun, tmp_path):
     assert done.code == 0 and done.out.startswith(f"warning: {message} or --verify")
 
 
-def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(rerun, tmp_path):
+def test_missing_row_fails_the_check(rerun, tmp_path):
     path = tmp_path / "results/meta/model_sizes.json"
     record = store.read(path)
     gone = record.rows.pop(1).config
@@ -504,7 +496,7 @@ def test_a_row_that_is_not_there_fails_the_check_with_its_right_digest(rerun, tm
     assert rerun("--list").code == 0
 
 
-def test_a_full_disk_names_the_file(rerun, tmp_path, monkeypatch):
+def test_full_disk_names_the_file(rerun, tmp_path, monkeypatch):
     full = OSError(ENOSPC, "No space left on device")
     path = tmp_path / "generated/facts.yml"
     path.unlink()

@@ -105,9 +105,7 @@ def slurm(tmp_path) -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.slurm
-def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
-    slurm, tree, tmp_path
-):
+def test_preempted_tasks_resume_and_render(slurm, tree, tmp_path):
     rows, log = 12, tmp_path / "log"
     settings = {"FAKE_ROWS": str(rows), "FAKE_SLEEP": "400", "FAKE_LOG": str(log)}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -140,6 +138,6 @@ def test_tasks_go_on_where_they_were_stopped_and_what_was_measured_is_rendered(
     assert text.count("rendered") == 1
 
 
-def test_the_array_has_a_task_for_each_experiment():
+def test_slurm_array_has_a_task_per_experiment():
     (last,) = re.findall(r"^#SBATCH --array=0-(\d+)$", (ROOT / FILE).read_text(), re.M)
     assert int(last) == len(STEMS) - 1

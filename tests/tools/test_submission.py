@@ -35,7 +35,7 @@ in_a_repository = pytest.mark.skipif(
 
 @in_a_repository
 @pytest.mark.slow
-def test_where_the_archive_is_unpacked_its_commands_work_without_git(tmp_path):
+def test_unpacked_archive_works_without_git(tmp_path):
     archive = tmp_path / "code.zip"
     submission.write_zip(archive)
     first = archive.read_bytes()
@@ -70,7 +70,7 @@ def run_main(tmp_path, monkeypatch, capsys):
     return run_main
 
 
-def test_what_goes_wrong_leaves_the_archive_as_it_was(run_main, tmp_path, monkeypatch):
+def test_errors_keep_the_old_archive(run_main, tmp_path, monkeypatch):
     (tmp_path / "code.zip").write_text("a good one")
     code, text = run_main("nope")
     assert code == 2 and text.count("\n") == 1
@@ -90,7 +90,7 @@ def test_what_goes_wrong_leaves_the_archive_as_it_was(run_main, tmp_path, monkey
     assert (tmp_path / "code.zip").read_text() == "a good one"
 
 
-def test_mkdocs_imports_this_clone_and_what_stops_it_is_named(capsys, monkeypatch):
+def test_mkdocs_errors_are_reported(capsys, monkeypatch):
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     script = "import sys; print(sys.flags.safe_path)"
     assert submission.run_command("", sys.executable, "-c", script) == "False\n"
@@ -100,9 +100,7 @@ def test_mkdocs_imports_this_clone_and_what_stops_it_is_named(capsys, monkeypatc
     assert capsys.readouterr().err.endswith("no site: WARNING - no such link\n")
 
 
-def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive(
-    run_main, tmp_path, monkeypatch
-):
+def test_uncommitted_files_and_missing_chromium(run_main, tmp_path, monkeypatch):
     require_git()
     root = tmp_path / "repository"
     root.mkdir()
@@ -124,7 +122,7 @@ def test_what_is_not_committed_is_named_and_without_chromium_there_is_an_archive
     assert not (tmp_path / "writeup.pdf").exists()
 
 
-def test_terminated_it_ends_what_it_started(tmp_path, monkeypatch):
+def test_sigterm_ends_child_processes(tmp_path, monkeypatch):
     git, pid = tmp_path / "git", tmp_path / "pid"
     sleep = f"PATH={os.defpath} exec sleep 60"
     git.write_text(f'#!/bin/sh\necho $$ > "{pid}"\n{sleep}\n')
@@ -139,7 +137,7 @@ def test_terminated_it_ends_what_it_started(tmp_path, monkeypatch):
         os.kill(int(pid.read_text()), 0)
 
 
-def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys):
+def test_failing_browser_gives_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CHROMIUM", "/nonexistent/chromium")
     with pytest.raises(SystemExit):
         submission.write_pdf(tmp_path / "writeup.pdf", None, "", tmp_path)
@@ -151,9 +149,7 @@ def test_a_browser_that_does_not_start_is_one_line(tmp_path, monkeypatch, capsys
 @in_a_repository
 @pytest.mark.browser
 @pytest.mark.parametrize("gpu", [None, "nvidia-h200"])
-def test_the_pdf_says_what_it_is_and_its_pages_can_be_read(
-    tmp_path, gpu, chromium, request
-):
+def test_pdf_has_title_outline_and_readable_pages(tmp_path, gpu, chromium, request):
     # Run in a new process, because this one may already use a browser.
     if gpu:
         command = ["tools/submission.py", "--into", tmp_path, "--gpu", gpu]

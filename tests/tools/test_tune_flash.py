@@ -34,7 +34,7 @@ MS = {OURS: 1.0, FAST: 0.5, TIE: 0.995, WRONG: 0.1}
 
 
 @pytest.mark.parametrize("gpu", CONFIGS)
-def test_candidates_are_ours_those_of_others_and_what_is_next_to_ours(gpu):
+def test_candidates_of_a_search(gpu):
     for arithmetic in ARITHMETICS:
         for kernel in KERNELS:
             found = list_candidates((arithmetic, kernel, 128, True), gpu)
@@ -49,7 +49,7 @@ def test_candidates_are_ours_those_of_others_and_what_is_next_to_ours(gpu):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_wrong_result_is_named_and_loops_are_not_split(kernel, monkeypatch):
+def test_find_fault_reports_wrong_results(kernel, monkeypatch):
     """If loops were split, as on a large GPU, other kernels would run."""
     asked = []
     monkeypatch.setattr(tune_flash, "CHECKED_N", 80)
@@ -113,7 +113,7 @@ def tune_candidates(a100, *configs: Config, key=KEY):
     return found["entries"]
 
 
-def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
+def test_kernels_use_the_fastest_correct_config(a100, capsys):
     before, text = choose_here(), describe_kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in text
     (entry,) = tune_candidates(a100, OURS, WRONG, FAST)
@@ -131,7 +131,7 @@ def test_the_fastest_that_is_right_is_what_the_kernels_get(a100, capsys):
     assert tuned.digest(a100.device.slug, "3.7.1")
 
 
-def test_a_tie_is_ours_and_a_search_goes_on_where_it_was(a100):
+def test_ties_keep_our_config_and_searches_resume(a100):
     (entry,) = tune_candidates(a100, OURS, TIE)
     assert entry["config"][3] == OURS.stages
     entries = tune_candidates(a100, OURS, key=("half", "dq", 128, True))
@@ -156,7 +156,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_that_can_not_be_used_is_one_line_and_ours_stay(damage, a100, caplog):
+def test_damaged_tuning_file_is_ignored(damage, a100, caplog):
     pattern, other, text = DAMAGES[damage]
     tune_candidates(a100, OURS, FAST)
     a100.path.write_text(re.sub(pattern, other, a100.path.read_text()))
@@ -175,12 +175,12 @@ assert tuned.configs("no-such-gpu", "3.7.1") == {} and tuned.kernels_hash()
 """
 
 
-def test_reading_a_file_needs_no_package():
+def test_reading_the_tuning_file_needs_no_packages():
     # The reader must not import the kernels' package.
     subprocess.run([sys.executable, "-c", WITHOUT_PACKAGES], cwd=ROOT, check=True)
 
 
-def test_what_is_timed_is_of_the_kernels_and_their_launches_and_of_no_table():
+def test_kernels_hash_excludes_config_tables():
     reached, whole = Reach(ROOT, frozenset(tuned.CHOICE)), Reach(ROOT)
     for place in tuned.LAUNCHES:
         reached.follow(place)
@@ -212,7 +212,7 @@ def error_line(capture, *arguments) -> str:
     return line
 
 
-def test_what_can_not_begin_is_one_line(fake_tuning, capsys, monkeypatch):
+def test_tuning_that_cannot_start_gives_one_line(fake_tuning, capsys, monkeypatch):
     line = error_line(capsys, ["fp8"])
     assert line == "error: --arithmetic fp8: is none of half, high, highest"
     fake_tuning.path.write_text("{")
@@ -250,7 +250,7 @@ def interrupt(candidate: Candidate) -> str:
 @pytest.mark.parametrize(
     ("work", "said"), [(kill, "BrokenProcessPool"), (interrupt, "KeyboardInterrupt")]
 )
-def test_where_compiling_ends_early_what_was_found_is_kept(
+def test_interrupted_tuning_keeps_its_results(
     fake_tuning, monkeypatch, capfd, work, said
 ):
     monkeypatch.setattr(tune_flash, "find_fault", work)

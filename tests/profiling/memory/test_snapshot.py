@@ -142,7 +142,7 @@ def test_each_block_is_in_the_category_of_its_owner_and_phase(history):
     ]
 
 
-def test_what_is_freed_and_was_there_before_lived_from_the_first_event():
+def test_older_blocks_live_from_the_first_event():
     pool = Pool(old=MIB)
     pool.allocate("new", MIB)
     pool.free("old")
@@ -150,7 +150,7 @@ def test_what_is_freed_and_was_there_before_lived_from_the_first_event():
     assert [(b.start, b.end) for b in blocks if b.older] == [(0, 1)]
 
 
-def test_the_digest_by_hand(history):
+def test_digest_of_a_history_by_hand(history):
     found = digest(history, timeline=True)
     assert found["peak_requested_bytes"] == 278 * MIB
     assert found["peak_phase"] == "backward"
@@ -174,7 +174,7 @@ def test_the_digest_by_hand(history):
     assert "timeline" not in digest(history)
 
 
-def test_the_code_of_a_block_is_the_first_two_frames_of_ours_at_any_depth():
+def test_code_of_a_block_is_two_frames_of_systems():
     files = (
         "/home/a/systems/.venv/lib/python3.12/site-packages/torch/functional.py",
         "/home/a/systems/clone/systems/attention/triton/launches.py",
@@ -197,7 +197,7 @@ def test_a_sampled_timeline_keeps_every_peak():
     assert line["event"][0] == 0 and line["event"][-1] == len(total) - 1
 
 
-def test_no_time_passes_while_somebody_looks():
+def test_pauses_are_removed_from_the_history():
     pool, marks = training_step()
     plain = build_history(pool.snapshot(), marks)
     trace = pool.trace
@@ -212,7 +212,7 @@ def test_no_time_passes_while_somebody_looks():
     assert bytes_in_use(looked) == bytes_in_use(plain) and looked.phases == plain.phases
 
 
-def test_what_expandable_segments_add_to_a_history_changes_nothing():
+def test_segment_events_are_ignored():
     """Events that map pages or create segments are no allocations."""
     pool, marks = training_step()
     plain = build_history(pool.snapshot(), marks)
@@ -261,7 +261,7 @@ NO_PICTURES = {
 
 
 @pytest.mark.parametrize("said", NO_PICTURES)
-def test_a_history_that_gives_no_picture_is_an_error(said):
+def test_unusable_history_is_an_error(said):
     pool, marks = training_step()
     snapshot = pool.snapshot()
     NO_PICTURES[said](snapshot)
@@ -269,7 +269,7 @@ def test_a_history_that_gives_no_picture_is_an_error(said):
         build_history(snapshot, marks)
 
 
-def test_a_kept_snapshot_can_be_unpickled_with_its_marks(tmp_path):
+def test_saved_snapshot_contains_its_marks(tmp_path):
     pool, marks = training_step()
     path = tmp_path / "folder" / "kept.pickle"
     write_snapshot(pool.snapshot(), marks, path)

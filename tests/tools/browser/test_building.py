@@ -28,7 +28,7 @@ def slowness() -> float:
     return max(1.0, (time.process_time() - start) / 0.9)
 
 
-def test_two_builds_give_the_same_bytes_and_take_less_than_15_seconds(site, tmp_path):
+def test_site_builds_are_reproducible_and_fast(site, tmp_path):
     """The second build is of an unpacked archive, without git."""
     root, again = ROOT, tmp_path / "site"
     if (ROOT / ".git").exists():
@@ -46,11 +46,11 @@ def test_two_builds_give_the_same_bytes_and_take_less_than_15_seconds(site, tmp_
     assert seconds < 15
 
 
-def test_the_site_is_small_enough_to_send(site: Path) -> None:
+def test_site_size_is_limited(site: Path) -> None:
     assert sum(path.stat().st_size for path in site.rglob("*.*")) < 14e6
 
 
-def test_records_on_the_site_say_what_they_say_here(site: Path, tmp_path: Path) -> None:
+def test_records_on_the_site_are_equal(site: Path, tmp_path: Path) -> None:
     """Records lose white space, large ones are compressed, and digests stay valid."""
     shown = [*(site / "results").rglob("*.json*")]
     kinds = Counter(path.suffix for path in shown)
@@ -68,7 +68,7 @@ def test_records_on_the_site_say_what_they_say_here(site: Path, tmp_path: Path) 
             assert store.read(there).edited == store.read(here).edited
 
 
-def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> None:
+def test_index_page_is_small_and_loads_fast(page: Page, site: Path) -> None:
     loaded: set[str] = set()
     page.context.on(
         "request",
@@ -94,9 +94,7 @@ def test_the_first_page_is_light_and_opens_at_once(page: Page, site: Path) -> No
     assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 300_000
 
 
-def test_every_page_has_a_title_and_a_description_of_its_own(
-    site: Path, pages: list[Path]
-) -> None:
+def test_titles_and_descriptions_are_unique(site: Path, pages: list[Path]) -> None:
     for pattern in (
         r"<title>(.*?)</title>",
         r'<meta name="description" content="(.*?)"',

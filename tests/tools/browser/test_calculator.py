@@ -55,7 +55,7 @@ def random_step(number: int) -> tuple[Pass, dict]:
     return p, {**asked, "checkpoint": run}
 
 
-def test_the_calculator_computes_what_the_formulas_do(page: Page, site: Path) -> None:
+def test_calculator_equals_the_formulas(page: Page, site: Path) -> None:
     page.goto((site / "calculator.html").as_uri())
     steps = [random_step(number) for number in range(500)]
     script = "asked => asked.map(window.CALCULATOR.evaluate)"
@@ -71,7 +71,7 @@ def test_the_calculator_computes_what_the_formulas_do(page: Page, site: Path) ->
         assert got["moments"] == wanted, asked
 
 
-def test_the_calculator_answers_a_key_at_once_and_says_what_is_wrong(page, site):
+def test_calculator_responds_fast_and_explains_errors(page, site):
     page.goto((site / "calculator.html").as_uri() + "#size=xl&context=2048")
     root = page.locator("#calculator")
     verdict, context = root.locator(".verdict"), root.locator("input[name=context]")

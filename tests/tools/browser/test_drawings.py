@@ -9,7 +9,7 @@ from tests.tools.browser.looking import DESK, PHONE, Page, expect, open_first
 pytestmark = pytest.mark.browser
 
 
-def test_the_first_click_on_the_button_of_colours_changes_them_but_not_in_print(
+def test_colour_button_switches_scheme_except_in_print(
     page: Page, pages: list[Path]
 ) -> None:
     ink = "element => getComputedStyle(element).fill"
@@ -27,7 +27,7 @@ def test_the_first_click_on_the_button_of_colours_changes_them_but_not_in_print(
     assert word.evaluate(ink) == light
 
 
-def test_a_drawing_is_stepped_through_by_keyboard_and_prints_its_last_step(
+def test_drawings_step_by_keyboard_and_print_the_end(
     page: Page, pages: list[Path]
 ) -> None:
     # This figure opens at its first frame, others at their key frame.

@@ -67,7 +67,7 @@ def glossary_terms() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("quarter", range(4))
-def test_every_page_fits_and_can_be_read(
+def test_every_page_fits_and_is_accessible(
     page: Page, pages: list[Path], site: Path, quarter: int
 ) -> None:
     page.context.add_init_script(path=Path(__file__).with_name("look.js"))

@@ -65,7 +65,7 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_explorer_draws_what_its_address_says(page, site, width):
+def test_explorer_state_is_in_its_address(page, site, width):
     page.set_viewport_size({"width": width, "height": 900})
     page.goto((site / "explorer.html").as_uri())
     chart, address = page.locator("#explorer .chart"), "location.hash"

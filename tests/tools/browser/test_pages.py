@@ -10,9 +10,7 @@ from tests.tools.browser.looking import OPEN_FOLDS, TWO_FRAMES, Page, expect, op
 pytestmark = pytest.mark.browser
 
 
-def test_a_chosen_tab_is_kept_but_the_write_up_opens_with_the_gpu_of_its_answers(
-    page: Page, site: Path
-) -> None:
+def test_selected_tab_is_kept_across_pages(page: Page, site: Path) -> None:
     second = ".tabbed-labels label:nth-child(2):visible"
     page.goto((site / "warmup.html").as_uri())
     name = page.locator(second).first.inner_text()
@@ -38,7 +36,7 @@ def test_a_chosen_tab_is_kept_but_the_write_up_opens_with_the_gpu_of_its_answers
     assert firsts.evaluate_all(checked).count(False) == 1
 
 
-def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
+def test_copied_commands_contain_no_prompt(page: Page, pages: list[Path]) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     block = open_first(page, pages, ".language-console:visible").first
     button = block.locator(".md-code__button[data-md-type=copy]")
@@ -51,7 +49,7 @@ def test_a_copied_command_can_be_pasted(page: Page, pages: list[Path]) -> None:
     assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
 
 
-def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(page, site):
+def test_wide_elements_align_and_folds_break_in_print(page, site):
     """Next to the contents, wide elements end at one edge; prose is narrower."""
     edges = """() => [...document.querySelectorAll(
             "article > :is(.highlight, .table-frame:has(.dense), details, figure)")]
@@ -69,7 +67,7 @@ def test_what_is_wide_ends_at_one_edge_and_paper_breaks_folds(page, site):
     assert page.locator("details:not(.name)").evaluate_all(inside) == ["auto"]
 
 
-def test_the_reference_opens_what_readers_call_and_folds_the_rest(page, site):
+def test_code_reference_expands_linked_names(page, site):
     for path in sorted((site / "api").glob("*.html")):
         page.goto(path.as_uri())
         entries = page.locator(".md-sidebar--secondary .md-nav__link")

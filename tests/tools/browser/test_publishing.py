@@ -43,7 +43,7 @@ def web_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
         server.shutdown()
 
 
-def test_the_site_works_below_the_address_of_a_repository(
+def test_site_works_under_a_sub_path(
     browser: Browser, web_site: tuple[str, Path]
 ) -> None:
     address, _ = web_site
@@ -83,7 +83,7 @@ def test_the_site_works_below_the_address_of_a_repository(
     context.close()
 
 
-def test_a_wrong_address_below_a_folder_is_told_without_an_address_of_the_site(
+def test_404_page_of_a_site_without_a_url(
     browser: Browser, site: Path, tmp_path: Path
 ) -> None:
     """The site was built without an address, and copied into a server's folder."""

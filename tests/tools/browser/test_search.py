@@ -26,7 +26,7 @@ tokens per second: end_to_end; memory snapshot: peak_memory; gradient scaler: au
 LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
 
 
-def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
+def test_search_index_omits_axis_labels(site: Path, pages: list[Path]) -> None:
     """Figures are twice on each page, so the index omits the words at their axes."""
     texts: dict[str, str] = {}
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))
@@ -46,7 +46,7 @@ def test_words_at_axes_are_not_searched(site: Path, pages: list[Path]) -> None:
     assert looked_at > 50
 
 
-def test_the_search_answers_with_a_page_that_explains(page: Page, site: Path) -> None:
+def test_search_finds_explaining_pages(page: Page, site: Path) -> None:
     # Where cookies are blocked, reading localStorage raises.
     denied = "{ configurable: true, get() { throw Error('denied') } }"
     page.add_init_script(f"Object.defineProperty(window, 'localStorage', {denied})")

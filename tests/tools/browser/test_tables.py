@@ -22,7 +22,7 @@ def column_texts(page: Page, button: Locator) -> list[str]:
     return button.evaluate(script)
 
 
-def test_a_table_sorts_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> None:
+def test_tables_sort_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> None:
     button = open_first(page, pages, SORTABLE).first
     head = page.locator("th:visible", has=page.locator("button")).first
     before = column_texts(page, button)
@@ -53,7 +53,7 @@ CELLS = [
 ]
 
 
-def test_cells_sort_by_value_and_other_text_stands_last(page: Page) -> None:
+def test_cells_sort_by_value_with_other_text_last(page: Page) -> None:
     tables = []
     for numbers, others in CELLS:
         texts = [*others, *numbers[1:], numbers[0]]
@@ -71,7 +71,7 @@ def test_cells_sort_by_value_and_other_text_stands_last(page: Page) -> None:
         assert column_texts(page, button) == numbers[::-1] + others
 
 
-def test_a_wide_table_scrolls_by_keyboard_and_a_narrow_one_is_no_stop(
+def test_only_wide_tables_take_keyboard_focus(
     page: Page,
 ) -> None:
     wide = "<tr>" + "<td>1234567890</td>" * 40 + "</tr>"
@@ -107,7 +107,7 @@ def scroll_frame(page: Page, frame: Locator, **by: int) -> dict[str, float]:
     return frame.evaluate(script, by)
 
 
-def test_heads_and_names_of_lines_stay_in_sight(page: Page, pages: list[Path]) -> None:
+def test_headers_stay_visible_while_scrolling(page: Page, pages: list[Path]) -> None:
     page.set_viewport_size(PHONE)
     frame = open_first(page, pages, ".table-frame:has(tbody tr:nth-child(60))").first
     before = scroll_frame(page, frame)
@@ -119,9 +119,7 @@ def test_heads_and_names_of_lines_stay_in_sight(page: Page, pages: list[Path]) -
     expect(frame).to_have_attribute("tabindex", "0")
 
 
-def test_columns_that_stay_in_sight_cover_none_beside_them(
-    page: Page, pages: list[Path]
-) -> None:
+def test_pinned_columns_cover_no_others(page: Page, pages: list[Path]) -> None:
     """Before scrolling, pinned columns are adjacent to the columns beside them."""
     page.set_viewport_size(PHONE)
     pinned = open_first(page, pages, "table:is(.pinned-2, .pinned-3):visible")
@@ -135,9 +133,7 @@ def test_columns_that_stay_in_sight_cover_none_beside_them(
     assert gaps and max(map(abs, gaps)) < 1.5, gaps
 
 
-def test_a_table_shows_all_rows_when_asked_and_on_paper(
-    page: Page, pages: list[Path]
-) -> None:
+def test_hidden_rows_show_on_click_and_in_print(page: Page, pages: list[Path]) -> None:
     sortable = ".table-frame:has(button)"
     control = open_first(page, pages, f"{sortable} + .all:visible input").first
     # In print the control is hidden, so give the frame an id to find it.

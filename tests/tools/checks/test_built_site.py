@@ -46,7 +46,7 @@ def findings(root: Path, body: str, head: str = "") -> list[str]:
     return built_site.check_site(built_site.Site(root))
 
 
-def test_a_clean_site_has_no_findings(tmp_path, capsys):
+def test_correct_site_has_no_findings(tmp_path, capsys):
     assert (
         findings(tmp_path, CLEAN, '<link rel="canonical" href="https://e.org/">') == []
     )
@@ -106,7 +106,7 @@ FAULTS = IN_TEXT | IN_ADDRESSES | IN_STRUCTURE
 
 
 @pytest.mark.parametrize("body", FAULTS)
-def test_a_fault_in_a_page_is_found(tmp_path, body):
+def test_faults_in_a_page_are_found(tmp_path, body):
     # The clean page ends with headings of a lower level.
     found = findings(tmp_path, body if "<h3>" in body else CLEAN + body)
     assert found and all(one.startswith(f"index.html: {FAULTS[body]}") for one in found)
@@ -121,7 +121,7 @@ def test_a_fault_in_a_page_is_found(tmp_path, body):
         ('<link rel="stylesheet" href="nope.css">', "dead link: nope.css"),
     ],
 )
-def test_a_fault_in_a_head_is_found(tmp_path, head, finding):
+def test_faults_in_a_head_are_found(tmp_path, head, finding):
     (found,) = findings(tmp_path, CLEAN, head)
     assert found.startswith(f"index.html: {finding}")
 
@@ -137,7 +137,7 @@ def test_findings_are_printed_once_with_their_page(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("folder", ["missing", "."])
-def test_nothing_to_check_names_the_remedy(tmp_path, folder, capsys):
+def test_missing_pages_give_a_remedy(tmp_path, folder, capsys):
     assert built_site.main([str(tmp_path / folder)]) == 2
     remedy = "no pages to check; build them first with `mkdocs build --strict`"
     assert remedy in capsys.readouterr().err

@@ -61,7 +61,7 @@ def write_tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
 LAST = PAGE.count("\n") + 2
 
 
-def test_a_fact_that_no_page_uses_is_found(tmp_path):
+def test_unused_facts_are_found(tmp_path):
     root = write_tree(tmp_path)
     facts = 'facts:\n  stem:\n    time: "1"\n    share: "2"\n'
     (root / "docs/generated/facts.yml").write_text(facts)
@@ -80,14 +80,14 @@ NUMBERS = r"""
 
 
 @pytest.mark.parametrize("number", re.split(r",\s+", NUMBERS.strip()))
-def test_a_measured_number_typed_by_hand(tmp_path, number):
+def test_numbers_typed_by_hand_are_found(tmp_path, number):
     page = PAGE + f"\nIt takes {number}.\n"
     (finding,) = check_pages(write_tree(tmp_path, page))
     assert finding.startswith(f"docs/page.md:{LAST}: the measured number ")
     assert "typed by hand" in finding
 
 
-def test_a_number_and_its_unit_on_two_lines_and_in_every_kind_of_text(tmp_path):
+def test_numbers_are_found_in_all_kinds_of_text(tmp_path):
     page = "# In 12 ms\n\nIt takes 12\nms.\n\n| a |\n| 13 ms |\n\n"
     page += '=== "14 ms"\n\n    15 ms\n\n'
     page += "![16 ms](a.png) [17 ms](b.md)\n"
@@ -99,7 +99,7 @@ def test_a_number_and_its_unit_on_two_lines_and_in_every_kind_of_text(tmp_path):
     assert lines == [1, 3, 7, 9, 11, 13, 13]
 
 
-def test_a_code_block_that_is_never_closed_hides_no_number(tmp_path):
+def test_unclosed_code_block_hides_no_number(tmp_path):
     (finding,) = check_pages(write_tree(tmp_path, "```\n12 ms\n", source=""))
     assert finding.startswith("docs/page.md:2: the measured number '12 ms'")
 
@@ -114,6 +114,6 @@ MARKS = [
 
 
 @pytest.mark.parametrize(("source", "expected"), MARKS)
-def test_a_mark_in_a_source_file(tmp_path, source, expected):
+def test_broken_section_marks_are_found(tmp_path, source, expected):
     (finding,) = check_pages(write_tree(tmp_path, PAGE, source))
     assert finding.startswith(f"systems/a.py: {expected}")

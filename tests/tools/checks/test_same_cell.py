@@ -46,7 +46,7 @@ def stale_stems(monkeypatch):
     return stems
 
 
-def test_a_gpu_time_beyond_3_percent_is_named_with_the_longer_record():
+def test_differences_above_3_percent_are_reported():
     assert differences(profile_record(forward=17.5), nsys_record(forward=17.2)) == []
     assert differences(profile_record(forward=17.6), nsys_record()) == [
         "nvidia-h200: GPU time of forward of medium 512 4 fp32 step eager differs: "
@@ -60,7 +60,7 @@ def test_a_gpu_time_beyond_3_percent_is_named_with_the_longer_record():
 @pytest.mark.parametrize(
     ("cells", "ms", "named"), [(9, 17.6, 1), (10, 17.6, 0), (10, 18, 1)]
 )
-def test_one_phase_in_twenty_may_differ_by_less_than_5_percent(cells, ms, named):
+def test_one_phase_in_twenty_may_differ(cells, ms, named):
     times = phase_times("torch_") | phase_times("nsys_")
     rows = [make_row({**CELL, "context": 64 * i}, **times) for i in range(cells)]
     rows[0].metrics |= phase_times("nsys_", forward=ms)
@@ -68,7 +68,7 @@ def test_one_phase_in_twenty_may_differ_by_less_than_5_percent(cells, ms, named)
     assert len(differences(record)) == named
 
 
-def test_timed_steps_are_compared_with_profiles_and_each_other():
+def test_which_experiments_are_compared():
     clock = step_record("end_to_end", mode="step", attention="eager")
     (line,) = differences(clock, profile_record())
     assert "17.000 ms in kernel_profile, 18.000 ms in end_to_end" in line
@@ -78,7 +78,7 @@ def test_timed_steps_are_compared_with_profiles_and_each_other():
     assert differences(clock, step_record("model_attention", attention="flash")) == []
 
 
-def test_stale_records_other_gpus_and_the_loss_are_not_compared(stale_stems):
+def test_stale_records_and_other_gpus_are_not_compared(stale_stems):
     other = profile_record(device=make_gpu("NVIDIA A100"), forward=20.0)
     assert differences(other, nsys_record()) == []
     assert differences(profile_record(loss=0.09), nsys_record()) == []
@@ -86,7 +86,7 @@ def test_stale_records_other_gpus_and_the_loss_are_not_compared(stale_stems):
     assert differences(profile_record(forward=20.0), nsys_record()) == []
 
 
-def test_another_cell_and_a_row_without_numbers_are_not_compared():
+def test_different_passes_are_not_compared():
     other = profile_record(forward=20.0)
     other.rows[0].config["context"] = 1024
     assert differences(other, nsys_record()) == []
@@ -95,7 +95,7 @@ def test_another_cell_and_a_row_without_numbers_are_not_compared():
     assert differences(gone, nsys_record()) == []
 
 
-def test_the_records_of_this_guide_have_cells_in_common():
+def test_records_share_passes_to_compare():
     records = load.load_records(RESULTS)
     stems = ("kernel_profile", "nsys")
     measured = [load.primary_record(records, stem) for stem in stems]

@@ -29,7 +29,7 @@ class Recorder:
 """
 
 
-def test_fields_are_shown_as_they_are_written() -> None:
+def test_field_lines_equal_the_source() -> None:
     with temporary_visited_module(SOURCE) as module:
         assert field_lines(module["Tile"]) == (
             "rows: int\n# A power of two.\ncolumns: int = option(\n"

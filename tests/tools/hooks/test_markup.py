@@ -22,7 +22,7 @@ def formula(tex: str, display: str = "inline") -> ElementTree.Element:
     return ElementTree.fromstring(to_mathml(tex, display))
 
 
-def test_inline_and_display_maths_become_mathml() -> None:
+def test_maths_is_converted_to_mathml() -> None:
     page = (
         r'<p>At <span class="arithmatex">\(a &lt; b\)</span> and</p>'
         '<div class="arithmatex">\\[\n\\sum_i x_i\n\\]</div><p><code>\\(x\\)</code></p>'
@@ -35,7 +35,7 @@ def test_inline_and_display_maths_become_mathml() -> None:
     assert built.count("\\(") == 1 and "\\[" not in built
 
 
-def test_a_name_is_spaced_as_a_name_and_a_sign_as_a_sign() -> None:
+def test_spacing_of_names_and_signs() -> None:
     def spacing(tex: str) -> list[tuple[str, str]]:
         return [
             (part.tag.partition("}")[2], part.get("form", part.get("rspace", "")))
@@ -70,14 +70,14 @@ def test_the_formulas_of_a_transformer_convert(tex: str) -> None:
     [r"\softmax(x)", r"\frac{a", r"a & b", r"\left( a", "a}", "x_"]
     + [r"\begin{nope} a \end{nope}"],
 )
-def test_a_formula_that_does_not_convert_fails(tex: str) -> None:
+def test_unconvertible_formula_raises(tex: str) -> None:
     escaped = tex.replace("&", "&amp;")
     with pytest.raises(ValueError) as error:
         hooks.finish_page(rf'<span class="arithmatex">\({escaped}\)</span>')
     assert f"`{tex}`" in str(error.value)
 
 
-def test_an_unknown_fact_is_a_warning_that_serve_survives(tmp_path):
+def test_unknown_fact_is_a_warning(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("{$ facts.x $}")
     _, _, macros = (ROOT / "mkdocs.yml").read_text("utf-8").partition("  - macros:")
@@ -87,7 +87,7 @@ def test_an_unknown_fact_is_a_warning_that_serve_survives(tmp_path):
         build(load_config(str(tmp_path / "mkdocs.yml")))
 
 
-def test_the_page_of_a_wrong_formula_is_named(tmp_path, caplog):
+def test_wrong_formula_names_its_page(tmp_path, caplog):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(r"It is \(x_\).")
     (tmp_path / "mkdocs.yml").write_text(
@@ -100,7 +100,7 @@ def test_the_page_of_a_wrong_formula_is_named(tmp_path, caplog):
     assert "'index.md'" in caplog.text
 
 
-def test_all_of_it_is_done_to_a_page_of_markdown() -> None:
+def test_markup_of_a_whole_page() -> None:
     extensions = ["tables", "abbr", "pymdownx.arithmatex", hooks.__name__]
     options = {"pymdownx.arithmatex": {"generic": True}}
     page = Markdown(extensions=extensions, extension_configs=options).convert(
@@ -121,7 +121,7 @@ HEADS = "<th>size</th><th>forward <em>(ms)</em></th>"
 TABLE = f"<table>\n<thead><tr>{HEADS}</tr></thead></table>"
 
 
-def test_a_picture_in_a_tab_is_kept_aside_and_comes_back_whole() -> None:
+def test_pictures_in_tabs_stay_unchanged() -> None:
     page = (
         '=== "H200"\n\n    <figure>\n    <svg class="plot">\n    <text>*a*</text>\n'
         '    </svg>\n    </figure>\n\n```html\n<svg class="code"></svg>\n```\n'
@@ -141,7 +141,7 @@ def frame_tables(page: str) -> str:
 
 
 @pytest.mark.parametrize("head", ["size", "model", "step"])
-def test_a_size_of_another_name_in_2026_says_so(head: str) -> None:
+def test_sizes_renamed_in_2026_get_a_tooltip(head: str) -> None:
     sizes = ("large", "xl, fp32", "2.7B, fp32")
     rows = "".join(f"<tr><td>{s}</td></tr>" for s in sizes)
     framed = frame_tables(f"<table><tr><th>{head}</th></tr>{rows}</table>")
@@ -151,7 +151,7 @@ def test_a_size_of_another_name_in_2026_says_so(head: str) -> None:
     assert "<abbr" not in other
 
 
-def test_a_table_is_framed_and_its_caption_is_numbered_and_names_it() -> None:
+def test_tables_get_a_frame_number_and_label() -> None:
     framed = frame_tables(
         f'<p class="caption">Time &amp; "memory".</p>\n<p class="stale">Old</p>{TABLE}'
     )
@@ -174,7 +174,7 @@ def test_a_table_is_framed_and_its_caption_is_numbered_and_names_it() -> None:
         ("No sentence", ""),
     ],
 )
-def test_a_caption_begins_bold_as_those_of_figures_do(caption: str, bold: str) -> None:
+def test_first_sentence_of_a_caption_is_bold(caption: str, bold: str) -> None:
     framed = frame_tables(f'<p class="caption">{caption}</p>{TABLE}')
     assert "".join(re.findall("<strong>(.*?)</strong>", framed)) == bold
 
@@ -195,7 +195,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize("page", LABELS)
-def test_a_table_is_named_by_what_stands_above_it(page: str) -> None:
+def test_tables_are_labelled_by_their_caption(page: str) -> None:
     assert re.findall('aria-label="([^"]*)"', frame_tables(page)) == LABELS[page]
 
 
@@ -211,12 +211,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_column_stands_as_what_it_holds_asks(kind: str) -> None:
+def test_column_classes_by_content(kind: str) -> None:
     columns = [column.split("|") for column in KINDS[kind]]
     assert [cells for cells in columns if hooks.column_class(cells) != kind] == []
 
 
-def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
+def test_number_format_and_unit_spacing() -> None:
     cells = ["3072 <em>-1024.5</em>", "<code>-1024 ms</code>", "10,240", "0.0001", "7"]
     rows = "".join(f"<tr><td>{cell}</td><td>x</td></tr>" for cell in ["1", *cells])
     built = hooks.finish_page(
@@ -232,7 +232,7 @@ def test_numbers_are_written_one_way_and_stay_with_their_units() -> None:
     assert '<th class="r key"><span>n</span></th><td></td>' in built
 
 
-def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
+def test_column_alignment_follows_all_cells() -> None:
     """Cells decide how a column is aligned; Markdown's alignment marks row headers."""
     left, right = (f' style="text-align: {side};"' for side in ("left", "right"))
     framed = hooks.frame_tables(
@@ -251,7 +251,7 @@ def test_marks_of_a_column_follow_from_all_of_its_cells() -> None:
     assert "style" not in framed
 
 
-def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -> None:
+def test_sort_key_of_shapes_and_rules_between_groups() -> None:
     heads = [hooks.SHAPES, "ours, ms", "ours, GB", "both", "SDPA, ms", "SDPA, GB"]
     cells = ["4k · d 64 · causal · 16 heads", *"12345"]
     page = "".join(
@@ -267,7 +267,7 @@ def test_shapes_sort_by_length_and_columns_about_one_thing_begin_with_a_rule() -
     assert hooks.find_group_starts(others) == set()
 
 
-def test_a_word_is_explained_once_in_a_section_and_never_in_a_link():
+def test_one_tooltip_per_word_and_section():
     word = '<abbr title="A queue.">stream</abbr>'
     built = hooks.thin_tooltips(
         f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"

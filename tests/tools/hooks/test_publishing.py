@@ -29,11 +29,11 @@ def render(template: str, top: str = "", **context: Any) -> str:
 
 
 @pytest.mark.parametrize("top", ["", "/guide"])
-def test_a_wrong_address_leads_to_the_overview(top: str) -> None:
+def test_404_page_links_to_the_index(top: str) -> None:
     assert f'href="{top}/index.html"' in render("404.html", top)
 
 
-def test_programs_get_a_list_of_all_pages() -> None:
+def test_llms_txt_lists_all_pages() -> None:
     meta = {"description": "About it's."}
     one = SimpleNamespace(title="One", url="one.html", canonical_url=None, meta=meta)
     two = SimpleNamespace(
@@ -45,7 +45,7 @@ def test_programs_get_a_list_of_all_pages() -> None:
     )
 
 
-def test_the_search_reads_no_figures_listings_and_numbers() -> None:
+def test_search_skips_figures_listings_and_numbers() -> None:
     table = '<table class="data"><tr><td{}>1</td></tr></table>'
     sought = "<p>Why</p>" + table.format("") + '<div class="language-console">$ a</div>'
     left_out = (
@@ -60,7 +60,7 @@ def test_the_search_reads_no_figures_listings_and_numbers() -> None:
     assert "".join(section.text) == "<p>Why</p>1$ a"
 
 
-def test_links_to_a_record_that_is_too_large_to_be_read_lead_to_it_packed(tmp_path):
+def test_links_to_large_records_are_compressed(tmp_path):
     for name, size in (("small", 10), ("large", publishing.READABLE_BYTES + 1)):
         path = tmp_path / "results" / "a-gpu" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

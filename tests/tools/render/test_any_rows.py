@@ -51,7 +51,7 @@ def move_to_other_gpu(record: Record) -> Record:
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("pattern", LOST)
 @pytest.mark.parametrize("stem", STEMS)
-def test_facts_and_claims_do_without_rows(stem, pattern, status):
+def test_facts_and_claims_with_missing_rows(stem, pattern, status):
     builder = import_module(f"tools.render.stems.{stem}")
     smaller = lose_rows(full_record(stem), pattern, status)
     names = builder.facts(None).keys()
@@ -70,7 +70,7 @@ def test_facts_and_claims_do_without_rows(stem, pattern, status):
     ("pattern", "status"), [("all", "out_of_memory"), ("all", None), ("half", None)]
 )
 @pytest.mark.parametrize("stem", STEMS)
-def test_tables_and_figures_do_without_rows(stem, pattern, status):
+def test_tables_and_figures_with_missing_rows(stem, pattern, status):
     """If a second GPU lacks half of the rows, the first GPU's text stays the same."""
     full = full_record(stem)
     smaller = lose_rows(full, pattern, status)
@@ -94,7 +94,7 @@ def test_tables_and_figures_do_without_rows(stem, pattern, status):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_figures")
-def test_a_site_is_rendered_from_what_is_left(tmp_path):
+def test_rendering_everything_with_missing_rows(tmp_path):
     """Each experiment lacks other rows, on one of two GPUs."""
     lot = random.Random(0)
     for stem in STEMS:

@@ -135,12 +135,12 @@ ALTERED = {
 }
 
 
-def test_every_claim_has_a_name_of_its_own_and_is_turned_over_here():
+def test_every_claim_has_an_alteration():
     assert len(BY_NAME) == len(CLAIMS) and BY_NAME.keys() == ALTERED.keys()
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_an_altered_record_turns_the_claim_over(name, monkeypatch):
+def test_altered_record_reverses_its_claim(name, monkeypatch):
     monkeypatch.setattr(claims, "record_age", lambda record: "stale")
     claim = BY_NAME[name]
     gpu = "meta" if "meta" in STEMS[claim.stem].full else "nvidia-h200"

@@ -43,7 +43,7 @@ def texts(name: str) -> list[str]:
     return [text.text for text in read_drawing(name, "wide").iter("text")]
 
 
-def test_the_walk_of_online_softmax_is_attention():
+def test_drawing_of_online_softmax_is_correct():
     """With q = log 2, scores in base 2 equal the keys."""
     shown = [text for text in texts("forward-walk") if re.fullmatch(r"[\d.−]+", text)]
     v = torch.arange(1.0, 9.0, dtype=torch.float64)[:, None]
@@ -66,7 +66,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
+def test_drawing_steps_have_sentences_and_fit(name):
     (drawn,) = figures(FIGURES[name], "drawn")
     sentences, stepped = drawn.findall("ol/li"), "steps" in drawn.get("class")
     wide, narrow = drawn.findall("svg")
@@ -82,7 +82,7 @@ def test_each_step_has_its_sentence_and_nothing_lies_outside(name):
             assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
 
 
-def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
+def test_drawn_score_matrices_equal_the_formula():
     alive = re.findall(r'y="334"[^>]*>(\d+)<', (DOCS / SCORES).read_text("utf-8"))
     counted = [
         name for name in attention_peak_bytes(**formula_inputs(16384)) if "n, n" in name
@@ -90,7 +90,7 @@ def test_the_matrices_drawn_at_the_peak_are_those_that_the_formula_counts():
     assert max(map(int, alive)) == len(counted) == 6
 
 
-def test_drawings_by_hand_are_small_well_formed_and_on_a_page():
+def test_hand_made_drawings_are_valid_and_used():
     used = {name for page in PAGES.values() for name in INCLUDED.findall(page)}
     assert used == {
         f"drawings/{name}-{shown}.svg"
@@ -105,7 +105,7 @@ def test_drawings_by_hand_are_small_well_formed_and_on_a_page():
         assert "\n\n" not in text and len(text) < 12_000
 
 
-def test_shares_of_a_block_are_those_of_the_formulas():
+def test_drawn_shares_of_a_block_equal_the_formulas():
     flops = forward_flops(vocab_size=VOCAB_SIZE, **envelope.pass_shape("2.7B", 512))
     kinds = [flops[part] for part in ("projections", "feed_forward", "attention")]
     weights, feed_forward, attention = (part / sum(kinds) for part in kinds)
@@ -114,7 +114,7 @@ def test_shares_of_a_block_are_those_of_the_formulas():
     assert [t for t in texts("block") if t.endswith("%")] == list(map(percent, shares))
 
 
-def test_dtypes_under_autocast_are_those_of_the_record():
+def test_drawn_autocast_dtypes_equal_the_record():
     dtypes = frame(read_record("autocast")).one(part="transformer", dtype="bf16")
     parts = (
         *("parameters", "embedding", "rmsnorm", "q_projection", "rotary", "scores"),
@@ -128,7 +128,7 @@ def test_dtypes_under_autocast_are_those_of_the_record():
 @pytest.mark.parametrize(
     ("page", "lines"), [("flash_forward", 6), ("flash_backward", 6)]
 )
-def test_the_lines_beside_the_equations_are_lines_of_the_kernel(page, lines):
+def test_code_quoted_next_to_equations_exists(page, lines):
     source = (ROOT / "systems" / "attention" / "first.py").read_text()
     text = (ROOT / "docs" / f"{page}.md").read_text()
     quoted = re.findall(r"^\| \\\(.*\\\) \| `(.+)` \|$", text, re.MULTILINE)
@@ -136,7 +136,7 @@ def test_the_lines_beside_the_equations_are_lines_of_the_kernel(page, lines):
     assert [line for line in quoted if line not in source] == []
 
 
-def test_the_machine_is_as_its_data_sheet_says():
+def test_drawn_gpu_equals_its_data_sheet():
     chip, peak = find_chip("nvidia-h200"), find_peak("nvidia-h200")
     assert chip and peak
     assert {
@@ -148,7 +148,7 @@ def test_the_machine_is_as_its_data_sheet_says():
     } <= set(texts("machine"))
 
 
-def test_the_picture_of_the_readme_stands_by_itself():
+def test_readme_picture_needs_no_style_sheet():
     """The picture defines all its colours, for light and dark schemes."""
     drawn = '<figure><svg viewBox="0 0 1 1"><path style="fill: var(--tint)"/></svg>'
     picture = standalone.standalone_svg(drawn)

@@ -29,7 +29,7 @@ def small_frame() -> Frame:
     )
 
 
-def test_a_metric_reads_as_its_median_and_phases_add_up(small_frame):
+def test_columns_are_medians_and_sums_of_phases(small_frame):
     x = small_frame.one(size="small", mode="step", precision="bf16")
     assert (x["forward_ms"], x["step_ms"], x["bytes"]) == (2.0, 4.0, 8)
     assert (x["step ±"], x["backward ±"]) == ("4.00 ± 1.41", "2.00 ± 0.00")
@@ -38,7 +38,7 @@ def test_a_metric_reads_as_its_median_and_phases_add_up(small_frame):
     assert (own["step_ms"], own["step ±"]) == (6.0, "6.00 ± 1.41")
 
 
-def test_rows_are_selected_and_arranged(small_frame):
+def test_selecting_and_sorting_rows(small_frame):
     assert small_frame.where(mode="forward").column("bytes") == [2]
     assert len(small_frame.where(bool, size=("small", "2.7B"))) == 4
     ordered = small_frame.where(mode="step").arrange(
@@ -48,7 +48,7 @@ def test_rows_are_selected_and_arranged(small_frame):
     assert frame(None) == [] and not frame(None).one(size="small")
 
 
-def test_what_is_missing_says_why_and_what_is_misspelt_fails(small_frame):
+def test_missing_numbers_and_misspelt_columns(small_frame):
     full, absent = small_frame.one(**FULL.config), small_frame.one(size="xl")
     assert f"{full['bytes']}, {absent['bytes']}" == "out of memory, not measured"
     assert str(full["forward ±"]) == str(full["step_ms"] / 2) == "out of memory"
@@ -60,7 +60,7 @@ def test_what_is_missing_says_why_and_what_is_misspelt_fails(small_frame):
     assert (small_frame[0].get("at_once", 1), full.get("at_once", 1)) == (1, 1)
 
 
-def test_rows_are_joined_with_their_twins(small_frame):
+def test_joining_rows(small_frame):
     steps = small_frame.where(mode="step").join("fp32", precision="fp32")
     steps.derive(gain=lambda x: x["fp32"]["step_ms"] / x["step_ms"])
     assert dropna(steps.column("gain")) == [3.0, 1.0, 1.0]
@@ -70,7 +70,7 @@ def test_rows_are_joined_with_their_twins(small_frame):
     assert [x["pass"].get("bytes", 0) for x in steps] == [2, 0, 2, 0]
 
 
-def test_an_axis_becomes_columns(small_frame):
+def test_pivoting_an_axis_to_columns(small_frame):
     modes = small_frame.where(precision="bf16").pivot("mode", "forward", "step")
     assert [(x["size"], x["step"].reason) for x in modes] == [
         ("small", ""),
@@ -86,7 +86,7 @@ def test_an_axis_becomes_columns(small_frame):
     )
 
 
-def test_wall_clock_and_gpu_time_stand_side_by_side():
+def test_columns_of_wall_clock_and_gpu_time():
     gpu = {"forward_gpu_ms": [2.0], "backward_gpu_ms": [1.5]}
     wall = {"forward_ms": [3.0], "backward_ms": [2.0]}
     rows = make_row({"n": 1}, **wall, **gpu), make_row({"n": 2}, **wall)

@@ -33,14 +33,12 @@ def test_primary_gpu_is_read_as_yaml(read_primary, text):
 
 
 @pytest.mark.parametrize("text", ["primary_gpu:", "primary_gpu: [a]", "primary: a-gpu"])
-def test_a_primary_gpu_that_is_no_name_is_refused(read_primary, text):
+def test_invalid_primary_gpu_is_rejected(read_primary, text):
     with pytest.raises(RecordError, match=r"mkdocs.yml: extra.primary_gpu must name"):
         read_primary(text)
 
 
-def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
-    read_primary, tmp_path
-):
+def test_primary_gpu_without_records_is_rejected(read_primary, tmp_path):
     read_primary("primary_gpu: A-GPU")
     reported = make_record("warmup", device=make_gpu("Theirs"))
     reported.kind, reported.source = "reported", "a paper"
@@ -53,7 +51,7 @@ def test_a_primary_gpu_without_records_is_refused_by_those_that_there_are(
     assert len(load.load_records(tmp_path / "results")["warmup"]) == 2
 
 
-def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
+def test_record_age():
     record = read_record("warmup")
     present = source_hash(STEMS["warmup"].module, ["eager"])
     for measured, verified, age in (
@@ -67,7 +65,7 @@ def test_a_record_verified_by_todays_source_is_neither_fresh_nor_stale():
         assert load.is_fresh(record) == (age != "stale")
 
 
-def test_an_edited_record_is_refused_and_the_check_fails(tmp_path, monkeypatch):
+def test_edited_record_is_rejected(tmp_path, monkeypatch):
     record = read_record("warmup")
     path = tmp_path / record.device.slug / "warmup.json"
     store.write(record, path)

@@ -26,7 +26,7 @@ def to_html(text: str) -> str:
     return converter().reset().convert(text)
 
 
-def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
+def test_angle_brackets_are_escaped():
     name = "void reduce<float, a|b>(__half*)"
     page = to_html(table(["head"], [[f"`{name}`"]]))
     assert page.count("<td") == 1
@@ -37,7 +37,7 @@ def test_a_kernel_with_angle_brackets_is_text_in_tables_and_figures():
     )
 
 
-def test_a_long_table_opens_with_its_telling_lines():
+def test_long_table_hides_most_rows():
     lines = [["" if n < 3 else f"`{n}`", f"{n}"] for n in range(20)]
     telling = [n in (4, 9) for n in range(20)]
     page = to_html(table(["a", "b"], lines, telling=telling))
@@ -50,7 +50,7 @@ def test_a_long_table_opens_with_its_telling_lines():
     assert to_html(of_items).count('class="rest"') == 19
 
 
-def test_tabs_that_follow_tabs_are_a_set_of_their_own():
+def test_consecutive_tabs_are_separate_sets():
     sets = "\n\n".join([tabs([("A", "1"), ("B", "2")])] * 2)
     page = to_html(sets)
     assert page.count('class="tabbed-set') == 2

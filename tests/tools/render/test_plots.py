@@ -25,7 +25,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
-def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
+def test_figure_texts_are_inside_and_readable(path: Path):
     for figure in DRAWN[path]:
         wide, narrow = figure.findall("svg")
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
@@ -36,7 +36,7 @@ def test_nothing_leaves_a_figure_and_all_of_it_can_be_read(path: Path):
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
-def test_a_caption_begins_with_what_is_found(path: Path):
+def test_captions_begin_with_the_finding(path: Path):
     for figure in DRAWN[path]:
         assert figure.find("figcaption/strong").text_content().endswith(".")
         links = figure.findall("figcaption/a[@class='data']")
@@ -69,7 +69,7 @@ def test_no_curve_leaves_its_axes(monkeypatch):
     assert left == []
 
 
-def test_ids_are_unique_and_colours_those_of_the_page():
+def test_figures_have_unique_ids_and_css_colours():
     text = "".join(path.read_text() for path in sorted(GENERATED.glob("*.md")))
     drawn = "".join(re.findall(r"<svg class=\"plot.*?</svg>", text, re.DOTALL))
     # A figure may be on two pages, so two figures may have equal ids.
@@ -83,7 +83,7 @@ def test_ids_are_unique_and_colours_those_of_the_page():
         assert f"  {name}: " in defined
 
 
-def test_a_figure_says_what_is_seen_where_it_is_seen():
+def test_plot_labels_lines_and_points():
     def draw(figure):
         axes = figure.subplots()
         curve(axes, [1, 2], [3, 4], label="ours", color=ACCENT)
@@ -103,7 +103,7 @@ def test_a_figure_says_what_is_seen_where_it_is_seen():
         assert len(cut_texts(svg)) == 1
 
 
-def test_a_word_that_a_line_goes_through_is_found():
+def test_crossed_texts_finds_struck_words():
     text = plot(read_record("warmup"), "x", draw_crossing, "One is struck.")
     # The user's own matplotlibrc changes nothing.
     with plots.matplotlib.rc_context({"axes.xmargin": 0.4}):
@@ -122,7 +122,7 @@ def draw_crossing(figure: Figure) -> None:
 
 
 @pytest.mark.parametrize(("width", "columns"), [(WIDE, 2), (NARROW, 1)])
-def test_an_odd_number_of_panels_leaves_none_empty(width, columns):
+def test_odd_number_of_panels(width, columns):
     drawn = Figure(figsize=(width / 72, 3))
     made = plots.panels(drawn, 3, beside=2, sharey=True)
     assert len(made) == 3 and drawn.axes == made

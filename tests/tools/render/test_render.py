@@ -9,7 +9,7 @@ from tools.render.spanning import explorer
 from tools.render.stems import warmup
 
 
-def test_the_line_under_a_table_has_the_age_of_its_record_and_a_link(monkeypatch):
+def test_provenance_has_age_and_link(monkeypatch):
     record = read_record("warmup")
     marks = {"fresh": "", "verified": " · verified", "stale": " · **stale**{ .old }"}
     for age, shown in marks.items():
@@ -22,14 +22,14 @@ def test_the_line_under_a_table_has_the_age_of_its_record_and_a_link(monkeypatch
     assert '"NVIDIA H200"' in explorer.fragments({"warmup": [record]})["explorer.js"]
 
 
-def test_what_a_reader_must_know_stands_once_on_a_page():
+def test_notes_of_a_record_appear_only_in_conditions():
     record = read_record("warmup")
     record.notes = ["on 16 of 64 cores"]
     assert f" · {record.notes[0]} · " in markdown.conditions([record])
     assert record.notes[0] not in markdown.provenance(record)
 
 
-def test_a_misplaced_record_is_refused(tmp_path):
+def test_misplaced_record_is_rejected(tmp_path):
     record = read_record("warmup")
     store.write(record, tmp_path / "nvidia-a100" / "warmup.json")
     with pytest.raises(store.RecordError, match="misplaced"):
@@ -40,7 +40,7 @@ def test_a_misplaced_record_is_refused(tmp_path):
         load.load_records(tmp_path)
 
 
-def test_a_number_that_no_row_has_is_not_measured():
+def test_absent_metrics_are_not_measured():
     """Records of older code may lack numbers."""
     record = read_record("warmup")
     for row in record.rows:
@@ -50,7 +50,7 @@ def test_a_number_that_no_row_has_is_not_measured():
     assert facts["first_step"] == "not measured"
 
 
-def test_an_error_of_a_builder_is_raised_and_names_its_records(monkeypatch):
+def test_rendering_errors_name_the_records(monkeypatch):
     """The error names the record, but does not say that the record is damaged."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
@@ -68,5 +68,5 @@ def test_an_error_of_a_builder_is_raised_and_names_its_records(monkeypatch):
         ("16,384 tokens", "16,384 tokens"),
     ],
 )
-def test_sentences_have_two_significant_digits(exact, told):
+def test_rounding_in_sentences(exact, told):
     assert markdown.round_numbers(exact) == told

@@ -18,25 +18,25 @@ FULL = Missing("out of memory")
     [1 / FULL, FULL / 2, 2 + FULL, FULL - 1, 3 * FULL, FULL**2, 2**FULL, -FULL]
     + [abs(FULL), round(FULL, 2), math.ceil(FULL), FULL / MISSING, FULL // 2],
 )
-def test_what_is_computed_with_a_missing_number_is_missing_for_its_reason(result):
+def test_arithmetic_keeps_the_missing_reason(result):
     assert not result and fmt(result, "{:.2f} ms") == "out of memory"
     assert f"{result:,.3f}" == str(result) == "out of memory"
     assert not (result > 0 or result <= 0)
 
 
-def test_missing_numbers_are_not_counted():
+def test_ranges_ignore_missing_numbers():
     assert (least([3, FULL, 2]), most([FULL, 3, 2])) == (2, 3)
     assert span([FULL, 2.0]) == "2.00" and span([FULL, 2.0, 1.0]) == "1.00 to 2.00"
 
 
-def test_where_all_ran_out_of_memory_no_sentence_says_that_nothing_was_measured():
+def test_range_of_rows_out_of_memory():
     assert span([MISSING, FULL]) == fmt(least([MISSING, FULL])) == "out of memory"
     assert most(iter([FULL])) is FULL and describe_range([FULL]) == "ran out of memory"
     assert span([MISSING]) == span([]) == fmt(most([])) == "not measured"
     assert describe_range([MISSING]) == "was not measured"
 
 
-def test_a_table_says_once_why_a_line_is_empty():
+def test_table_lines_give_each_reason_once():
     rows = (
         make_row({"n": 1}, forward_ms=[1.0, 3.0], loss_ms=[1.0, 1.0], kept=7),
         Row({"n": 2}, "out_of_memory"),
@@ -58,7 +58,7 @@ def test_a_table_says_once_why_a_line_is_empty():
     ]
 
 
-def test_a_table_that_is_empty_for_want_of_memory_says_so():
+def test_notice_for_rows_out_of_memory():
     out = make_record("warmup", Row({"n": 1}, "out_of_memory", reason="CUDA"))
     assert per_device([out], lambda record: "") == NOTHING_FITS
     timed = make_record("warmup", make_row({"n": 1}, a_ms=[1.0]))

@@ -40,7 +40,7 @@ def increases(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, s
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_out_of_memory_in_every_file(tmp_path):
+def test_rendering_for_a_gpu_with_less_memory(tmp_path):
     """Some rows fit on no current GPU, so compare with a GPU of 1,000 GiB."""
     enough, always = render_smaller(tmp_path / "1000", 1000)
     small, lost = render_smaller(tmp_path / "40", 40)

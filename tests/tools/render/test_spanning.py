@@ -26,7 +26,7 @@ def read_script(text: str) -> dict:
     return json.loads(text.partition(" = ")[2])
 
 
-def test_the_explorer_has_the_median_of_each_metric_under_a_name_in_words(records):
+def test_explorer_has_the_median_of_each_metric(records):
     data = read_script(explorer.fragments(records)["explorer.js"])
     width, row, lines = len(explorer.TEXTS), [], []
     for same, *rest in data["rows"]:
@@ -45,7 +45,7 @@ def test_the_explorer_has_the_median_of_each_metric_under_a_name_in_words(record
     assert (line["unit"], line["samples"]) == ("ms", 10)
 
 
-def test_memory_was_measured_as_the_calculator_computes_it(records):
+def test_calculator_equals_measured_memory(records):
     data = read_script(calculator.fragments(records)["calculator.js"])
     assert len(data["memory"]) >= 15 and len(data["steps"]) >= 20
     for point in data["memory"]:
@@ -54,7 +54,7 @@ def test_memory_was_measured_as_the_calculator_computes_it(records):
         assert peak_bytes(p) == pytest.approx(point["bytes"], rel=0.01)
 
 
-def test_without_records_predictions_stand_and_nothing_is_measured(records):
+def test_spanning_pages_without_records(records):
     files, facts = ladder.fragments({}), envelope.facts({})
     assert {*ladder.facts({}).values()} == {"not measured"}
     assert calculator.facts({})["worst"] == "not measured"
@@ -67,7 +67,7 @@ def test_without_records_predictions_stand_and_nothing_is_measured(records):
     assert "Not measured yet" in gpu.fragments({})["gpu-timelines.md"]
 
 
-def test_the_ladder_shows_what_was_compiled_for_its_triton_and_gpu_alone():
+def test_ladder_shows_resources_for_its_triton_and_gpu():
     ours = read_record("flash_ablation")
     other = replace(ours, software={**ours.software, "triton": "0.0.1"})
     elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
@@ -76,7 +76,7 @@ def test_the_ladder_shows_what_was_compiled_for_its_triton_and_gpu_alone():
     assert "for an H100 alone" in ladder.resources_table(elsewhere)
 
 
-def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():
+def test_ladder_omits_hopper_steps_elsewhere():
     ours = read_record("flash_ablation")
     rows = [replace(r, metrics={**r.metrics, "ran": "triton"}) for r in ours.rows]
     files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})
@@ -85,7 +85,7 @@ def test_where_hopper_s_kernels_did_not_run_their_steps_are_left_out():
         assert "specialization" not in files[name]
 
 
-def test_launches_bind_where_kernels_are_shorter_than_launches(records):
+def test_launch_bound_example(records):
     launches, softmax, products = envelope.bottleneck_examples(
         load.primary_record(records, "kernel_profile")
     )
@@ -95,14 +95,14 @@ def test_launches_bind_where_kernels_are_shorter_than_launches(records):
     assert products["of_fp32"] > products["of_memory"]
 
 
-def test_another_gpu_has_no_parts_of_this_one(monkeypatch):
+def test_other_gpu_gets_no_numbers_of_this_one(monkeypatch):
     for module in (envelope, load):
         monkeypatch.setattr(module, "primary_gpu", lambda: "acme-gpu")
     other = replace(read_record("kernel_profile"), device=make_gpu("ACME GPU"))
     assert envelope.facts({"kernel_profile": [other]})["chip"]["sms"] == "not measured"
 
 
-def test_every_word_of_the_glossary_is_explained_once():
+def test_glossary_terms_are_unique():
     files = glossary.fragments()
     forms = re.findall(r"^\*\[(.+?)\]: ", files["glossary-tooltips.md"], re.MULTILINE)
     assert len(forms) == len(set(forms)) and {"warps", "Warps", "TMA"} <= set(forms)
@@ -110,7 +110,7 @@ def test_every_word_of_the_glossary_is_explained_once():
     assert len(terms) == len(set(terms)) >= 25
 
 
-def test_an_answer_has_its_numbers_and_its_links_lead_to_its_own_page(tmp_path):
+def test_copied_answer_has_facts_and_working_links(tmp_path):
     answer = (
         "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md)."
         '{@ if facts.a.b == "2" @} No.{@ endif @}'
@@ -121,12 +121,12 @@ def test_an_answer_has_its_numbers_and_its_links_lead_to_its_own_page(tmp_path):
         assert page_answer("a", FACTS, tmp_path) == filled
 
 
-def test_an_answer_that_this_gpu_has_not_measured_is_not_copied():
+def test_unmeasured_answers_are_not_copied():
     (text,) = fragments(FACTS, {"warmup": False}).values()
     assert "[start:warmup]" in text and "first step" not in text
 
 
-def test_a_page_without_an_answer_or_its_number_is_named(tmp_path):
+def test_missing_answer_or_fact_names_the_page(tmp_path):
     (tmp_path / "a.md").write_text("# T\n")
     with pytest.raises(RecordError, match=r'a\.md has no section "## Answer"'):
         page_answer("a", FACTS, tmp_path)

@@ -29,7 +29,7 @@ def line(both: float, **metrics) -> Line:
     return Line.from_row(make_row({"n": 1}, **errors | times | metrics))
 
 
-def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
+def test_wrong_or_launch_bound_passes_have_no_ratio():
     def ratio(ours: Line, other: Line, of: str = "both") -> str:
         return fmt(relative_time(Line(ours=ours, other=other), of, "other"), "{:.2f}")
 
@@ -45,12 +45,12 @@ def test_a_wrong_or_launch_bound_pass_has_no_relative_time():
     assert ratio(rounds, line(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"
 
 
-def test_without_gpu_time_waiting_between_passes_makes_nobody_slower():
+def test_ratio_without_gpu_time_ignores_idle_time():
     assert line(3.0, both_ms=[9.0]).kernel_ms("both") == 3.0
     assert line(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
 
 
-def test_memory_that_is_less_than_what_a_pass_returns_was_misread():
+def test_implausibly_small_memory_is_missing():
     """o and three gradients take 8 MiB each, so a pass can't need less than 32 MiB."""
     row = make_row({"d": 64, "n": 65536, "dtype": "bf16"}, peak_allocated_bytes=2**26)
     row.metrics["held_bytes"] = 2**25
@@ -75,7 +75,7 @@ class ScoreByteCounter(TorchDispatchMode):
         return out
 
 
-def test_plain_attention_moves_what_the_prediction_counts():
+def test_plain_attention_traffic_equals_the_prediction():
     n, loss = 48, torch.ones(1, 1, 48, 8, dtype=torch.bfloat16)
     q, k, v = (torch.randn_like(loss, requires_grad=True) for _ in range(3))
     with ScoreByteCounter(n) as moves:
@@ -90,7 +90,7 @@ def test_plain_attention_moves_what_the_prediction_counts():
 @pytest.mark.parametrize(
     ("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)]
 )
-def test_one_rounding_errs_as_predicted(name, dtype):
+def test_rounding_error_equals_the_prediction(name, dtype):
     x = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).double()
     off = (x.to(dtype).double() - x).norm() / x.norm()
     assert off.item() == pytest.approx(
@@ -98,7 +98,7 @@ def test_one_rounding_errs_as_predicted(name, dtype):
     )
 
 
-def test_kernels_of_any_gpu_are_told_by_their_names():
+def test_kernel_roles_on_any_gpu():
     names = {
         "forward_kernel": "forward",
         "attention_dkdv_hopper": "dkdv",
@@ -110,7 +110,7 @@ def test_kernels_of_any_gpu_are_told_by_their_names():
     assert {name: leaderboard.kernel_role(name) for name in names} == names
 
 
-def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
+def test_lower_bounds_use_the_higher_clock():
     """Bounds use the higher clock: the measured one or the data sheet's."""
     record = read_record("flash_leaderboard")
     for seen, hertz in ((1000, 1.98e9), (2000, 2e9)):
@@ -119,7 +119,7 @@ def test_a_gpu_that_ran_slowly_has_the_bounds_of_its_makers_clock():
         assert rates["products"] == pytest.approx(132 * hertz * 4096)
 
 
-def test_the_first_length_that_does_not_fit_follows_from_the_memory():
+def test_shortest_length_out_of_memory():
     for gib, length in ((140, 32768), (2000, 131072)):
         gpu = make_gpu(memory_bytes=gib * GIB)
         record = make_record("attention", device=gpu)
@@ -128,13 +128,13 @@ def test_the_first_length_that_does_not_fit_follows_from_the_memory():
         assert peak_bytes(n - 1) <= gib * GIB < peak_bytes(n)
 
 
-def test_what_runs_of_10b_follows_from_the_memory():
+def test_passes_of_10b_by_gpu_memory():
     record = read_record("end_to_end")
     record.device.memory_bytes = 40 * GIB
     assert end_to_end.facts(record)["runs_of_10B"] == "can run none of its passes"
 
 
-def test_a_slower_compiled_step_never_pays():
+def test_slower_compiled_step_never_breaks_even():
     record = read_record("compile")
     for row in record.rows:
         if row.config["execution"] == "compiled":
@@ -143,7 +143,7 @@ def test_a_slower_compiled_step_never_pays():
 
 
 @pytest.mark.parametrize("differs", ["", "torch", "driver", "gpu"])
-def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
+def test_idle_time_needs_the_same_gpu_and_software(differs):
     profile, clock = read_record("kernel_profile"), read_record("end_to_end")
     clock.device, clock.software = make_gpu("A"), {"torch": "2.11"}
     profile.device, profile.software = make_gpu("A"), dict(clock.software)
@@ -163,7 +163,7 @@ def test_idle_is_told_by_the_clock_of_the_same_gpu_and_software(differs):
         assert kernel_rows.passes(profile).one(**config)["idle_share"] == 0
 
 
-def test_two_kernels_of_one_tile_are_counted_apart():
+def test_kernels_with_equal_tiles_are_separate():
     """Two kernels differ only in their stages: one is for weights, one for heads."""
     name = (
         "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
@@ -179,13 +179,13 @@ def test_two_kernels_of_one_tile_are_counted_apart():
     assert (first.calls, first.ms, second.calls) == (85, 6.0, 24)
 
 
-def test_the_modes_of_memory_are_those_of_the_experiment():
+def test_peak_memory_modes_equal_the_experiment_s():
     assert tuple(memory_rows.MODES) == tuple(memory_experiment.MODES)
     remedies = {(c.attention, c.checkpoint) for c in memory_experiment.configs()}
     assert remedies == set(memory_rows.REMEDIES)
 
 
-def test_a_row_without_its_timeline_is_not_drawn():
+def test_row_without_a_timeline_is_not_drawn():
     record = read_record("peak_memory")
     for row in record.rows:
         row.metrics.pop("timeline", None)

@@ -27,11 +27,11 @@ def records():
     return load.load_records(RESULTS)
 
 
-def test_the_points_are_those_of_the_assignment():
+def test_points_equal_the_assignment():
     assert sum(problem.points for problem in PROBLEMS) == 98 and len(PROBLEMS) == 11
 
 
-def test_page_and_problems_are_the_same_in_the_same_order():
+def test_writeup_page_lists_problems_in_order():
     heading = r"^## (.+) \{ #(\w+) \}\n\n(.+)\n\{ \.tag \}$"
     assert re.findall(heading, PAGE, re.MULTILINE) == [
         (f"{n}. {p.title}", p.name, f"{p.assigned_sections} · `{p.name}`")
@@ -44,12 +44,12 @@ def test_page_and_problems_are_the_same_in_the_same_order():
     assert re.findall(r"writeup\.md:claims-(\w+)", PAGE) == names
 
 
-def test_every_stem_answers_a_problem_or_is_named_as_asked_by_none():
+def test_every_experiment_answers_a_problem_or_is_listed():
     assert set(STEMS) - UNASKED == {stem for answer in ANSWERS for stem in answer.stems}
     assert set(STEMS) >= UNASKED
 
 
-def test_every_answer_stands_on_evidence():
+def test_every_answer_names_its_experiments():
     for part in re.split(r"(?=answers\.md:)", PAGE)[1:]:
         answer = next(a for a in ANSWERS if f"answers.md:{a.page}" in part)
         evidence = part.split("generated/writeup.md")[0]
@@ -57,7 +57,7 @@ def test_every_answer_stands_on_evidence():
         assert set(answer.stems) & set(shown), f"no evidence follows {answer.page}"
 
 
-def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(records):
+def test_problems_and_claims_match(records):
     claimed = {problem.name: set() for problem in PROBLEMS}
     for claim in writeup.all_claims():
         claimed[claim.problem].add(claim.stem)
@@ -69,7 +69,7 @@ def test_every_answered_problem_has_a_claim_and_every_claim_a_problem(records):
             assert not measured or claimed[problem.name] & of, answer.page
 
 
-def test_an_answer_needs_every_record_of_the_primary_gpu(records):
+def test_answers_need_all_records_of_the_primary_gpu(records):
     others = {stem: list(records) for stem, records in records.items()}
     answer = next(a for a in ANSWERS if a.page == "mixed_precision")
     assert writeup.answered_pages(records)["mixed_precision"]
@@ -80,7 +80,7 @@ def test_an_answer_needs_every_record_of_the_primary_gpu(records):
     assert not writeup.answered_pages(others)["mixed_precision"]
 
 
-def test_a_gpu_with_few_records_claims_nothing_of_the_others(records, monkeypatch):
+def test_claims_of_a_gpu_with_few_records(records, monkeypatch):
     for module in (load, student):
         monkeypatch.setattr(module, "primary_gpu", lambda: "nvidia-h100-80gb-hbm3")
     files = student.fragments(records) | calculator.fragments(records)
@@ -92,7 +92,7 @@ def test_a_gpu_with_few_records_claims_nothing_of_the_others(records, monkeypatc
     assert "H100" not in envelope.predict_others(lambda peak: 1.0)
 
 
-def test_what_needs_no_gpu_is_measured_on_the_meta_device(records):
+def test_answers_from_the_meta_device(records):
     """Part (f) of the problem needs only shapes, so no GPU has a record for it."""
     ours = [r for r in records["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
@@ -100,7 +100,7 @@ def test_what_needs_no_gpu_is_measured_on_the_meta_device(records):
     assert not writeup.answered_pages({**records, "saved_tensors": []})["saved_tensors"]
 
 
-def test_what_needs_no_gpu_is_judged_for_each_and_has_no_tab_of_its_own(records):
+def test_meta_device_claims_have_no_tab(records):
     """Peak memory is measured on GPUs, saved bytes on the meta device."""
     (problem,) = (p for p in PROBLEMS if p.name == "memory_profiling")
     counted = next(c for c in writeup.all_claims() if c.stem == "saved_tensors")
@@ -129,7 +129,7 @@ def list_pages(entries):
             yield title, below
 
 
-def test_the_navigation_has_every_page_by_its_own_title():
+def test_navigation_lists_every_page_by_title():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = yaml.safe_load(re.split(r"\n(?=\w)", nav)[0])
     shown = [(title, page) for title, page in list_pages(listed) if page != "index.md"]
