@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# After `&`, processes inherit an ignored SIGINT, but tests interrupt theirs.
+# Tests send SIGINT to children, which ignore it if pytest itself was started with `&`.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
@@ -154,7 +154,7 @@ def skip_shape_checks(monkeypatch) -> None:
 
 @pytest.fixture
 def pretend_gpu(monkeypatch) -> None:
-    """Pretend a GPU named "A GPU", on which the stem `fake` is measured."""
+    """Simulate a GPU named "A GPU", on which the experiment `fake` is measured."""
     from systems.experiments import STEMS
     from systems.running import groups, machine
     from tests.factories import fake_stem_entry, make_gpu

@@ -61,7 +61,7 @@ def needed_bytes(row: Row) -> int:
 
 
 def limit_memory(record: Record, gpu: Device) -> Record:
-    """Return the record of a GPU with less memory: larger rows are out of memory."""
+    """Copy a record, with rows out of memory if they need more than this GPU has."""
     room = gpu.memory_bytes or 0
     lost = {
         "out_of_memory": lambda row: needed_bytes(row) > room,
@@ -81,8 +81,8 @@ def fake_stem_entry(*kinds: str) -> Stem:
     return Stem("tests.fake_stem", full=kinds, quick=kinds)
 
 
-# The experiments of a copied tree: one that works, one whose second row kills its
-# process, and one too large for a CPU. None needs torch.
+# Experiments in copies of the project: one that works, one whose second row kills its
+# process, and one whose full grid needs a GPU. None needs torch.
 STEMS_OF_A_TREE = """
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def facts(record):
 
 
 def copy_tree(root: Path) -> Path:
-    """Copy code and pages to `root`, without records, with the tests' experiments."""
+    """Copy code and pages to `root`, with the tests' experiments and no records."""
     for folder in ("systems", "tools"):
         # Copy compiled files too, except those being written.
         ignored = shutil.ignore_patterns("*.pyc.*")

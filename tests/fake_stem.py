@@ -24,7 +24,7 @@ def configs(quick: bool = False) -> list[Config]:
         int(os.environ.get("FAKE_ROWS", "6")),
         int(os.environ.get("FAKE_SLEEP", "3")),
     )
-    # Don't sort by number, so that sorting by anything but the grid fails.
+    # Descending numbers, so that tests detect rows that are not in the grid's order.
     return [Config(index, sleep) for index in range(rows, 0, -1)][
         : 2 if quick else rows
     ]

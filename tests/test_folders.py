@@ -136,7 +136,7 @@ GUIDES = {name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "READM
 
 
 def map_paths() -> set[str]:
-    """Return the paths in the map, in which lines are indented below their folder."""
+    """Return the paths in the map of CONTRIBUTING.md, which is indented by folder."""
     lines = GUIDES["CONTRIBUTING.md"].split("```text\n")[1].split("```")[0].splitlines()
     paths, above = set(), []
     for line in filter(None, lines):
@@ -151,7 +151,7 @@ def test_map_lists_folders_and_top_level_files():
     for top in ("systems", "tools"):
         for path in (ROOT / top).rglob("*"):
             name = path.relative_to(ROOT).as_posix()
-            # The map omits files inside a builder's folder and in folders of templates.
+            # The map omits folders of single experiments and of templates.
             own = (
                 "tools/render/stems/",
                 "tools/hooks/templates/",

@@ -1,4 +1,4 @@
-"""Compare attention with float64, within bounds that plain PyTorch sets."""
+"""Compare attention with float64; plain PyTorch's error bounds the error allowed."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from torch import Tensor
 from systems.attention import attention_reference
 
 NAMES: tuple[str, ...] = ("o", "lse", "dq", "dk", "dv")
-# Dtypes and head dimensions of tests: every padded width, and two that need padding.
+# Dtypes and head dimensions of tests: powers of two, and two that are padded to one.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
-# Upper bound of our error relative to the largest value, even if plain PyTorch's is
-# larger.
+# Upper bound of every error relative to the largest value, whatever plain PyTorch's
+# error is.
 CAP = {
     torch.float64: 1e-10,
     torch.float32: 1e-3,
@@ -59,7 +59,7 @@ def make_inputs(
     sigma: float = 1.0,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return normal q, k, v and do; scores have a standard deviation of sigma."""
+    """Return normally distributed q, k, v and do; scores have the deviation sigma."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw_normal(*shape: int) -> Tensor:
@@ -110,7 +110,7 @@ def run_reference(
     scale: float | None = None,
     dtype=torch.float64,
 ) -> dict[str, Tensor]:
-    """Return the results of `run_class` by plain attention in this dtype."""
+    """Return o, lse, dq, dk and dv of plain attention in this dtype, by name."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
     o, lse = attention_reference(q, k, v, causal, scale)
     return to_dict((o.detach(), lse.detach(), *gradients(o, (q, k, v), do.to(dtype))))
@@ -137,7 +137,7 @@ def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
 
 
 def split_in_two(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split float32 into the nearest bfloat16 and the bfloat16 nearest to the rest."""
+    """Split float32 into the nearest bfloat16 and the rest, rounded to bfloat16."""
     high = x.bfloat16().float()
     return high, (x - high).bfloat16().float()
 
@@ -150,7 +150,7 @@ def hide_later_keys(s: Tensor) -> Tensor:
 def run_in_limbs(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool, scale: float | None
 ) -> dict[str, Tensor]:
-    """Return the results of `run_class` by plain attention with `matmul_limbs`."""
+    """Return o, lse, dq, dk and dv of plain attention with `matmul_limbs`, by name."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     s = LimbMatmul.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     s = hide_later_keys(s) if causal else s
@@ -167,7 +167,7 @@ def delta_errors(
     scale: float | None,
     lse: Tensor,
 ) -> dict[str, float]:
-    """Return how far an error of o moves dq and dk through delta = rowsum(o · do)."""
+    """Return the errors of dq and dk due to o's error in delta = rowsum(o · do)."""
     q, k, do = q.double(), k.double(), do.double()
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     s = q @ k.mT * scale
@@ -267,7 +267,7 @@ def poison_buffers(launches) -> Iterator[list[Tensor]]:
     memories, new_empty = [], Tensor.new_empty
 
     def new_poisoned(x, shape, dtype=None, **options):
-        # The interpreter passes a device for its own copies.
+        # Leave copies that the interpreter makes alone: only they pass a device.
         if options:
             return new_empty(x, shape, dtype=dtype, **options)
         size, kind = math.prod(shape), dtype or x.dtype

@@ -1,4 +1,4 @@
-"""Results of flash attention in Triton and in PyTorch against float64."""
+"""Compare FlashAttention in Triton and in PyTorch with attention in float64."""
 
 import itertools
 
@@ -85,7 +85,7 @@ def test_large_scores(cls, dtype, sigma, causal, device):
     tile=[(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)], causal=CAUSAL
 )
 def test_tiles_of_any_shape(tile, causal, device):
-    """The causal loops split where the diagonal enters a tile."""
+    """Causal loops have a part with and a part without masking, for any tile shape."""
     inputs = make_inputs(97, 70, 16, device=device)
     t = Config(*tile, warps=4, stages=2)
     check_against_reference(launch_both(inputs, causal, t, t, t), *inputs, causal, 0.25)
@@ -118,7 +118,7 @@ def test_splits_differ_by_at_most_one_step(splits):
 
 
 def backward_plan(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
-    """Return the launches for these layouts, with tiles of 32 queries and 16 keys."""
+    """Return backward launches for q and k, with tiles of 32 queries and 16 keys."""
     c, of_q, of_k = Config(32, 16, 4, 1), shape_and_strides(q), shape_and_strides(k)
     return launches.backward_launches(
         "half", q.dtype, q.device, c, c, dkdv_splits, None, None, causal, 1.0,

@@ -1,4 +1,4 @@
-"""The setup check and the log say which kernels run on a GPU, and why."""
+"""Test which kernels run on a GPU, and how setup check and log give the reason."""
 
 import re
 from functools import cache
@@ -22,7 +22,7 @@ GPU = torch.device("cuda:0")
 
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """Return a function that pretends a GPU and a Triton version, with empty caches."""
+    """Return a function that simulates a GPU and a Triton version, without caches."""
 
     def pretend(
         capability: tuple[int, int],

@@ -1,4 +1,4 @@
-"""Kernels compile for each kind of GPU and fit, even where that GPU is missing."""
+"""Test that kernels compile for each kind of GPU, without it, and fit its memory."""
 
 import json
 import os
@@ -44,7 +44,7 @@ EIGHTS = """
 for d in {widths}:
     show(d, *compile_portable(gpu, "half", d, causal=True))
 """
-# Compile the configurations that need the most registers, with the tables' limit.
+# Compile the configurations that need the most registers, with a register limit.
 LARGEST = """
 show("largest", *compile_portable(gpu, "highest", 256, causal=True))
 """
@@ -105,7 +105,7 @@ def compile_for_gpu(gpu: str, code: str, cache: Path) -> dict[str, list[KernelNe
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GPUS)
 def test_kernels_of_each_gpu_compile_and_fit(name, tmp_path):
-    """The Hopper kernels must compile even with a Triton that `limits` refuses."""
+    """The Hopper kernels must compile even with an unsupported version of Triton."""
     gpu, d = TARGETS[name], 64 if name == FIRST else 16
     compiled = compile_for_gpu(name, f"d = {d}\n{COMPILE}", tmp_path)
     kernels = {"many": PLAIN, "first": FIRST_KERNELS, "few": SPLIT}

@@ -1,4 +1,4 @@
-"""The tables of launch configurations are complete, and the chooser reads them."""
+"""Test the tables of launch configurations, and the choice of a configuration."""
 
 from itertools import pairwise, product
 
@@ -122,7 +122,7 @@ def test_few_rows_use_their_own_configs_if_any(monkeypatch):
 
 
 def test_loops_of_few_tiles_are_split(monkeypatch):
-    """Split until 132 SMs have the warps of a rule or each split has one step."""
+    """Loops are split until 132 SMs have enough warps, or each split has one step."""
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
     def set_rules(*of: configs.SplitRule) -> None:

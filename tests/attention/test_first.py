@@ -14,7 +14,7 @@ from tests.attention.checks import (
     run_class,
 )
 
-# Triton's interpreter multiplies the bit patterns of bfloat16.
+# bfloat16 needs a GPU: Triton's interpreter multiplies its bit patterns as integers.
 DTYPES = [
     torch.float32,
     torch.float16,

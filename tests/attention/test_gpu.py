@@ -49,7 +49,7 @@ MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables without those that equal another GPU's table."""
+    """Return the tables, without tables that equal another GPU's table."""
     found: dict[str, Any] = {}
     for arch, table in tables.items():
         if table not in found.values():
@@ -155,7 +155,7 @@ def test_offsets_beyond_two_to_the_31(causal):
 
 
 def assert_near(actual, inputs, causal: bool) -> None:
-    """Check that results agree with the results of these inputs, within 1 %."""
+    """Check that `actual` agrees within 1 % with attention of these inputs."""
     expected = run_class(FlashAttentionTriton, *inputs, causal)
     for name, x in expected.items():
         close = {"rtol": 0.01, "atol": 0.01, "msg": name}

@@ -1,4 +1,4 @@
-"""The Hopper kernels: supported inputs, orders of work, and (on Hopper) results."""
+"""Test the Hopper kernels: supported inputs, schedules and (on Hopper) results."""
 
 import itertools
 import random
@@ -93,7 +93,7 @@ def fake_hopper(monkeypatch):
 
 
 def is_chosen(*shape: int, **options) -> bool:
-    """Return whether "auto" selects these kernels for this shape."""
+    """Return whether "auto" selects the Hopper kernels for this shape."""
     x = fake_tensor(*shape, **options)
     return choose_backend("auto", x, x, x) == "hopper"
 
@@ -113,7 +113,7 @@ def test_auto_selects_the_hopper_kernels():
 
 @pytest.mark.usefixtures("fake_hopper")
 def test_accuracy_grid_covers_both_backends():
-    """The record has Triton kernels for few heads, and both Hopper backward passes."""
+    """The grid has Triton kernels for few heads, and both Hopper backward passes."""
     seen = set()
     for c in flash_accuracy.configs():
         few = c.heads == flash_accuracy.HEADS
@@ -234,7 +234,7 @@ def misalign(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
-# Tensors that TMA can't read, as views or hooks on saved tensors give them.
+# Changes that give a tensor a layout that TMA can't read, by name.
 UNREADABLE = {
     "off by one number": misalign,
     "gaps": lambda x: torch.stack((x, torch.full_like(x, float("nan"))), -1)[..., 0],
@@ -304,7 +304,7 @@ def test_gradients_of_copies_have_the_promised_strides(layout, device):
 
 
 def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
-    """Yield (head, query tile, number of earlier partials) for a program's steps."""
+    """Yield (head, query tile, number of earlier partial dq) by step of a program."""
     pytest.importorskip("triton.experimental.gluon")
     from systems.attention.hopper.shift import Program, get_item, get_tile
 
@@ -323,7 +323,7 @@ def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
     ("tiles", "heads", "groups"), [(1, 3, 2), (8, 6, 3), (16, 4, 2), (5, 3, 1)]
 )
 def test_shift_walk_adds_partial_dq_in_order(tiles, heads, groups, causal):
-    """If all programs step at once, each partial dq finds the earlier ones added."""
+    """If programs run in lockstep, each partial dq is added after all earlier ones."""
     walks = [[*walk(i, tiles, heads, groups, causal)] for i in range(tiles * groups)]
     held: Counter[tuple[int, int]] = Counter()
     for steps in itertools.zip_longest(*walks):
@@ -339,7 +339,7 @@ def test_shift_walk_adds_partial_dq_in_order(tiles, heads, groups, causal):
 
 
 def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, order):
-    """Yield each program's item, and (head, query tile, earlier partials) by step."""
+    """Yield each work item, and (head, query tile, earlier partial dq) by step."""
     pytest.importorskip("triton.experimental.gluon")
     from systems.attention.hopper.ordered import Walk, get_item, get_tile
 
@@ -428,7 +428,7 @@ def test_cases_of_the_ordered_walk():
 
 
 @pytest.mark.parametrize("program", range(5))
-def test_drawing_shows_the_shift_walk(program):
+def test_drawing_shows_each_program_s_walk(program):
     """The drawing has two heads and five tiles; it shows every BESIDE-th step."""
     svg = (ROOT / "docs/drawings/ordered-walk-wide.svg").read_text("utf-8")
     static, *_, last = svg.split('class="frame"')
@@ -499,7 +499,7 @@ ORDERED = {
 
 
 def list_orders(heads: int, shared: int, causal: bool) -> list[Ordered]:
-    """Return orders to test: of single heads, of all heads, and with divided groups."""
+    """Return ordered walks over one, two or all heads, and with divided head groups."""
     if not causal:
         found = [Ordered(1, heads), Ordered(heads, heads)]
     else:

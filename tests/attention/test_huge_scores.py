@@ -1,4 +1,4 @@
-"""Scores above 2³¹, whose rounding errors overflow exp2 (pytorch/pytorch#121558)."""
+"""Test scores above 2³¹, whose rounding errors overflow exp2 (PyTorch #121558)."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 # Constants for q, k and v: rounding changes their scaled scores by up to 2³², up or
 # down.
 VALUES = [29952.0, 49920.0, 133120.0, 999424.0, 2.0**30]
-# Padding keys have score zero, so beside huge negative scores their p overflow, until
-# the mask discards them.
+# The score of padding keys is zero, so their p overflows if other scores are huge and
+# negative. The mask then discards it.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 
 
@@ -34,7 +34,7 @@ def round_fma_once(monkeypatch, device):
 
 
 def check_equal_scores(q: Tensor, k: Tensor, causal: bool, backend: str) -> None:
-    """Check that equal keys get equal p, so that o is v; gradients are finite."""
+    """Check that equal keys get equal p (so o equals v), with finite gradients."""
     q, k, v = (x.clone().requires_grad_() for x in (q, k, q.abs()))
     o = flash_attention(q, k, v, causal, backend=backend)
     assert torch.allclose(o, v, rtol=1e-6, atol=0)

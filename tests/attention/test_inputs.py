@@ -41,7 +41,7 @@ BACKENDS = ["torch", "triton", "auto"]
 
 
 def embed_in_nan(x: torch.Tensor) -> torch.Tensor:
-    """Return the values as a view into memory that is NaN elsewhere."""
+    """Return a copy of x as a view into a larger memory that is NaN elsewhere."""
     *lead, n, d = x.shape
     memory = torch.full(
         (*lead, n + 70, d + 9), float("nan"), dtype=x.dtype, device=x.device
@@ -417,7 +417,7 @@ def test_importing_kernels_loads_no_records(device):
 
 
 def test_importing_the_package_loads_no_torch():
-    """Importing the package loads no torch, and no kernel imports the reference."""
+    """The package imports without torch, and no kernel imports the reference."""
     code = """
 import sys, systems.attention
 assert "torch" not in sys.modules and "triton" not in sys.modules

@@ -1,4 +1,4 @@
-"""Calls with equal layouts are prepared once, with equal results."""
+"""Test that a call's launches are prepared once by layout, and then reused."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("said", WRONG)
 @pytest.mark.parametrize("recorded", [False, True])
 def test_invalid_options_that_equal_cached_ones(said, recorded, device):
-    """1 equals True as a cache key, so a call with True could make 1 acceptable."""
+    """Test causal=1 after causal=True: both are equal as keys of a cache."""
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
     if recorded:
         q, k, v = make_leaves(q, k, v)

@@ -1,4 +1,4 @@
-"""TMA additions to global memory: the timed kernel adds correctly."""
+"""Test the kernel that measures the rate of TMA additions to global memory."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(("programs", "steps", "each"), [(4, 6, 3), (132, 993, 16384)])
 def test_all_programs_add(programs, steps, each):
-    """Tiles get equal numbers of additions, or one more."""
+    """Each tile gets the same number of additions, or one more."""
     from systems.attention.hopper.reduce_rate import ROWS, add_ones
 
     sums = torch.zeros(8, ROWS, 32, device="cuda")

@@ -1,4 +1,4 @@
-"""Repeated launches bypass Triton's slow path, with equal results."""
+"""Test that repeated launches bypass Triton's slow path, with equal results."""
 
 import ast
 from types import SimpleNamespace

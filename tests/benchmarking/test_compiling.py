@@ -1,4 +1,4 @@
-"""Compilations are counted, excluded from timed samples, and start without caches."""
+"""Test that compilations start without caches, are counted and are not timed."""
 
 import os
 import tempfile

@@ -93,7 +93,7 @@ def test_kept_samples_span_the_run(fake_do_bench, count):
 
 
 class PassLog(torch.autograd.Function):
-    """A function that notes each pass in `done`, and whether autograd records it."""
+    """An autograd function that appends the name of each pass to `done`."""
 
     done: list = []
 
@@ -154,7 +154,7 @@ def detach_after():
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_kernel_sums_and_graphs_agree_on_gpu_time(detach_after):
-    """Kernel times add up to less than wall-clock time, and to about a graph's time."""
+    """The sum of kernel times is at most the wall-clock time, and near a graph's."""
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad
     wall = timing.measure(work.step, warmup=3, repeats=5, device="cuda", between=clear)

@@ -1,4 +1,4 @@
-"""CUDA graphs of a pass: one per phase, and all memory is freed."""
+"""Test CUDA graphs of a pass: one per phase, which free all memory at the end."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from systems.records.outcome import Unsupported
 
 @pytest.fixture
 def fake_graphs(monkeypatch):
-    """Pretend CUDA graphs that record launches; `events` lists what happened."""
+    """Replace CUDA graphs by stand-ins; return the list of their events."""
     events: list[str] = []
 
     class Graph(list):

@@ -1,4 +1,4 @@
-"""Each peer computes attention, and inside `only(name)` no other peer runs."""
+"""Test libraries of attention ("peers"): results, errors and options of each."""
 
 import sys
 from functools import partial

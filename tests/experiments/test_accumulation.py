@@ -1,4 +1,4 @@
-"""The experiment's sums equal IEEE 754 sums, which the tests compute with integers."""
+"""Compare the running sums of `accumulation` with exact sums of integers."""
 
 from dataclasses import asdict
 from fractions import Fraction
@@ -14,13 +14,13 @@ from systems.records.record import Record
 from tests.factories import make_gpu, make_record, read_record
 from tools.render.stems import accumulation as builder
 
-# By format: fraction bits, and the exponent of the smallest number, of which all
-# numbers are multiples.
+# Bits of the fraction, and exponent of the smallest positive number, by format. All
+# numbers are multiples of the smallest.
 BITS = {"fp32": (23, -149), "fp16": (10, -24), "bf16": (7, -133)}
 
 
 def add_rounded(a: int, b: int, fraction_bits: int) -> int:
-    """Add positive multiples of the smallest number, rounded with ties to even."""
+    """Return a + b in units of the smallest number, rounded with ties to even."""
     exact = a + b
     excess = exact.bit_length() - (fraction_bits + 1)
     if excess <= 0:

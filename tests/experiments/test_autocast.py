@@ -1,4 +1,4 @@
-"""Every dtype in the record of `autocast`, on a GPU and on a CPU."""
+"""Test every dtype that `autocast` records, on a GPU and on a CPU."""
 
 from dataclasses import asdict
 

@@ -98,7 +98,7 @@ def test_grids_have_no_duplicates_and_equal_the_record(stem):
         assert [row.config for row in measured.rows] == [asdict(c) for c in full]
 
 
-# Cells that the assignment asks for, by fields of the configuration.
+# Settings that the assignment asks for, by fields of the configuration.
 CONTEXTS, HEAD_DIMS = (128, 256, 512, 1024), (16, 32, 64, 128)
 ASKED = {
     ("end_to_end", "size context precision warmup steps batch"): product(

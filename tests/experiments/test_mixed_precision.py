@@ -1,4 +1,4 @@
-"""The synthetic language has its stated entropy, and each precision its dtypes."""
+"""Test the synthetic language's entropy, and the dtypes of each precision."""
 
 import math
 import re

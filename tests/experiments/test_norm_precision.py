@@ -1,4 +1,4 @@
-"""Stages of a norm: exact in float64, rounded otherwise, marked if out of range."""
+"""Test the stages of a norm: results, rounding, and marks of overflow."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Saved tensors: memory counts once, weights don't count, formulas predict bytes."""
+"""Test the bytes of saved tensors: shared memory counts once, weights don't count."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Formulas of costs against counts by PyTorch."""
+"""Compare formulas of FLOPs, parameters and memory with counts by PyTorch."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""The search finds the largest size that fits, and the command prints it."""
+"""Test the search for the largest model, context or batch that fits a GPU."""
 
 import subprocess
 from dataclasses import astuple, replace

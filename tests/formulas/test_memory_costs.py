@@ -1,4 +1,4 @@
-"""Memory formulas against passes over fake tensors: bytes by category, and peaks."""
+"""Compare formulas of memory by category, and of peaks, with recorded passes."""
 
 import random
 from contextlib import contextmanager
@@ -173,7 +173,7 @@ def test_peak_formula_equals_the_allocator_s_peak(monkeypatch, p):
 
 
 def test_residual_stream_bytes(monkeypatch):
-    """A block's x + attention(...) is one saved tensor, fp32 in either precision."""
+    """The sum x + attention(...) of a block is one saved fp32 tensor, also in bf16."""
     monkeypatch.setitem(SIZES, "tested", SHAPES["scores"])
     for precision in ("fp32", "bf16"):
         row = record_pass(monkeypatch, "tested", 64, "forward_graph", precision)

@@ -36,7 +36,7 @@ WAYS = [
 
 
 def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
-    """Return the peak of a pass that allocates gradients, and of one that has them."""
+    """Return the peak of a pass that allocates gradients, and with existing ones."""
     monkeypatch.setitem(SIZES, "tested", p.shape)
     with allocator(monkeypatch) as memory:
         model = build_model("tested", p.context, p.vocab, p.attention)
@@ -67,7 +67,7 @@ def test_both_peaks_equal_their_formulas(
 
 
 def test_inputs_kept_by_the_forward_pass():
-    """By strategy, the forward pass of eight blocks keeps 16, 2 or 1 inputs."""
+    """The forward pass of eight blocks keeps 16, 2 or 1 inputs, by strategy."""
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
     for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
@@ -92,7 +92,7 @@ def test_nested_runs_in_closed_form():
         assert n * forward_passes("chain", n) == n * (n + 3) / 2
         kept = [count_kept_inputs("halving", n, block) for block in range(1, n + 1)]
         assert max(kept) == 1 + log
-    # Five blocks are halved into two and three: three more block computations.
+    # Halving five blocks into two and three adds three block computations.
     assert 5 * forward_passes("halving", 5) == 2 * 5 + 3
 
 

@@ -96,7 +96,7 @@ def test_forward_equals_a_plain_implementation(toy_model):
 
 
 def test_rotary_embedding_keeps_pairs_adjacent(toy_model):
-    """Scores would not show that the rotation reorders the columns of q and k alike."""
+    """Compare rotated values, because reordering q and k alike changes no score."""
     x = torch.randn(11, 8)
     found = toy_model.layers[0].attn.rotary(x, torch.arange(11))
     assert torch.allclose(found, rotate(x), rtol=0, atol=1e-5)
@@ -187,7 +187,7 @@ def rotary_table(layer) -> torch.Tensor:
 
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-# By name: a way to make a model, and the dtype of the result.
+# Ways to make a model, and the dtype of the resulting model, by name.
 ORIGINS = {
     "built": (tiny_model, FP32),
     "built in bf16": (lambda: build_with(BF16), BF16),

@@ -1,4 +1,4 @@
-"""Sums, spans and the timeline of a profile, from kernels written by hand."""
+"""Test sums, spans and the timeline of a profile with hand-made kernels."""
 
 import pytest
 

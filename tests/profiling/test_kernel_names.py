@@ -1,4 +1,4 @@
-"""Kernel names as profilers print them."""
+"""Test short names and categories of kernels, as profilers name them."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Kernels by phase, launches by call, and each saved tensor once."""
+"""Test profiles by phase and by call, and the memory of saved tensors."""
 
 from contextlib import nullcontext
 

@@ -92,7 +92,7 @@ def make_trace(old=False):
 
     for name, start, end in PHASES:
         add_event(cats["mark"], name, MAIN, start, end - start)
-    # Ranges that are no phases: a copy on the GPU, an operation, another program's.
+    # Ranges that are not phases: a range on the GPU, an operation, another process.
     add_event("gpu_user_annotation", "backward", 7, 55, 30)
     add_event(cats["mark"], "Optimizer.step#AdamW.step", MAIN, 0, 100)
     for name, thread, at, start, duration, number in KERNELS:
@@ -241,7 +241,7 @@ def test_undecodable_traces_give_one_line(tmp_path):
 # Nsight Systems packs the process id above 24 bits of the thread id.
 PID = 5 << 24
 
-# By version of nsys: where ranges have text, and which columns and tables exist.
+# Where ranges have their text, and which columns and tables exist, by nsys version.
 VERSIONS = {
     "2021": {"text": "text", "process": False, "mangled": False, "driver": True},
     "2023": {"text": "both", "process": True, "mangled": True, "driver": False},
@@ -287,7 +287,7 @@ def write_db(path, text="textId", process=True, mangled=True, driver=False, with
         # The last step was open when the capture ended.
         add_mark(name, start, None if name == "step" else end)
     add_mark("aten::mm", 11, 14)
-    # A single event with a phase's name is no range.
+    # An event without an end is not a range, even with the name of a phase.
     add_mark("backward", 11, None, event=34)
     for name, thread, at, start, duration, correlation in KERNELS:
         table = "DRIVER" if driver and correlation % 2 else "RUNTIME"

@@ -1,4 +1,4 @@
-"""Fields of the GPU, with a stand-in for NVML that may report less."""
+"""Test the GPU's fields in records, with a stand-in for NVML whose calls may fail."""
 
 import sys
 from contextlib import suppress
@@ -80,7 +80,7 @@ def fake_nvml(monkeypatch):
 
 
 WHOLE = Device("NVIDIA Stub", "nvidia-stub", "9.0", 2**37, "580.1", 700.0)
-# By NVML call: the field that is None if NVML doesn't support the call.
+# Fields that are None if NVML doesn't support a call, by the name of the call.
 LESS = {
     "nvmlDeviceGetCudaComputeCapability": "capability",
     "nvmlDeviceGetMemoryInfo": "memory_bytes",

@@ -125,7 +125,7 @@ def test_code_changes_the_hash(rehash, change):
     assert source != SOURCE and rehash(stem=source) != HASH
 
 
-# By import statement: the name by which code then uses `x` of `systems.a`.
+# Import statements, and the expression that then refers to `x` of `systems.a`.
 IMPORTS = {
     "import systems.a": "systems.a.x",
     "import systems.a as b": "b.x",

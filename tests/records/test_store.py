@@ -53,7 +53,7 @@ def path(tmp_path) -> Path:
 
 
 def refusal(path: Path, text: str | bytes) -> str:
-    """Return the error of reading this text as a record, without its path."""
+    """Return the error message of reading this text as a record, without the path."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(RecordError) as raised:
         store.read(path)
@@ -190,7 +190,7 @@ def test_a_row_has_numbers_or_a_reason():
         assert (not [*record_faults(record)]) == (case in ROWS), case
 
 
-# By field: its smallest and largest valid values.
+# The smallest and the largest valid value of fields, by name.
 LIMITS = {
     "expected_rows": (2, 100_000),
     "device.memory_bytes": (0, 2**60),

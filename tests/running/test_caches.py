@@ -1,4 +1,4 @@
-"""Folders that can't store compiled kernels give one line with a remedy."""
+"""Test the folder of compiled kernels, and the error if it is not writable."""
 
 import os
 

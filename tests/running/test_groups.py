@@ -1,4 +1,4 @@
-"""Rows that are measured in alternation."""
+"""Test groups of rows whose measurements are interleaved."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests import fake_stem
 
 @pytest.fixture
 def turns(monkeypatch):
-    """Measure the fake stem's rows in alternation; list their numbers by turn."""
+    """Interleave the rows of the fake experiment; list the order of their numbers."""
     seen = []
 
     def run(config):

@@ -1,4 +1,4 @@
-"""Records on disk after success, errors and interruption, and the next run."""
+"""Test records on disk after success, errors and interruption, and resuming."""
 
 import errno
 import gc

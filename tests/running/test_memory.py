@@ -13,7 +13,7 @@ MEMINFO = "MemTotal: 9 kB\nMemAvailable:    8388608 kB\n"
 
 
 def write_system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path:
-    """Make a root with these files; in names, __ stands for / and - for a dot."""
+    """Write files below `root`. In their names, __ stands for / and - for a dot."""
     for name, text in ({"proc__meminfo": meminfo} | files).items():
         path = root.joinpath(*name.replace("-", ".").split("__"))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not on Linux")
 def test_allocation_above_free_memory_is_a_row():
-    """Too large a tensor gives an error; a lower existing limit stays."""
+    """A tensor above free memory raises an error. A lower existing limit is kept."""
     assert (free_host_bytes() or 0) > GIB / 64
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     child = run_python("-c", LIMITED, env=environment)

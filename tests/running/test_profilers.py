@@ -14,7 +14,7 @@ from tests.factories import make_record
 
 @pytest.fixture
 def states_at_end(monkeypatch):
-    """Pretend a GPU; list LEAVE's value in each profile, and each synchronization."""
+    """Simulate a GPU; list the variable LEAVE by profile, and all synchronizations."""
     found = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -177,7 +177,7 @@ SLOWER = [KERNELS[1] | {"total_ms": 1.1}, KERNELS[0]]
         ("a_ms", [10.0, 10.0], [10.4, 10.4], True),
         ("a_ms", [10.0, 10.0], [10.6, 10.6], False),
         ("a_ms", [10.0, 10.0], [9.4, 9.4], False),
-        # Medians may differ by three times the wider spread (p80 - p20), here 0.6 of 1.
+        # Medians may differ by three times the larger p80 - p20, which is 0.6 here.
         ("a_ms", [10.0, 11.0], [12.0, 12.0], True),
         ("a_ms", [12.0, 12.0], [10.0, 11.0], True),
         ("a_ms", [10.0, 11.0], [12.5, 12.5], False),

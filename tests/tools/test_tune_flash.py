@@ -144,7 +144,7 @@ def test_ties_keep_our_config_and_searches_resume(a100):
 
 
 CHANGED = "with kernels that have changed since: our tables are used"
-# Damages of the file as (pattern, replacement), and the log message.
+# Damage to the file as (pattern, replacement), and the resulting log message.
 DAMAGES = {
     "cut": (r"(?s).{20}\Z", "", "can't be used"),
     "an older layout": (r"(?s)\A.*\Z", "[]", "can't be used"),

@@ -1,4 +1,4 @@
-"""Histories made by hand: life, owner and category of each block."""
+"""Test the lifetime, owner and category of blocks in hand-made histories."""
 
 import pickle
 from typing import Any
@@ -80,7 +80,7 @@ class Pool:
 
 
 def training_step() -> tuple[Pool, list[Mark]]:
-    """A step whose gradient reuses the address of a forward temporary."""
+    """Return a step whose gradient reuses the address of a forward temporary."""
     pool = Pool(weight=40 * MIB, m=40 * MIB, v=40 * MIB, workspace=8 * MIB)
     address = {name: place for name, (place, _) in pool.live.items()}
     owners = {address["weight"]: ("weights", "layers.0.w")}

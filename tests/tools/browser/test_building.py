@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 
 
 def slowness() -> float:
-    """Return how many times 0.9 s random reads take, because memory limits builds."""
+    """Return this machine's slowdown: time of random memory reads over 0.9 s."""
     texts = {i: str(i) for i in range(2_000_000)}
     start = time.process_time()
     assert sum(len(texts[i * 1_236_067 % 2_000_000]) for i in range(2_000_000))

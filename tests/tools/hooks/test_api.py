@@ -1,4 +1,4 @@
-"""The members of a module that the code reference shows."""
+"""Test which members of a module the code reference shows."""
 
 from griffe import temporary_visited_module
 

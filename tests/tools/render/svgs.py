@@ -158,8 +158,8 @@ def crosses(word: Word, segment: Segment) -> bool:
 
 
 def draw_some(lot: str, one_in: int = 1):
-    """Return a `draw_svg` that draws one of `one_in` figures, at one width, and leaves
-    the others blank, to save time. Another `lot` draws other figures.
+    """Return a `draw_svg` that draws one of `one_in` figures, at one width, to save
+    time. Others stay blank. The text `lot` decides which figures are drawn.
     """
     svg = plots.draw_svg
 

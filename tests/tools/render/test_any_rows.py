@@ -1,4 +1,4 @@
-"""Tables, figures and facts are rendered for records with missing rows."""
+"""Render tables, figures and facts of records with missing rows."""
 
 import random
 import re

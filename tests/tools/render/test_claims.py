@@ -75,7 +75,7 @@ def reverse(claim: str, **wanted: Any) -> Callable[[Record], None]:
 
 
 LAYER = {"norm": "layer", "dtype": "bf16"}
-# The alteration of a record that changes each claim's verdict.
+# For each claim, an alteration of its record that reverses the verdict.
 ALTERED = {
     "deterministic_mode_is_beaten": reverse(
         "deterministic_mode_is_beaten", implementation="ours"

@@ -1,4 +1,4 @@
-"""Numbers in drawings agree with attention, formulas, records and the first kernel."""
+"""Compare numbers in drawings with attention, formulas, records and kernels."""
 
 import math
 import re

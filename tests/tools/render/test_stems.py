@@ -1,4 +1,4 @@
-"""Builders with rows that no committed record has."""
+"""Test tables and facts of experiments with rows that no committed record has."""
 
 import pytest
 import torch
@@ -164,7 +164,7 @@ def test_idle_time_needs_the_same_gpu_and_software(differs):
 
 
 def test_kernels_with_equal_tiles_are_separate():
-    """Two kernels differ only in their stages: one is for weights, one for heads."""
+    """Two kernels whose names differ only in the number of pipeline stages."""
     name = (
         "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
     )
