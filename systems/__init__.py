@@ -25,7 +25,7 @@ REMEDIES = {
 
 
 def lacks(*modules: str) -> str:
-    """Return advice on how to install the first missing module, or "" if none is."""
+    """Return advice on how to install the first missing module, or "" if all exist."""
     for module in modules:
         with suppress(ModuleNotFoundError):
             if find_spec(module):
@@ -110,7 +110,7 @@ def plain_console() -> Any:
 
 
 def align_texts(found: Mapping[str, str]) -> str:
-    """Return a line for each name and text, with all texts aligned."""
+    """Return one line per name and text, with the texts aligned in a column."""
     return "".join(f"{name:20}{printable(text)}\n" for name, text in found.items())
 
 
@@ -147,7 +147,7 @@ def run_as_command(
         if code := 2 * (not isinstance(error, BrokenPipeError)):
             print(f"error: {error.strerror or error}", file=sys.stderr)
     except Exception as error:
-        # A usage error of Click, whose class differs between versions of typer.
+        # Detect a usage error by this method: its class differs between typer versions.
         if (message := getattr(error, "format_message", None)) is None:
             raise
         print(f"error: {printable(message())}", file=sys.stderr)

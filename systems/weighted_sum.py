@@ -142,8 +142,8 @@ def weighted_sum(
     x: Float[Tensor, "... d"], w: Float[Tensor, " d"]
 ) -> Float[Tensor, "..."]:
     """Return Σ_d w_d x_d for each row of x, summed in float32, in the dtype of x
-    (float32, float16 or bfloat16). Differentiable once. Raises TypeError or ValueError
-    for unsupported arguments.
+    (float32, float16 or bfloat16). It has no second derivative. Raises TypeError or
+    ValueError for unsupported arguments.
     """
     for name, tensor in (("x", x), ("w", w)):
         if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:

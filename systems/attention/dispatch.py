@@ -210,7 +210,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             gradients = prepared.backward(do, *saved)
         else:
             gradients = run_backward(do, *saved, *ctx.options)
-        # `apply` may omit options: return one gradient per argument it received.
+        # Return one gradient per argument of `apply`, whose last ones are optional.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
@@ -272,5 +272,5 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention of q, k and v (b, h, s, e), as the model expects it."""
+    """Compute causal attention of q, k and v (b, h, s, e), for the model."""
     return attention(q, k, v, causal=True)

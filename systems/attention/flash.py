@@ -1,4 +1,4 @@
-"""The public function `flash_attention`."""
+"""The public function `flash_attention`, which selects a backend."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -38,7 +38,7 @@ def check_inputs(
     try:
         properties = tensor_properties(q), tensor_properties(k), tensor_properties(v)
     except RuntimeError as error:
-        # Nested tensors have no shape.
+        # Reading the shape of a nested tensor raises this error.
         raise TypeError("q, k and v must not be nested tensors") from error
     check(*properties, dtypes)
     if not isinstance(causal, bool):
@@ -53,8 +53,8 @@ def check_inputs(
             raise TypeError(
                 f"scale must be an int, a float or None, got {type_name(scale)}"
             )
-        # Kernels use scale · log2(e) in float32: 0 or infinity would give NaN, as in
-        # -inf · 0 for a masked score.
+        # Kernels multiply scores by scale · log2(e) in float32. If that were 0 or
+        # infinite, a masked score of -inf could give NaN.
         if not SMALLEST_SCALE <= scale < LARGEST_SCALE:
             raise ValueError(
                 "scale must be positive and finite, a normal number of float32 that is "
@@ -161,7 +161,7 @@ def refuse_transforms() -> None:
     """Raise NotImplementedError inside torch.func transforms (grad, vmap, jvp), except
     in vmap under a compiler, which loops over the batch.
     """
-    # PyTorch's autograd Functions use the same check.
+    # This condition is the one that PyTorch's autograd Functions check.
     if torch._C._are_functorch_transforms_active() and not (
         torch.compiler.is_compiling()
         and retrieve_current_functorch_interpreter().key() == TransformType.Vmap
@@ -219,8 +219,8 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast q, k and v under autocast as SDPA does: all floats except float64."""
-    # Querying autocast for other devices would break graphs of torch.compile.
+    """Cast q, k and v to autocast's dtype, except float64, as SDPA does."""
+    # On other devices, querying autocast would cause graph breaks in torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v
     # Faster than reading `q.device.type`.

@@ -60,7 +60,7 @@ THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Return `use_device_of(x)`; give the thread the CUDA context that TMA needs."""
+    """Return `use_device_of(x)`, and give this thread a CUDA context, as TMA needs."""
     device = use_device_of(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
         # This call creates a context; `set_device` doesn't if the device is current.
@@ -96,7 +96,7 @@ class Launch:
                 aligned = aligned and address % ALIGNMENT == 0
                 arguments.append(address)
             else:
-                # Descriptors require aligned memory.
+                # TMA descriptors always have aligned memory.
                 arguments.append(x)
         if aligned and self.again is not None:
             return self.again(*arguments)
@@ -111,7 +111,7 @@ class Launch:
         # The interpreter compiles nothing. Unaligned launches are not cached.
         if aligned and compiled is not None:
             names = self.kernel.arg_names[len(tensors) + len(self.scalars) :]
-            # A Gluon kernel may have num_warps, an option, among its arguments.
+            # A Gluon kernel may take the option num_warps as an argument.
             keywords = {**self.constants, **self.options}
             rest = (*self.scalars, *(keywords[name] for name in names))
             self.again = make_launcher(compiled, self.grid, rest)

@@ -182,7 +182,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         inputs.refuse_second_derivative()
-        # Detach, because torch 2.11 warns about .grad of inputs of compiled code.
+        # Detach, or torch 2.11 warns about .grad of tensors passed to compiled code.
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
             run = backward_operator if inputs.is_batched(do) else backward_tiles
@@ -194,7 +194,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute `flash_attention` with the PyTorch tiles."""
+    """Compute `flash_attention` tile by tile in PyTorch."""
     inputs.refuse_transforms()
     q, k, v = inputs.autocast_like_sdpa(q, k, v)
     inputs.check_inputs(q, k, v, causal, scale, DTYPES)
@@ -207,5 +207,5 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention of q, k and v (b, h, s, e), as the model expects it."""
+    """Compute causal attention of q, k and v (b, h, s, e), for the model."""
     return attention(q, k, v, causal=True)

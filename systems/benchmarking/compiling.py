@@ -44,7 +44,7 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
         ):
             yield
     finally:
-        # Compiled code can keep tensors alive, and memory readings would count them.
+        # Drop compiled code, because it can keep tensors alive, which use memory.
         torch.compiler.reset()
 
 

@@ -1,9 +1,9 @@
 """GPU time: the sum of kernel times, independent of the speed of the host CPU.
 
 Between hosts with the same GPU, the wall-clock time of a phase differs up to twofold,
-GPU time by less than 3 %. torch.profiler gets kernel times from CUPTI. The assignment
-asks for Triton's `do_bench`, which measures between two CUDA events, so it includes
-time in which the GPU waits for launches.
+but GPU time by less than 3 %. torch.profiler gets kernel times from CUPTI. The
+assignment asks for Triton's `do_bench`, which measures the time between two CUDA
+events, so its times include waits of the GPU for launches.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from systems.model.train_step import Phase
 from systems.profiling import probes
 from systems.profiling.trace import TraceError, busy_ms
 
-# Descriptions of the clocks, stored in the protocol of a record.
+# Descriptions of how each kind of time is measured, stored in records.
 STEP_CLOCKS = {
     "wall time": "between two synchronisations, one pair around each phase",
     "gpu time": "sum of kernel times by CUPTI (torch.profiler), of two passes after "

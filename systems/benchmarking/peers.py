@@ -73,7 +73,7 @@ def attention(
     if name == "compiled":
         return compiled_plain(causal)
     if name == "tiles":
-        # On a GPU, FlashAttentionPyTorch compiles its backward pass.
+        # Needed because FlashAttentionPyTorch compiles its backward pass on a GPU.
         allow_shared_graphs()
         return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
     if name == "flex":
@@ -180,7 +180,7 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
-        # PyTorch's own dispatch function, with the same inputs and context.
+        # Ask the function with which PyTorch itself selects the backend.
         choice = torch._fused_sdp_choice(  # pyright: ignore
             q, k, v, None, 0.0, causal, enable_gqa=q.shape[-3] != k.shape[-3]
         )
@@ -193,7 +193,7 @@ def allow_shared_graphs() -> None:
     import torch._dynamo.config
     import torch._functorch.config
 
-    # Otherwise a compiled backward pass overwrites saved tensors.
+    # If this were True, a compiled backward pass would overwrite saved tensors.
     torch._functorch.config.donated_buffer = False
     # Allow many compilations: one for each dtype, head dimension and index width.
     torch._dynamo.config.recompile_limit = 64

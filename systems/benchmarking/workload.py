@@ -55,7 +55,7 @@ class Workload:
         elif self.mode == "forward_graph":
             with phase(phases.FORWARD), self.autocast:
                 logits = self.forward(self.token_ids)
-            # Free the graph after the timed phase, before the next one is built.
+            # Free the graph outside of the timed phase, before the next pass.
             del logits
         elif self.mode == "forward_two_graphs":
             with phase(phases.FORWARD), self.autocast:

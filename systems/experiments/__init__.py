@@ -1,4 +1,4 @@
-"""Experiments by stem: the name shared by module, record and page. Imports no torch."""
+"""Experiments by their name ("stem"), also of module and record. Imports no torch."""
 
 import sys
 from dataclasses import dataclass
@@ -61,6 +61,6 @@ STEMS = {
 
 
 if sys.argv[:1] == ["-m"]:
-    # Python is about to run an experiment: `python -m systems.experiments.<stem>`.
+    # Check before Python runs an experiment: `python -m systems.experiments.<stem>`.
     named = (stem for stem in STEMS.values() if stem.module in sys.orig_argv)
     need("torch", *(module for stem in named for module in stem.needs))

@@ -39,7 +39,7 @@ LENGTHS = (256, 1024, 4096, 8192, 16384)
 # Sequence length of twice the assignment's longest; it needs more than 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
-# From length LONG on, run fewer passes, except in the assignment's own cells.
+# From length LONG on, run fewer passes, except in the assignment's own configurations.
 LONG, PASSES_IF_LONG = 8192, 30
 
 
@@ -58,8 +58,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's 20 cells with and without a mask, in two dtypes, eager
-    and compiled; then one longer sequence.
+    """Return configurations: the assignment's 20 shapes with and without a mask, in two
+    dtypes, eager and compiled; then one longer sequence.
     """
     if quick:
         return [Config(16, 256, execution=e, warmup=2, passes=3) for e in EXECUTIONS]

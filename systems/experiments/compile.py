@@ -68,9 +68,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return each size of Table 1 in fp32 and bf16, eager and compiled, and as a CUDA
-    graph if it may be launch-bound. AdamW is compiled only for the smallest size, which
-    takes a minute; larger sizes take ten.
+    """Return configurations: each size of Table 1 in fp32 and bf16, eager, compiled,
+    and as a CUDA graph if it may be launch-bound. AdamW is compiled only for the
+    smallest size, which takes a minute; larger sizes would take ten.
     """
     if quick:
         rows = [(p, execution) for p in GRAPHS for execution in ("eager", "compiled")]
@@ -175,7 +175,7 @@ CELLS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
 def shared(config: Config, device: str) -> Workload:
-    """Return the workload that all executions of this configuration share."""
+    """Return the workload that eager, compiled and graph executions share."""
     cell = replace(config, execution="eager")
     work = CELLS.get(cell)
     if work is None:

@@ -41,8 +41,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the sizes of Table 1 at contexts 128 to 1024 in fp32 and bf16, and at 512
-    in TF32; CS336 2026's larger models and context; two sizes with larger batches.
+    """Return configurations: sizes of Table 1 at contexts 128 to 1024 in fp32 and bf16,
+    at 512 in TF32; CS336 2026's larger models and context; two with larger batches.
     """
     if quick:
         return [

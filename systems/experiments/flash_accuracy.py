@@ -36,7 +36,7 @@ IMPLEMENTATIONS = (
     *("triton", "hopper", "torch", "plain"),
     *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
 )
-# Backends of our kernels.
+# Backends of this project's kernels.
 OURS = ("triton", "hopper")
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 CALLS = 200
@@ -57,8 +57,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return every implementation in each dtype and head dimension, at two lengths (one
-    has an incomplete tile), with and without a mask; then shapes for Hopper kernels.
+    """Return configurations: every implementation in each dtype and head dimension, at
+    two lengths, with and without a mask; then shapes for the Hopper kernels.
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]

@@ -54,8 +54,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return matmuls in three formats; four implementations in two dtypes at four head
-    dimensions and lengths from 2^7 to 2^16; and the PyTorch class at two lengths.
+    """Return configurations: matmuls in three formats; four implementations in two
+    dtypes at four head dimensions and lengths from 2^7 to 2^16; the PyTorch class.
     """
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]

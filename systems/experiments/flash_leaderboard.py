@@ -52,7 +52,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the row of hardware limits, and a row for each implementation."""
+    """Return a configuration for the hardware's limits and for each implementation."""
     if quick:
         return [Config("plain", 100, 1000, heads=1, n=128, d=16)]
     return [Config(name) for name in ("ceiling", *IMPLEMENTATIONS)]
@@ -78,8 +78,8 @@ def run(config: Config) -> Turns:
     else:
         peer = attention(name, causal=True, n=config.n, device=device)
 
-        # Libraries take (b, h, n, d). The output keeps its batch dimension, because
-        # removing it would materialize the expanded gradient of the sum.
+        # Libraries take (b, h, n, d). Keep the batch dimension of the output: indexing
+        # would make autograd copy the gradient of the sum, an expanded scalar.
         def attend() -> Any:
             return peer(q[None], k[None], v[None])
 

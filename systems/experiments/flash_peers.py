@@ -81,7 +81,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return regular, irregular and launch-bound shapes in bf16, and four in fp32."""
+    """Return configurations: regular, irregular and short shapes, four in fp32."""
     shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
         (1, 16, 16384, 128, True, "bf16"),
@@ -196,7 +196,7 @@ def relative_errors(
 def results(
     attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return o, dq, dk and dv."""
+    """Run attention forward and backward, and return o, dq, dk and dv."""
     o = attend(q, k, v)
     return o.detach(), *torch.autograd.grad(o, (q, k, v), do)
 

@@ -57,8 +57,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's model without checkpointing, with runs of each length,
-    and with the other strategies.
+    """Return configurations: the assignment's model without checkpointing, with runs of
+    each length, and with the other strategies.
     """
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}

@@ -64,7 +64,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return all sizes and contexts in fp32 and bf16, under torch.profiler."""
+    """Return configurations: all sizes and contexts in fp32 and bf16."""
     if quick:
         return [
             Config("small", 128, mode, batch=1, warmup=1, passes=2) for mode in MODES

@@ -1,5 +1,5 @@
-"""Comparison of clocks on the same pass: our wall clock, bare CUDA events, the sum of
-kernel times by CUPTI, and the time of a CUDA graph.
+"""Comparison of ways to time the same pass: wall clock, CUDA events, the sum of kernel
+times by CUPTI, and a CUDA graph.
 
     python -m systems.experiments.method --context 128 --precision fp32
 """
@@ -42,7 +42,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return forward passes of `small`, and steps of the smallest and largest size."""
+    """Return configurations: forward passes of `small`, and steps of two sizes."""
     if quick:
         return [Config(repeats=10)]
     passes = [

@@ -90,7 +90,7 @@ def time_steps(c: Config, steps: int, device: str) -> dict[str, Any]:
 def gpu_times(c: Config, device: str) -> dict[str, Any]:
     work = workload(c, device)
     clear = work.model.zero_grad
-    # AdamW's first step creates its state.
+    # Run a warm-up step, because AdamW's first step creates its state.
     timing.measure(work.step, warmup=1, repeats=0, device=device, between=clear)
     return gpu_time.measure(work.step, device, between=clear)
     # --8<-- [end:run]

@@ -36,7 +36,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return Table 1's sizes at context 512; the smallest also in bf16 and at 128."""
+    """Return configurations: Table 1 at 512 tokens, `small` also in bf16 and at 128."""
     if quick:
         return [Config(context=128, batch=1, warmup=1, passes=2)]
     return [

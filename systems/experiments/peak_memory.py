@@ -58,8 +58,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the 2.7B model at three contexts and every size at 512, in every mode; and
-    the 2.7B model at 512 and 2048 with flash attention or checkpointing.
+    """Return configurations: 2.7B at three contexts, every size at 512, in all modes;
+    and 2.7B at 512 and 2048 with flash attention or checkpointing.
     """
     if quick:
         return [

@@ -46,8 +46,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return a block at contexts from both editions of the assignment, then the example
-    of CS336's 2026 handout, eager and compiled.
+    """Return configurations: a block at contexts from both editions of the assignment,
+    and the example of CS336's 2026 handout, eager and compiled.
     """
     if quick:
         return [Config("norm", 128), Config("block", 128)]
@@ -130,7 +130,7 @@ class Saved:
 
 
 def line_of_the_model() -> str:
-    """Return the function and line of the model that called the hook."""
+    """Return the function and line of the model that saved the current tensor."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

@@ -14,8 +14,8 @@ INT64_BYTES = 8
 def parameters_by_part(
     *, vocab_size: int, d_model: int, d_ff: int, num_layers: int, **_: int
 ) -> dict[str, int]:
-    """Return the number of parameters by part of the model; the sum is
-    2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
+    """Return the number of parameters by part of the model. With vocabulary V, width d
+    and L layers, the sum is 2·V·d + L·(4·d² + 3·d·d_ff + 2·d) + d.
     """
     return {
         "embedding": vocab_size * d_model,
@@ -62,7 +62,7 @@ BACKWARD_OVER_FORWARD = 2
 
 
 def pass_flops(forward: int, *phases: str) -> int:
-    """Return the matmul FLOPs of these phases; loss and optimizer have none."""
+    """Return the matmul FLOPs of these phases. Loss and optimizer have no matmuls."""
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
 
@@ -211,7 +211,7 @@ PEAKS = {
     "nvidia-a100": Peak(19.5e12, 156e12, 312e12, 1.935e12),
     "nvidia-b200": Peak(75e12, 1.1e15, 2.25e15, 8.0e12),
     "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9),
-    # From architecture white papers, for tensor cores with fp32 accumulation.
+    # From NVIDIA's architecture white papers: rates with accumulation in fp32.
     "nvidia-geforce-rtx-3090": Peak(35.6e12, 35.6e12, 71e12, 936e9),
     "nvidia-geforce-rtx-4090": Peak(82.6e12, 82.6e12, 165.2e12, 1.008e12),
     "nvidia-geforce-rtx-5090": Peak(104.8e12, 104.8e12, 209.5e12, 1.792e12),

@@ -6,13 +6,13 @@ from systems.formulas.costs import Peak, find_peak, longest_prefix
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
 
 KIB = 1024
-# Memory of the CUDA context and loaded libraries: 0.5 to 0.7 GiB, by driver.
+# Memory of the CUDA context and loaded libraries: 0.5 to 0.7 GiB, depending on driver.
 CONTEXT_BYTES = 640 * 2**20
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU model. `slug` selects its peak rates in `costs.PEAKS`."""
+    """A type of GPU. `slug` selects its peak rates in `costs.PEAKS`."""
 
     name: str
     slug: str

@@ -39,9 +39,9 @@ class Pass:
     recompute_attention: bool = False
     batch: int = 4
     vocab: int = VOCAB_SIZE
-    # Optimizer states per parameter, such as AdamW's two moments.
+    # Number of optimizer states per parameter, such as AdamW's two moments.
     optimizer_states: int = 2
-    # cuBLAS workspace per thread that runs matmuls.
+    # Bytes of the cuBLAS workspace of each thread that runs matmuls.
     workspace_bytes: int = HOPPER_WORKSPACE
     # Number of KV heads in grouped-query attention; None: as many as query heads.
     kv_heads: int | None = None
@@ -93,7 +93,7 @@ def attention_saved(p: Pass) -> Bytes:
         "cosines and sines for q and k": 2 * s * (d // h) * wide,
     }
     if p.recompute_attention:
-        # Saved for recomputation: rotated q and k before autocast casts them.
+        # To recompute, autograd saves q and k after rotation, before autocast's cast.
         saved |= {"q and k, rotated": n * (d + kv) * wide, "v": n * kv * low}
     else:
         saved |= {"q and k, rotated": n * (d + kv) * low, "v": n * kv * low}

@@ -161,7 +161,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             # copy of the log-softmax is freed before the second is allocated.
             "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low_bytes),
         },
-        # The norm's backward pass needs five fp32 tensors at once.
+        # The backward pass of the norm keeps five fp32 tensors at once.
         "backward, the last norm": {
             "gradients": head * p.wide_bytes,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
@@ -218,7 +218,7 @@ class BackwardBlock:
 
 
 def block_in_run(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
-    """Return a block, by default the first, in a segment (`run`, counted from 0)."""
+    """Return a block (by default the first) of segment number `run`, from 0."""
     first = run * p.checkpoint + 1
     block = first if block is None else block
     return BackwardBlock(block, run + 1, block - first)
@@ -247,15 +247,15 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
         saved = position.inputs * residual_bytes(p)
         if p.precision == "pure_bf16":
             computed_again += stream
-    # Gradients of the gated value and of its two factors exist; the gated value is
-    # freed, and w2 has its gradient.
+    # The gradients of w2, of the gated value and of its two factors exist; the gated
+    # value itself is freed.
     in_feed_forward = (
         saved_block - stream - n * f * low,
         (block_matrix_entries(p) - d * f) * copy,
         d * f,
         n * d * wide + 3 * n * f * low,
     )
-    # Freed before the backward pass of softmax, which needs five score matrices.
+    # These tensors are freed before softmax's backward pass, which needs 5 matrices.
     freed = ("v", "input of the output projection", "residual stream, fp32")
     saved_sizes = attention_in_backward(p)
     for name in ("probabilities", *freed):

@@ -53,7 +53,7 @@ def forward_passes(strategy: str, layers: int) -> float:
 
 
 def enclosing_halves(layers: int, block: int) -> list[bool]:
-    """Return for each half around the block, largest first, if it is a second half."""
+    """Return whether each half around the block, largest first, is a second half."""
     if layers == 1:
         return []
     middle = layers // 2

@@ -1,5 +1,5 @@
-"""Symbolic integers. Given these, formulas return expressions, which the web page's
-calculator evaluates. Supported are +, -, *, //, squares, `minimum` and `maximum`.
+"""Symbolic integers. Formulas that are called with them return expressions, which the
+web page's calculator evaluates. Supported: +, -, *, //, squares, minimum and maximum.
 """
 
 import operator

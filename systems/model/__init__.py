@@ -1,1 +1,1 @@
-"""The Transformer, its sizes, its optimizer, one training step and synthetic data."""
+"""The Transformer model, its sizes, optimizer and training step, and synthetic data."""

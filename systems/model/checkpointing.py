@@ -45,7 +45,7 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 
 def checkpoint_function(function: Function) -> Function:
-    """Return the function wrapped so that autograd saves only its arguments."""
+    """Wrap a function so that autograd saves only its arguments, and recomputes it."""
     # There is no dropout, so no random state to save. A closure could not be pickled.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
     # --8<-- [end:checkpoint]
@@ -53,7 +53,7 @@ def checkpoint_function(function: Function) -> Function:
 
 # --8<-- [start:parts]
 def checkpoint_attention(model: BasicsTransformerLM) -> None:
-    """Save q, k and v of every block instead of the scores and their softmax."""
+    """Save q, k and v of every block, and recompute the scores and their softmax."""
     for module in model.modules():
         if isinstance(module, CausalMultiHeadSelfAttention):
             module.attention = checkpoint_function(module.attention)

@@ -3,8 +3,8 @@ the update.
 
 Loshchilov and Hutter 2019, algorithm 2. It differs from `torch.optim.AdamW` in two
 ways: decay comes last, and eps is added before the bias correction of the second
-moment. It launches several small kernels per parameter tensor, so it is bound by
-launches and memory bandwidth.
+moment. It launches several small kernels per parameter tensor, so launch overhead and
+memory bandwidth are its bottlenecks.
 """
 
 import math

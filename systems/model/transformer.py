@@ -3,9 +3,9 @@ it.
 
 Pre-norm blocks, RMSNorm, rotary embedding, SwiGLU, untied embedding and head, no
 biases. Names, signatures and state-dict keys match the course's package, so checkpoints
-load in either. The model is deliberately *eager*: softmax is max, subtract, exp, sum
-and divide, SiLU two operations, each a separate kernel, because these kernels are what
-is measured. `BasicsTransformerLM(..., attention=NAME)` selects a fused attention.
+load in either. The model is deliberately *eager*: each operation is a separate kernel,
+five of them in softmax and two in SiLU, because experiments measure these kernels.
+`BasicsTransformerLM(..., attention=NAME)` selects a fused attention.
 
 Shapes: b batch, s sequence, v vocabulary, d model width, h heads, e head width, f
 feed-forward width.
@@ -181,8 +181,8 @@ def eager_attention(
 ) -> Tensor:
     """Compute causal attention with this module's `scaled_dot_product_attention`.
 
-    That name is looked up at each call, so assigning another function to it changes
-    every layer.
+    The module is searched for that name at each call, so assigning another function to
+    the name changes every layer.
     """
     position = torch.arange(q.shape[-2], device=q.device)
     return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)

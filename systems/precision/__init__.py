@@ -1,1 +1,1 @@
-"""Floating-point formats, and the dtype of each operation."""
+"""Floating-point formats, and the dtypes in which a model computes."""

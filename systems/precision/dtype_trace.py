@@ -30,7 +30,7 @@ class DtypeTrace(TorchDispatchMode):
         self.gradients: dict[str, str] = {}
         self.output_gradients: dict[str, str] = {}
         self.optimizer_state: dict[str, str] = {}
-        # (module or "optimizer", operation, dtype of the result), in execution order.
+        # (module or "optimizer", operation, dtype of the result) by order of execution.
         self.operations: list[tuple[str, str, str]] = []
         self.forward_operations = self.forward_casts = 0
         self.scopes: list[str] = []

@@ -1,1 +1,1 @@
-"""Kernels, launches, phases and memory of a profiled step."""
+"""Profiles of a step: its kernels, launches and phases, and its memory."""

@@ -15,7 +15,7 @@ ROW_FIELDS = ("median_ms", "min_ms", "max_ms", "start_ms")
 
 
 def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
-    """Return the phase of a kernel, such as ("forward", "attention softmax")."""
+    """Return a kernel's phase and its part: ("forward", "attention softmax")."""
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 

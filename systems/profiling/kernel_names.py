@@ -35,8 +35,8 @@ RULES = (
 )
 # --8<-- [end:categories]
 
-# Patterns that find the operation in the name of a generic kernel, most specific first.
-# `BinaryFunctor` and similar names only wrap another functor.
+# Patterns that find the operation in a generic kernel's name, the most specific first.
+# `BinaryFunctor` and similar names are no operations: they wrap another functor.
 WRAPPER = r"(?:Binary|BUnary|AUnary|Unary|Opaque|Compare)"
 OPERATIONS = (
     r"(\w+?)_kernel_cuda",
@@ -110,7 +110,7 @@ def short_name(name: str) -> str:
     plain = re.sub(r"\(anonymous namespace\)::", "", text)
     if plain.startswith(("Memcpy", "Memset")):
         return plain.split(" (")[0]
-    # Cut template and call arguments, return type and namespaces.
+    # Remove template and call arguments, return type and namespaces.
     base = re.split(r"[<(]", plain.removeprefix("void "))[0].strip()
     return (re.split(r"::| ", base)[-1] or plain)[:MAX_LENGTH]
 
@@ -136,7 +136,7 @@ def demangle(name: str) -> str:
     if not name.startswith("_Z"):
         return name
     words, position = [], 2
-    # Digits in literals, substitutions and template parameters are not name lengths.
+    # Skip literals, substitutions and template parameters: digits there are no lengths.
     token = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<length>\d+)|.", re.DOTALL)
     while position < len(name):
         match = token.match(name, position)

@@ -58,7 +58,7 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
     """Return the command that profiles the captured range of `work` into `report`."""
     return [
         *(program, "profile", "--trace", "cuda,nvtx"),
-        # CPU sampling would need privileges and disturb the measurement.
+        # Don't sample the CPU, which needs privileges and disturbs the measurement.
         *("--sample", "none", "--cpuctxsw", "none"),
         *("--capture-range", "cudaProfilerApi", "--capture-range-end", "stop"),
         *("--force-overwrite", "true", "--output", str(report.with_suffix(""))),
@@ -203,7 +203,7 @@ def query_kernels(
         "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
     )
     spans = [
-        # A range still open at the end of the capture has no end.
+        # A range that is still open when the capture ends has no end time.
         trace.Span(
             *check_times(mark, start, OUTERMOST_END if end is None else end), thread
         )

@@ -30,7 +30,7 @@ def phase_kernels(
     between: Callable[[], None] | None = None,
     cold: bool = False,
 ) -> dict[str, list[list[Kernel]]]:
-    """Profile a few passes, and return the kernels by phase and pass. Empty on a CPU.
+    """Profile a few passes, and return the kernels by phase and pass; {} on a CPU.
 
     `between` runs before each pass. `cold` empties the L2 cache before each phase.
     If passes launch different kernels, profile once more, then raise TraceError.
@@ -111,8 +111,8 @@ def kernel_samples_ms(
     work: Callable[[], object], calls: int, device: str
 ) -> dict[str, list[float]]:
     """Return GPU times in ms by kernel name, a sample for each of `calls` calls, with a
-    warm L2 cache. Empty on a CPU. A profile can lose a kernel, so if calls differ,
-    profile once more, then raise TraceError.
+    warm L2 cache; {} on a CPU. A profile can lose a kernel, so if calls differ, profile
+    once more, then raise TraceError.
     """
     work()
     if device != "cuda":

@@ -64,7 +64,7 @@ def load_profiler() -> None:
 
 
 def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profile]:
-    # Marks, launches and operations are CPU events.
+    # Record the CPU too, because marks, launches and operations are CPU events.
     activities = [ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -103,7 +103,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
         f"{path} is no whole trace", "profile again, and let the export finish"
     ):
         with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
-            # Kernel names may contain line breaks, tabs or invalid bytes.
+            # Parse leniently: kernel names may contain line breaks or invalid bytes.
             trace = json.load(file, strict=False)
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):

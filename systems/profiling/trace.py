@@ -179,8 +179,8 @@ def attribute_kernels(
     phases: Iterable[Span],
     ops: Iterable[Span] = (),
 ) -> list[Kernel]:
-    """Return kernels, sorted by start, with the phase and operation that were open at
-    their launch. `runs` are (name, start, end, launch or None).
+    """Return kernels, sorted by start, each with the phase and the operation that were
+    open at its launch. `runs` are (name, start, end, launch or None) of kernels.
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]

@@ -1,1 +1,1 @@
-"""Measurements as files, with the code, software and machine that they came from."""
+"""Measurements in JSON files that also name their device, software and source code."""

@@ -17,7 +17,7 @@ Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 
 class Device(Struct, forbid_unknown_fields=True):
-    """A device in a record. Fields that the driver does not report are None."""
+    """The device of a record. Fields that the driver does not report are None."""
 
     name: Name
     slug: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -124,7 +124,7 @@ SM_CLOCK = 1
 
 
 def query_nvml(question: str, *arguments: Any) -> Any:
-    """Return the result of an NVML call, or None if the device does not support it."""
+    """Return the result of an NVML function, or None if the call fails."""
     library, _ = start_nvml()
     if library is None or NO_HANDLE in arguments:
         return None

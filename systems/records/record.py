@@ -38,11 +38,11 @@ class Row(Struct, forbid_unknown_fields=True, dict=True):
 
 
 class Record(Struct, forbid_unknown_fields=True, dict=True):
-    """The rows of an experiment from one device, source and software."""
+    """The rows of an experiment, measured on one device with one version of code."""
 
     # Not stored: whether the file was edited by hand (its digest does not match).
     edited = False
-    # Not stored: for a profile, the record of `end_to_end` with wall-clock times.
+    # Not stored: for a profile, the `end_to_end` record, which has wall-clock times.
     clock = cast("Record | None", None)
 
     stem: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")]

@@ -9,8 +9,8 @@ from typing import Any
 
 from systems.records.record import PHASES, Record
 
-# Matches text that a page or terminal would execute: control characters, macros,
-# attributes, scripts. Brackets alone are allowed, because C++ names have them.
+# Matches text that a web page or terminal would execute: control characters, macros,
+# attributes, scripts. Brackets alone are allowed, because C++ names have brackets.
 LIVE = re.compile(
     r"[\x00-\x1f\x7f-\x9f]|\{[$@~:{%]|\{[^{}]*=|<script|<iframe|[\s/]on\w+\s*=|script:",
     re.IGNORECASE,

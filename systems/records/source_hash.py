@@ -49,7 +49,7 @@ def hash_of(
 
 @dataclass(eq=False)
 class Statement:
-    """A top-level statement: code, references, and whether imports run it."""
+    """A top-level statement: its code, its references, and whether imports run it."""
 
     code: str
     # The places that the code refers to, in order of occurrence.
@@ -148,7 +148,7 @@ def module_path(name: str, root: Path) -> Path:
     return root.joinpath(*name.split(".")).with_suffix(".py")
 
 
-# Cached, because records share most of their modules.
+# Modules are cached, because most records refer to the same modules.
 @lru_cache(maxsize=256)
 def parse_module(name: str, source: str, root: Path) -> Module:
     tree = ast.parse(source)
@@ -290,7 +290,7 @@ class Canonical:
         return f"{type(node).__name__}({','.join(fields)})"
 
     def inner_scope(self, node: ast.AST) -> "Canonical":
-        """Return a copy for an inner scope, without names that its locals hide."""
+        """Return a copy for an inner scope, without names hidden by local variables."""
         hidden: set[str] = set()
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
             of = node.args

@@ -38,8 +38,8 @@ def read(path: Path) -> Record:
 def _parse(content: bytes, path: Path) -> Record:
     with _prefix_errors(path, "delete it to measure again"):
         data = msgspec.json.decode(content, type=dict[str, Any])
-        # Parse again to reject duplicate keys, of which the parser above keeps the
-        # last.
+        # Parse again to reject duplicate keys: the first parser would only keep the
+        # last of them.
         json.loads(content, object_pairs_hook=_refuse_equal_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:

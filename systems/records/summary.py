@@ -25,7 +25,7 @@ def summarize(samples: Sequence[float]) -> Summary:
     return cached_summary(tuple(samples))
 
 
-# Cached, because many tables need the same samples.
+# Summaries are cached, because many tables need the same samples.
 @lru_cache(maxsize=4096)
 def cached_summary(samples: tuple[float, ...]) -> Summary:
     if not samples:

@@ -1,1 +1,1 @@
-"""Measure experiments row by row, with compilation ahead of time."""
+"""Measure experiments row by row; kernels are compiled before rows are measured."""

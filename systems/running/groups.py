@@ -1,4 +1,4 @@
-"""Measure the rows of a group in alternation."""
+"""Measure rows that differ in only one field (IN_TURNS) in alternating turns."""
 
 import time
 import traceback

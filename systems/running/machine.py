@@ -96,7 +96,7 @@ def limit_host_memory() -> None:
     try:
         import resource
     except ModuleNotFoundError:
-        # Windows has no such limits.
+        # Windows has no limits on the memory of a process.
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = free // 10 * 9

@@ -121,7 +121,7 @@ def main(
     seen: int | None = None,
     parent: int | None = None,
 ):
-    """Measure the experiment STEM into the folder RESULTS."""
+    """Measure the experiment named STEM, and write its record to the folder RESULTS."""
     if parent is not None:
         reports.end_with_parent(parent)
     try:

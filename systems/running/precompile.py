@@ -27,7 +27,7 @@ from systems.records.files import write_atomically
 from systems.records.outcome import measure_in_turns
 from systems.running.reports import GRACE, end_with_parent, exit_when_terminated, report
 
-# Each process needs GPU memory for a CUDA context and a row's tensors.
+# Maximum number of processes, because each needs GPU memory for a context and tensors.
 MOST_PROCESSES = 16
 # Minimum number of rows to compile ahead: fewer compile faster than processes start.
 LEAST_ROWS = 8
@@ -85,7 +85,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
         return
     configs = grid_configs(stem, grid)
     rows = [i for i, config in enumerate(configs) if config in wanted]
-    # Distribute each implementation evenly, because their compile times differ.
+    # Each process gets rows of all implementations, because compile times differ.
     kind_of = [implementation_or_execution(config) for config in configs]
     rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
@@ -128,8 +128,8 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Divide rows among as many processes as fit in `room` bytes together, at least
-    one. The largest rows go to the same process, so that they don't run at the same
+    """Divide rows among as many processes as fit in `room` bytes together, but at least
+    one process. The largest rows go to one process, so that they don't run at the same
     time.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
@@ -142,7 +142,7 @@ def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[in
 
 
 def ahead(name: str) -> Path | None:
-    """Return the folder for a cell's compiled code, or None without compiling ahead."""
+    """Return the folder for a configuration's compiled code; None if there is none."""
     folder = os.environ.get(AHEAD)
     return Path(folder) / name if folder else None
 
@@ -172,7 +172,7 @@ def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
             if hasattr(module, "precompile"):
                 module.precompile(configs[row])
             else:
-                # The first turn of a row compiles all of its kernels.
+                # Run only one turn, because the first turn compiles all kernels.
                 next(measure_in_turns(configs[row], module.run))
 
 

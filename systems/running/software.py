@@ -98,7 +98,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuned_software(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return the digest of this GPU's tuned launch configurations, if they are used."""
+    """Return a digest of this GPU's tuned launch configurations, if code uses them."""
     digest = tuned.digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}

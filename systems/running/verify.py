@@ -93,7 +93,7 @@ def summarize_metric(value: Any) -> str:
 
 
 def drop_times(item: dict[str, Any]) -> str:
-    """Return an object without its times as JSON, which can be sorted."""
+    """Return an object as JSON without its times, so that objects can be sorted."""
     kept = {key: value for key, value in item.items() if not key.endswith("_ms")}
     return json.dumps(kept, sort_keys=True)
 

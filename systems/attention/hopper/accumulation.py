@@ -80,7 +80,7 @@ def compute_partial_dq(
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """Add a tile in shared memory to global memory by TMA; Gluon has no public API."""
+    """Add a tile in shared memory to global memory by TMA, by Gluon's private API."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
         ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle
@@ -135,7 +135,7 @@ def add_partial(
     # If NARROW, skip the last of four boxes, which has the columns from 96 on.
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
-    # Wait for the semaphore first, because the partial is usually ready later.
+    # Wait for the semaphore before the partial, which is usually ready later.
     while load_acquire(semaphores_ptr + number) != order:
         pass
     fence_after_acquire()

@@ -15,7 +15,7 @@ class Config(NamedTuple):
     # Registers per thread: in consumers, and on average over all warps (maxnreg).
     registers: int = 240
     maxnreg: int = 168
-    # Forward: P V of a step overlaps with the next softmax of the same consumer.
+    # Forward: P V of a step overlaps with softmax of the next step (same consumer).
     overlap: bool = True
     # Forward: consumers start their matmuls one after another.
     turns: bool = False
@@ -38,8 +38,8 @@ CONFIGS = {
 }
 
 
-# One-pass backward by padded head dimension: stages of q and do, of dS and of partial
-# dq; registers per thread in the key groups and in the dq group.
+# Configuration of the one-pass backward by padded head dimension: stages of q and do,
+# of dS and of partial dq; registers per thread in the key groups and in the dq group.
 ONE_PASS = {
     64: {
         "STAGES": 5,

@@ -1,4 +1,4 @@
-"""Kernels before and after the one-pass backward: delta, and rounding of dq."""
+"""Kernels that compute delta before the one-pass backward, and round dq after it."""
 
 import triton
 import triton.language as tl

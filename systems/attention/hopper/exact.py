@@ -58,7 +58,7 @@ def recompute_huge_rows(
             if CAUSAL:
                 seen_by_any = gl.minimum(n_k, q_start + 64)
             for key in range(seen_by_any):
-                # All rows load the same key.
+                # Every row loads the same key.
                 keys = rows * 0 + key
                 k = load_rows(k_rows, batch, kv_head, keys, n_k, HEAD, LAYOUT)
                 # [64]

@@ -330,7 +330,7 @@ def forward_kernel(
         make_barriers(GROUPS, 1),
     )
     ring = make_ring(k_desc, STAGES, GROUPS)
-    # Arguments of all warp roles.
+    # Arguments that are common to the functions of all warp roles.
     work = (problem, schedule, queries, ring)
     load = (work, q_desc, k_desc, v_desc, BQ, BK, HEADS_PER_KV, CAUSAL)
     memory = (

@@ -129,7 +129,7 @@ def plan_backward(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> Backward:
-    """Return the launches for q, k, v, o, do, dq, dk and dv of these layouts."""
+    """Return the two launches for q, k, v, o, do, dq, dk and dv of these layouts."""
     from systems.attention.hopper.dkdv import dkdv_kernel
     from systems.attention.hopper.dq import dq_kernel
 

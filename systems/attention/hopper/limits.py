@@ -21,8 +21,8 @@ DTYPES = (torch.float16, torch.bfloat16)
 # With fewer scores the Triton kernels are faster, because they need no TMA descriptors:
 # making these takes the CPU longer than the GPU takes for the kernels.
 MIN_SCORES = 2**27
-# With fewer query rows (over all heads), tiles don't fill the SMs, and the Triton
-# kernels are faster, because they split their loops.
+# With fewer query rows (over all heads) the Triton kernels are faster, because they
+# split their loops where tiles don't fill the SMs.
 MIN_ROWS = 2**15
 # --8<-- [end:limits]
 

@@ -66,7 +66,7 @@ class Item(NamedTuple):
 # --8<-- [start:walk]
 @gluon.jit
 def get_item(number, walk, CAUSAL: gl.constexpr):
-    """Return the item of program `number`."""
+    """Return the work (item) of program `number`."""
     _, batch_kv_heads, tiles_q, tiles_k, side, turn, _ = walk
     first = number // (side * tiles_k) * side
     width = turn - first
@@ -92,7 +92,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and the number of earlier partials of its dq."""
+    """Return a step's tile of queries, and how many partials precede this one in dq."""
     tile = step
     order = item.keys
     if CAUSAL:

@@ -6,8 +6,8 @@ processes query tile j + s, so query tile t gets its partials from key tiles t, 
 - 2, ..., one per step.
 
 Under a causal mask, programs of early keys have more steps. To balance this, a program
-takes the mirrored key tile of the next head, and goes through queries backwards. After
-two heads all programs end at the same time.
+takes the mirrored key tile of the next head, and loops over its queries backwards.
+After two heads all programs end at the same time.
 
 This requires as many KV heads as query heads, as many keys as queries, and at most as
 many whole tiles of keys as SMs; `ordered` handles other shapes.
@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A head (over all batches), tile of keys, and number of steps."""
+    """A unit of work: head (over all batches), tile of keys, and number of steps."""
 
     batch_head: gl.tensor
     keys: gl.tensor
@@ -63,7 +63,7 @@ class Item(NamedTuple):
 # --8<-- [start:walk]
 @gluon.jit
 def get_item(n, program, CAUSAL: gl.constexpr):
-    """Return item n of this program."""
+    """Return the n-th unit of work (item) of this program."""
     group, groups, column, tiles = program
     keys = column
     steps = tiles * QUERY_TILES
@@ -76,7 +76,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and the number of earlier partials of its dq."""
+    """Return a step's tile of queries, and how many partials precede this one in dq."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES
@@ -128,7 +128,7 @@ def key_group(
     steps_done = 0
     for n in range(items):
         batch_head, keys, steps = get_item(n, program, CAUSAL)
-        # Only steps on the diagonal are masked: the first, or last if going backwards.
+        # Only steps on the diagonal are masked: the first, or the last if backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut = steps - QUERY_TILES

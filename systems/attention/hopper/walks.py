@@ -67,8 +67,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
-    # Under a causal mask, a pair of heads takes tiles + 1 steps, a last single head at
-    # most `tiles`.
+    # Under a causal mask, a pair of heads takes tiles + 1 steps, and an unpaired last
+    # head takes at most `tiles` steps.
     longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2

@@ -20,7 +20,7 @@ TABLES = {
     "sm_100": "the B200",
     "sm_120": "the GeForce RTX 50",
 }
-# The table whose configurations were timed (on an H200).
+# Name of the table whose configurations were timed (on an H200).
 TIMED = "sm_90"
 # Minimum compute capability. Older GPUs have no bfloat16 tensor cores.
 MIN_CAPABILITY = (8, 0)

@@ -105,7 +105,7 @@ def dq_kernel(
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq of one tile of queries of one head. Grid as in the forward kernel.
+    """Compute dq of one tile of queries of one head. The grid is the forward kernel's.
 
     statistics_ptr receives (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e) and
     delta. With SPLITS > 1 dq_ptr receives (SPLITS, batch, heads, n_q, HEAD), for
@@ -166,8 +166,8 @@ def dq_kernel(
     row_index, inside = batch_head * n_q + rows, rows < n_q
     lse = tl.load(lse_ptr + row_index, mask=inside, other=float("inf"))
     lse_log2 = drop_huge_lse(lse) * LOG2E
-    # Only split 0 stores. `inside & (split == 0)` would be an integer mask in the
-    # interpreter, which Triton 3.9 rejects.
+    # Only split 0 stores lse and delta. In the interpreter, `inside & (split == 0)`
+    # would be an integer mask, which Triton 3.9 rejects.
     stored = rows < tl.where(split == 0, n_q, 0)
     tl.store(statistics_ptr + 2 * row_index, lse_log2, mask=stored)
     tl.store(statistics_ptr + 2 * row_index + 1, delta, mask=stored)

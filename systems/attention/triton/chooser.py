@@ -35,7 +35,7 @@ def pad_head_dim(d: int) -> int:
 
 
 def select_by_mask(entry: Config | ByMask, causal: bool) -> Config:
-    """Return the configuration of a table entry for this mask."""
+    """Return a table entry's configuration with or without a causal mask."""
     if isinstance(entry, ByMask):
         return entry.causal if causal else entry.full
     return entry

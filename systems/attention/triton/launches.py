@@ -74,7 +74,7 @@ def output_layout(x: Layout, splits: int) -> Layout:
 
 
 def collect_strides(*tensors: Layout) -> tuple[int, ...]:
-    """Return all strides in the order of the kernels' arguments."""
+    """Return the strides of all tensors in the order of the kernels' arguments."""
     return tuple(chain(*(x.strides for x in tensors)))
 
 
@@ -131,7 +131,7 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
 
 
 class Forward(NamedTuple):
-    """Launches of a forward pass: make limbs, main kernel, combine splits."""
+    """Launches of a forward pass: split into limbs, main kernel, combine splits."""
 
     limbs: Launch | None
     kernel: Launch

@@ -221,7 +221,7 @@ def load_limbs(
 
 @triton.jit
 def transpose_limbs(x):
-    """Transpose a tile in limbs."""
+    """Transpose each limb of a tile."""
     limbs = (tl.trans(x[0]),)
     for i in tl.static_range(1, len(x)):
         limbs = limbs + (tl.trans(x[i]),)  # noqa: RUF005
@@ -304,7 +304,7 @@ def add_matmul_from_memory(
     RAGGED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return `add_matmul` of a and a tile that is loaded from memory."""
+    """Return acc + a @ tile as `add_matmul` does, loading the tile from memory."""
     if len(a) == 1:
         acc = matmul_from_memory(
             a, ptrs, rows, columns, n, acc, HEAD, RAGGED, False, ".cg", PRECISION
@@ -363,7 +363,7 @@ def limbs_kernel(
     batch, heads, kv_heads, n_q, n_k,
     ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, LIMBS: tl.constexpr,
 ):  # fmt: skip
-    """Split q, k, v and (backward) do into limbs. Grid: programs for q, k, v, do."""
+    """Split q, k, v and, if given, do into limbs. Grid: programs for q, k, v, do."""
     program = tl.program_id(0)
     q_programs = tl.cdiv(n_q, ROWS) * batch * heads
     k_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads

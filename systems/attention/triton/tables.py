@@ -138,7 +138,7 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 
 # --- A100 -----------------------------------------------------------------------------
 # 163 KiB of shared memory per thread block. Every warp reads each tile of the loop from
-# shared memory, so the program's own tile has 32 rows per warp if registers suffice.
+# shared memory, so the program's tile has 32 rows for each warp if registers suffice.
 # From d = 128, accumulators fill the registers, so addresses are recomputed. A separate
 # kernel splits float32 into limbs (`ahead`).
 SM_80: ByArithmetic = {

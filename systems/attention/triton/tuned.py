@@ -29,7 +29,7 @@ Numbers = tuple[int, int, int, int, int | None, bool, str]
 
 @cache
 def kernels_hash() -> str:
-    """Return the source hash of kernels and launchers, without the tables."""
+    """Return the source hash of kernels and launchers, but not of the tables."""
     return hash_of(LAUNCHES, without=CHOICE)
 
 

@@ -133,7 +133,7 @@ def drop_marker(device: torch.device) -> None:
 
 
 def drop_pause(device: torch.device) -> None:
-    """Exclude all events until the next mark from the history."""
+    """Start a pause: the history ignores all events until the next mark."""
     torch.empty(1, dtype=torch.uint8, device=device)
 
 

@@ -53,9 +53,9 @@ class Block:
     address: int
     bytes: int
     start: int
-    # None if the block is never freed.
+    # The event that frees the block, or None if it is never freed.
     end: int | None = None
-    # (function, file, line), innermost first. Empty if no Python code allocated it.
+    # Python frames (function, file, line), innermost first; empty for C++ callers.
     stack: tuple[Frame, ...] = ()
     # Whether the block was allocated before the history began.
     older: bool = False
