@@ -89,7 +89,7 @@ def torch_misfit() -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters and other characters that a terminal can't print."""
+    """Escape control characters and whatever else a terminal can't print."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
         for c in text

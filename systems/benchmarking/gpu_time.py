@@ -105,7 +105,7 @@ def add_round(
 def attention_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
-    """Return a step with phases "forward", "backward" and "both", without `.grad`s."""
+    """Return a step with phases "forward", "backward", "both". It sets no `.grad`."""
     inputs = (q, k, v)
 
     def step(phase: Phase) -> None:

@@ -1,9 +1,9 @@
-"""Capture a pass as CUDA graphs, one per phase: one call launches the same kernels in
-the same order.
+"""Capture a pass as CUDA graphs, one per phase: one call launches all kernels of a
+phase in the same order.
 
-Eager mode launches each kernel separately. If that takes the CPU longer than the
+Eager mode launches each kernel separately. If launching takes the CPU longer than the
 kernels take the GPU, wall-clock time measures the CPU. A graph computes with the
-tensors of its capture, so a training loop would copy each batch into them.
+tensors of its capture, so a training loop would copy each batch into these tensors.
 """
 
 from collections.abc import Callable, Iterator

@@ -43,8 +43,8 @@ EXECUTIONS = {
     "graph": "as written, each phase launched in one call, as a CUDA graph",
     "compiled": "through torch.compile",
 }
-# Number of first steps that compile: one for the model, three for AdamW, whose first
-# step creates its state, the second compiles for constant t and the third for any t.
+# Number of first steps that compile: one for the model, three for AdamW. Its first step
+# creates the state, the second step compiles for a constant t, and the third for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
 # Model sizes that may be launch-bound. For others a CUDA graph is no faster than eager.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}

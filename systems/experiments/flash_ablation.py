@@ -215,8 +215,8 @@ def atomic_kernel(
     scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys, and add its partial dq by atomics. This
-    takes five matmuls, and the order of the additions varies.
+    """Compute dk and dv of one tile of keys, and add its contribution to dq by atomics,
+    with five matmuls. The order of the additions varies.
     """
     head = tl.program_id(1).to(tl.int64)
     q_ptr += head * n * D

@@ -32,7 +32,7 @@ IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
 # The assignment's PyTorch class with a compiled backward pass runs at short lengths.
 TILES, TILES_LENGTHS = "tiles", (1024, 4096)
-# Size n = d of the matmul (n, d) by (d, n) whose throughput stands for the GPU's peak.
+# Size n of the (n, n) by (n, n) matmul whose throughput stands for the GPU's peak.
 CEILING = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
 

@@ -1,8 +1,8 @@
 """The course's leaderboard test: the time of forward and backward pass for 16 heads,
 16384 tokens, head dimension 64, bf16, causal.
 
-`do_bench` times each implementation, alternating rounds GPU time, and the profiler
-each kernel.
+Each implementation is timed by `do_bench`, by GPU time in alternating rounds, and
+kernel by kernel by the profiler.
 
     python -m systems.experiments.flash_leaderboard --implementation ours
 """

@@ -47,10 +47,10 @@ IMPLEMENTATIONS = {
     ),
     "fp32": ("ours", "ours_high", "sdpa_efficient"),
 }
-# Number of KV heads whose results, with their query heads', are compared with float64.
+# Number of KV heads (each with its query heads) that are compared with float64.
 CHECKED_HEADS = 2
 RESULTS = ("o", "dq", "dk", "dv")
-# Number of calls whose results are compared bitwise with the first call's.
+# Number of repeated calls that are compared bitwise with the first call.
 CALLS_COMPARED = 10
 # Queries per block of exact attention: its float64 scores take 1 GiB at 65,536 keys.
 EXACT_ROWS = 2048

@@ -35,7 +35,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Blocks per run. Any other number divides 32 blocks into as many runs as a smaller one.
+# Blocks per run. Other numbers divide 32 blocks into as many runs as a smaller number.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 

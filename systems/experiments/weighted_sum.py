@@ -1,5 +1,5 @@
-"""The throughput of a first kernel, the weighted sum of rows, against PyTorch's, and
-against a copy of as many bytes as an upper bound, because memory bandwidth limits it.
+"""The throughput of a first kernel, the weighted sum of rows, against PyTorch's. An
+upper bound is a copy of as many bytes, because the kernels are memory-bound.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """

@@ -1,5 +1,5 @@
-"""Predict whether a training step fits in a GPU's memory, and its least time. Needs no
-torch and no GPU. The guide's calculator does the same for any model shape.
+"""Predict whether a training step fits in a GPU's memory, and its minimum time. This
+needs no torch and no GPU. The guide's calculator does the same for any model shape.
 
     python -m systems.formulas.fit --size xl --context 4096 --gpu a100-80
     python -m systems.formulas.fit --size 2.7B --attention flash --checkpoint 4

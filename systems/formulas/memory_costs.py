@@ -190,7 +190,7 @@ def residual_bytes(p: Pass) -> int:
 
 
 def weight_bytes(p: Pass) -> int:
-    """Return the bytes of all weights, which gradients and each moment need as well."""
+    """Return the bytes of all weights; gradients and each moment need as many."""
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d

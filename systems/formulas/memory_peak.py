@@ -176,8 +176,8 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             for where, end in ends.items()
             for half, moment in block_backward(p, end).items()
         },
-        # With tied weights, the embedding's gradient is added to the head's, so both
-        # exist at once.
+        # With tied weights, the embedding's gradient is added to the head's gradient,
+        # so both exist at once.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
             "temporaries": residual_bytes(p) + (2 - p.embeddings) * head * p.wide_bytes,

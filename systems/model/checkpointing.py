@@ -103,7 +103,7 @@ def checkpoint_chain(model: BasicsTransformerLM) -> None:
 
 
 def checkpoint_all_but_last(blocks: Iterable[Block], x: Tensor) -> Tensor:
-    """Pass x through all blocks, recursively checkpointing those before the last."""
+    """Pass x through all blocks; checkpoint the blocks before the last, recursively."""
     *before, last = blocks
     if before:
         x = checkpoint_function(checkpoint_all_but_last)(before, x)

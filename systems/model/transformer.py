@@ -181,8 +181,8 @@ def eager_attention(
 ) -> Tensor:
     """Compute causal attention with this module's `scaled_dot_product_attention`.
 
-    The module is searched for that name at each call, so assigning another function to
-    the name changes every layer.
+    `scaled_dot_product_attention` is looked up in this module at each call, so
+    assigning another function to the name changes every layer.
     """
     position = torch.arange(q.shape[-2], device=q.device)
     return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)
@@ -333,7 +333,7 @@ class BasicsTransformerLM(nn.Module):
         if self.run_blocks is not None:
             x = self.run_blocks(self.layers, x)
         else:
-            # Don't call `run_blocks`: its caller would keep the first x in memory.
+            # Loop here: in a call of `run_blocks`, this frame would keep its x alive.
             for block in self.layers:
                 x = block(x)
         return self.lm_head(self.ln_final(x))

@@ -63,8 +63,8 @@ def binade(value: Fraction) -> Fraction:
 
 # --8<-- [start:stall]
 def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
-    """Return the last step at which adding `term` increases a running sum, and that
-    sum.
+    """Return the last step at which adding `term` increases a running sum, and the sum
+    after this step.
 
     `term` must be representable in the format. Between two powers of two (a binade)
     spacing is constant, so all steps add the same amount and are computed at once.

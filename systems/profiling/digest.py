@@ -1,5 +1,5 @@
-"""Reduce a profiled step to what a record stores: GPU times of each phase, and a row
-for each kernel of each phase. All times are in ms per pass.
+"""Summarize a profiled step for a record: GPU times of each phase, and a row for each
+kernel of each phase. All times are in ms per pass.
 """
 
 from collections import defaultdict

@@ -1,8 +1,8 @@
 """Short names and categories of kernels, derived from the mangled or demangled names
 that a profiler reports.
 
-Library kernels are named for what they do (`ampere_sgemm_128x64_tn`). PyTorch's generic
-kernels name the operation in a template argument, such as `exp_kernel_cuda`.
+Names of library kernels include the operation (`ampere_sgemm_128x64_tn`). PyTorch's
+generic kernels have the operation in a template argument, such as `exp_kernel_cuda`.
 """
 
 import re
@@ -67,8 +67,8 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """Return the category of a kernel. Kernels in the phases softmax and optimizer get
-    these names as category, because their names say only "element-wise" or "reduce".
+    """Return the category of a kernel. In the phases softmax and optimizer the phase is
+    the category, because kernels there are only named "element-wise" or "reduce".
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:

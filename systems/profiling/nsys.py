@@ -55,7 +55,7 @@ def find_nsys() -> str:
 
 # --8<-- [start:command]
 def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
-    """Return the command that profiles the captured range of `work` into `report`."""
+    """Return the nsys command that runs `work` and writes its profile to `report`."""
     return [
         *(program, "profile", "--trace", "cuda,nvtx"),
         # Don't sample the CPU, which needs privileges and disturbs the measurement.
@@ -74,7 +74,7 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
     assert report.suffix == REPORT
     program = find_nsys()
     report.parent.mkdir(parents=True, exist_ok=True)
-    # Delete the files of an earlier run, so that they can't be mistaken for this one's.
+    # Delete the files of an earlier run, which could be mistaken for this run's files.
     export = report.with_suffix(".sqlite")
     for old in (report, export):
         old.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def query_kernels(
             )
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
-        """Yield these columns of a table, None for a column that it lacks."""
+        """Yield these columns of a table; None for a column that the table lacks."""
         if not (known := tables.get(table)):
             return []
         present = (column if column in known else "NULL" for column in columns)

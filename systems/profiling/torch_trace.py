@@ -69,7 +69,7 @@ def run_profiled(work: Callable[[], Result], device: str) -> tuple[Result, profi
     if device == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with warnings.catch_warnings():
-        # PyTorch up to 2.11 warns without acc_events=True, which builds a slow table.
+        # Hide a warning of PyTorch up to 2.11, whose remedy (acc_events=True) is slow.
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         with profile(activities=activities) as profiler:
             result = work()

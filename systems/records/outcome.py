@@ -95,7 +95,7 @@ def one_line(text: str | None) -> str | None:
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:
-    """Return the message of an out-of-memory error or cause; None for other errors."""
+    """Return the message of an out-of-memory error, or None for other errors."""
     torch = sys.modules.get("torch")
     for cause in error_chain(error):
         text = str(cause)

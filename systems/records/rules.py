@@ -83,7 +83,7 @@ def _impossible_times(name: str, value: Any) -> Iterator[str]:
 
 
 def _sample_count_mismatches(metrics: dict[str, Any]) -> Iterator[str]:
-    """Yield a fault for each phase that has not as many samples as the loss phase."""
+    """Yield a fault for each phase with more or fewer samples than the loss phase."""
     of = {p: metrics[f"{p}_ms"] for p in PHASES if f"{p}_ms" in metrics}
     counts = {p: len(samples) for p, samples in of.items() if isinstance(samples, list)}
     for phase, count in counts.items():

@@ -20,7 +20,7 @@ from systems.attention.implementations import IMPLEMENTATIONS
 # Packages that are not hashed, because they can't change a measured result.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
-# Placeholder for the module of names that come from third-party packages.
+# Module name that stands for all third-party packages.
 OTHERS = ""
 # Launch options equal to Triton's defaults, which only silence a warning: not hashed.
 DEFAULTS = {"enable_fp_fusion": True}
@@ -136,7 +136,7 @@ def digest_of(text: str) -> str:
 
 
 def load_module(name: str, root: Path) -> Module | None:
-    """Return a module of this project; None for packages and other modules."""
+    """Return a module of this project, or None for a package or a foreign module."""
     # Skip packages: no __init__ has code that changes a measured result.
     path = module_path(name, root)
     if not path.is_file():
@@ -338,7 +338,7 @@ def is_default(node: ast.keyword) -> bool:
 
 
 def merge_constants(values: list[ast.expr]) -> list[ast.expr]:
-    """Merge adjacent constants of f-strings, because Python versions split them."""
+    """Merge adjacent constants of f-strings, which some Python versions split."""
     out: list[ast.expr] = []
     for value in values:
         last = out[-1] if out else None

@@ -98,8 +98,8 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.compiled_folder()):
             raise CannotStart(fault)
-        # Set Triton's cache folder, or torch.compile would use another one and miss the
-        # kernels that were compiled ahead.
+        # Set Triton's cache folder, because torch.compile would use another folder and
+        # miss the kernels that were compiled ahead.
         os.environ["TRITON_CACHE_DIR"] = str(machine.compiled_folder())
     module = import_module(stem.module)
     machine.check_torch(device)

@@ -115,7 +115,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
 
 
 def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
-    """Terminate all children; kill those that don't end within GRACE seconds."""
+    """Terminate all children; kill any child that doesn't end within GRACE seconds."""
     for child in children:
         child.terminate()
     last = time.time() + GRACE

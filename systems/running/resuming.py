@@ -33,7 +33,7 @@ def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the partial record that belongs to a record's path."""
+    """Return the path of a partial record, given the path of the complete record."""
     return path.with_name(path.name.removesuffix(SUFFIX) + PARTIAL_SUFFIX)
 
 

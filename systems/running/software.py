@@ -77,7 +77,7 @@ def git_state() -> Git | None:
 
 
 def named_commit() -> str | None:
-    """Return the commit in GIT_COMMIT, or None. Raise ValueError for other text."""
+    """Return the commit in GIT_COMMIT, or None. Raise ValueError if it is no commit."""
     text = os.environ.get(COMMIT)
     if text is None:
         return None

@@ -80,7 +80,7 @@ def round_kernel(
         columns // 2 % 4,
         columns % 2,
     )
-    # If NARROW, the second block has 32 columns, so a thread holds half as many.
+    # If NARROW, the second block has 32 columns, so a thread has half as many numbers.
     eights = 8 - 4 * part if NARROW else 8
     packed = (
         (((part * 32 + warp * eights + eight) * 8 + lane_row) * 4 + lane_column) * 4

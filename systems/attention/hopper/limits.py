@@ -18,8 +18,8 @@ CAPABILITY = (9, 0)
 # that are aligned to 16 bytes.
 TILE_DIMS = {d: 64 if d <= 64 else 128 for d in range(40, 129, 8)}
 DTYPES = (torch.float16, torch.bfloat16)
-# With fewer scores the Triton kernels are faster, because they need no TMA descriptors:
-# making these takes the CPU longer than the GPU takes for the kernels.
+# With fewer scores the Triton kernels are faster: Hopper kernels need TMA descriptors,
+# and making them takes the CPU longer than the kernels take the GPU.
 MIN_SCORES = 2**27
 # With fewer query rows (over all heads) the Triton kernels are faster, because they
 # split their loops where tiles don't fill the SMs.

@@ -1,5 +1,5 @@
-"""Steps of the one-pass backward for head dimensions from 72 to 96. Their order differs
-from `one_pass`: the matmul for S of the next step starts after those for dv and dk, and
+"""Steps of the one-pass backward for head dimensions from 72 to 96. Unlike in
+`one_pass`, the matmul for the next step's S starts after the matmuls for dv and dk, and
 one wait covers all three, so that tensor cores work while dS is stored.
 """
 

@@ -92,7 +92,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and how many partials precede this one in dq."""
+    """Return a step's tile of queries, and how many partials its dq gets before."""
     tile = step
     order = item.keys
     if CAUSAL:
@@ -212,7 +212,7 @@ def dq_group(
     dq_ring, ds_ring, work, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute this program's partial dq of every step."""
+    """Compute this program's partial dq (its contribution to dq) in every step."""
     kv, ring, statistics, item, walk, n_k = work
     mbarrier.wait(kv.full.index(0), 0)
     for step in range(item.steps * HEADS_PER_KV):

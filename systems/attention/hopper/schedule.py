@@ -64,7 +64,7 @@ def make_schedule(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
-    """Return the number of heads to interleave: as many as L2_BYTES hold k and v of; 1
+    """Return the number of heads to interleave, such that k and v fit in L2_BYTES; 1
     for short k, and without a causal mask, because then all items take equally long.
     """
     if not causal or k.shape[2] <= SHORT // 2:

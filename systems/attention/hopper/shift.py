@@ -42,8 +42,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """A program's work: key tile `column` of `tiles`, in heads group, group + groups,
-    ... Under a causal mask, it takes the mirrored tile in every second head.
+    """A program's work: key tile number `column` of `tiles`, in every `groups`-th head
+    from `group` on. Under a causal mask, every second head has the mirrored tile.
     """
 
     group: gl.tensor
@@ -76,7 +76,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and how many partials precede this one in dq."""
+    """Return a step's tile of queries, and how many partials its dq gets before."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES
@@ -169,7 +169,7 @@ def key_group(
 
 @gluon.jit
 def dq_group(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
-    """Compute this program's partial dq of every step."""
+    """Compute this program's partial dq (its contribution to dq) in every step."""
     kv, kv_empty, ring, statistics, program, items, heads = work
     steps_done = 0
     for n in range(items):

@@ -26,13 +26,13 @@ ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # Minimum number of programs, about two per SM. With fewer, the query heads of a KV head
 # are divided among programs; if that is not enough, two kernels run instead.
 ORDERED_MIN_PROGRAMS = 256
-# From this number of (tiles of 128 keys) x (query heads per KV head) on, if causal with
-# padded head dimension 128, each query head has its own programs: in longer loops
+# From this number of (tiles of 128 keys) x (query heads per KV head) on, each query
+# head has its own programs (if causal with padded head dimension 128): in longer loops
 # programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Total number of key tiles in the interleaved heads, about one per SM. It is doubled
-# without a causal mask or if DEALT_TILES gives each query head its own programs, and
-# halved if a program has several query heads under a causal mask.
+# Total number of key tiles in the interleaved heads, about one per SM. The number is
+# doubled without a causal mask, or if DEALT_TILES gives each query head its programs,
+# and halved if a program has several query heads under a causal mask.
 SIDE_TILES = 128
 # Total number of key tiles in the heads that loop backwards (two heads up to half).
 BACKWARDS_TILES = 256

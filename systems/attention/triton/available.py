@@ -62,7 +62,7 @@ def check_device(device: torch.device) -> None:
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
-    """Return whether each backend's kernels run on this device, or what they need."""
+    """Return for each backend whether its kernels run on this device, or why not."""
     if device.type != "cuda":
         status = (
             "runs, in Triton's interpreter"

@@ -236,7 +236,7 @@ def dkdv_steps(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; dp comes before exp2, so that the matmul for dv overlaps ds = ...
+        # [BK, BQ]; dp is computed before exp2, so that ds overlaps the matmul for dv.
         if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
             s = matmul_from_memory(

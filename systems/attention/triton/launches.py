@@ -1,8 +1,8 @@
 """Launch the Triton kernels, with launches cached by the layout of the tensors.
 
-A pass launches up to four kernels: one that splits float32 into bfloat16 limbs (if the
-configuration says `ahead`), forward or else dq and dkdv, and one that combines or sums
-partial results (if loops are split).
+The forward pass launches up to three kernels and the backward pass up to four: one that
+splits float32 into bfloat16 limbs (if the configuration says `ahead`), forward or else
+dq and dkdv, and one that combines or sums partial results (if loops are split).
 """
 
 from functools import lru_cache
@@ -113,7 +113,7 @@ def make_limbs_launch(
 
 
 def limbs_layout(x: Layout, limbs: int) -> Layout:
-    """Return the layout of x (b, h, n, d) in limbs, which are adjacent in each row."""
+    """Return the layout of the limbs of x (b, h, n, d), which are adjacent in a row."""
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
@@ -244,7 +244,7 @@ def backward_launches(
     dq_splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
 ) -> Backward:  # fmt: skip
-    """Return the launches of a backward pass for tensors of these layouts."""
+    """Return the launches of a backward pass for q, k, v, ..., dv of these layouts."""
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]

@@ -67,8 +67,8 @@ def advance_rows(ptr, rows, stride_n):
 def step_ptrs(
     ptr, tile_offsets, start, rows, columns, stride_n, stride_d, RECOMPUTE: tl.constexpr
 ):
-    """Return pointers to the tile of a step, whose rows begin at `start`. To save
-    registers, RECOMPUTE computes pointers from `rows`, not from the first tile's.
+    """Return pointers to the tile of a step, whose rows begin at `start`. Advance the
+    first tile's offsets, or if RECOMPUTE compute new ones, to save registers.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)

@@ -1,8 +1,8 @@
 """Launch configurations for each family of GPUs, by arithmetic, pass, padded head
 dimension and sometimes mask, with separate tables for few rows.
 
-Hopper's configurations were timed on an H200; others were chosen by the compiled
-kernels' registers and shared memory. `tools/tune_flash.py` times them on your GPU.
+Hopper's configurations were timed on an H200; the others follow from the registers and
+shared memory of compiled kernels. `tools/tune_flash.py` times them on your GPU.
 """
 
 from systems.attention.triton.configs import (

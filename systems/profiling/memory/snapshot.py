@@ -23,7 +23,7 @@ CATEGORIES = (
     "saved activations",
     "temporaries",
 )
-# Phases whose surviving blocks are saved for the backward pass.
+# Phases: a block that outlives one of them is saved for the backward pass.
 SAVING_PHASES = ("forward", "second_forward", "loss")
 # Name of the function in `recorder` whose allocations mark a point in the history.
 MARKER = "drop_marker"
