@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests import adapters
-from tests.attention.checks import NAMES, run_reference, saved_lse
+from tests.attention.checks import NAMES, find_saved_lse, run_reference
 
 
 @pytest.fixture(params=["pytorch", "triton"])
@@ -24,8 +24,8 @@ def test_forward_and_backward_as_graded(graded_class, causal):
     for x in (q, k, v):
         x.requires_grad_()
     o = cls.apply(q, k, v, causal)
-    # `saved_lse` raises unless one saved tensor has this shape.
-    lse = saved_lse(o, (4, 128))
+    # `find_saved_lse` raises unless one saved tensor has this shape.
+    lse = find_saved_lse(o, (4, 128))
     o.backward(do)
     for name, actual in zip(NAMES, (o, lse, q.grad, k.grad, v.grad), strict=True):
         torch.testing.assert_close(

@@ -50,7 +50,7 @@ def change_module(tmp_path, monkeypatch):
     return change
 
 
-def run_first(module, **options):
+def run_first_kernel(module, **options):
     inputs = make_inputs(128, 128, 16, **options)
     return run_class(module.FlashAttentionFirst, *inputs, True), inputs
 
@@ -64,10 +64,10 @@ def test_without_the_maximum_large_scores_fail(change_module):
         "tl.zeros_like(m)",
         on_page="flash_forward",
     )
-    actual, inputs = run_first(module)
+    actual, inputs = run_first_kernel(module)
     check_against_reference(actual, *inputs, True)
     with np.errstate(over="ignore", invalid="ignore"):
-        actual, _ = run_first(module, sigma=60.0)
+        actual, _ = run_first_kernel(module, sigma=60.0)
     assert not actual["o"].isfinite().all()
 
 
@@ -80,8 +80,8 @@ def test_without_delta_only_dv_is_correct(change_module):
         "p * dp",
         on_page="flash_backward",
     )
-    actual, inputs = run_first(module)
-    right, _ = run_first(importlib.import_module("systems.attention.first"))
+    actual, inputs = run_first_kernel(module)
+    right, _ = run_first_kernel(importlib.import_module("systems.attention.first"))
     wrong = {name for name in right if not torch.equal(right[name], actual[name])}
     assert wrong == {"dq", "dk"}
     with pytest.raises(AssertionError, match=r"\bdq\b"):

@@ -84,7 +84,7 @@ def gradients(o: Tensor, inputs: tuple[Tensor, ...], do: Tensor) -> tuple[Tensor
     return torch.autograd.grad(o, inputs, do, retain_graph=True)
 
 
-def saved_lse(o: Tensor, rows: tuple[int, ...]) -> Tensor:
+def find_saved_lse(o: Tensor, rows: tuple[int, ...]) -> Tensor:
     """Return the one saved tensor with a number for each query row."""
     saved = o.grad_fn.saved_tensors  # pyright: ignore
     (lse,) = [x for x in saved if x.shape == rows]
@@ -97,7 +97,7 @@ def run_class(
     """Return o, lse, dq, dk and dv of an autograd Function, by name."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o = cls.apply(q, k, v, causal, *options)
-    lse = saved_lse(o, q.shape[:-1])
+    lse = find_saved_lse(o, q.shape[:-1])
     return to_dict((o.detach(), lse, *gradients(o, (q, k, v), do)))
 
 
@@ -142,7 +142,7 @@ def split_in_two(x: Tensor) -> tuple[Tensor, Tensor]:
     return high, (x - high).bfloat16().float()
 
 
-def hide_later_keys(s: Tensor) -> Tensor:
+def mask_later_keys(s: Tensor) -> Tensor:
     later = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
     return s.masked_fill(later, float("-inf"))
 
@@ -153,7 +153,7 @@ def run_in_limbs(
     """Return o, lse, dq, dk and dv of plain attention with `matmul_limbs`, by name."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     s = LimbMatmul.apply(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    s = hide_later_keys(s) if causal else s
+    s = mask_later_keys(s) if causal else s
     o, lse = LimbMatmul.apply(torch.softmax(s, -1), v), torch.logsumexp(s, -1)
     return to_dict((o.detach(), lse.detach(), *gradients(o, (q, k, v), do)))
 
@@ -171,7 +171,7 @@ def delta_errors(
     q, k, do = q.double(), k.double(), do.double()
     scale = float(q.shape[-1] ** -0.5 if scale is None else scale)
     s = q @ k.mT * scale
-    s = hide_later_keys(s) if causal else s
+    s = mask_later_keys(s) if causal else s
     ds = torch.exp(s - lse[..., None]) * (o_error * do).sum(-1, keepdim=True)
     return {
         "dq": (ds @ k * scale).abs().max().item(),

@@ -49,7 +49,7 @@ def check_result(cls, inputs, causal: bool, scale: float | None = None) -> None:
     check_against_reference(results, *inputs, causal, scale)
 
 
-def launch_both(
+def launch_passes(
     inputs, causal, forward=None, dkdv=None, dq=None, splits=(None,) * 3, **more
 ):
     """Launch both passes with these configurations and a scale of 0.25."""
@@ -88,7 +88,9 @@ def test_tiles_of_any_shape(tile, causal, device):
     """Causal loops have a part with and a part without masking, for any tile shape."""
     inputs = make_inputs(97, 70, 16, device=device)
     t = Config(*tile, warps=4, stages=2)
-    check_against_reference(launch_both(inputs, causal, t, t, t), *inputs, causal, 0.25)
+    check_against_reference(
+        launch_passes(inputs, causal, t, t, t), *inputs, causal, 0.25
+    )
 
 
 @pytest.mark.slow
@@ -101,7 +103,7 @@ def test_split_loops(dtype, splits, causal, device):
     q, k, v, do = inputs = make_inputs(65, 97, 40, dtype, device, **shared)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     t = Config(32, 32, warps=4, stages=1)
-    found = launch_both((q, k, v, do), causal, t, t, t, splits)
+    found = launch_passes((q, k, v, do), causal, t, t, t, splits)
     check_against_reference(found, *inputs, causal, 0.25)
 
 
@@ -117,7 +119,7 @@ def test_splits_differ_by_at_most_one_step(splits):
         assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
-def backward_plan(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
+def plan_backward(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
     """Return backward launches for q and k, with tiles of 32 queries and 16 keys."""
     c, of_q, of_k = Config(32, 16, 4, 1), shape_and_strides(q), shape_and_strides(k)
     return launches.backward_launches(
@@ -132,7 +134,7 @@ def test_splits_share_the_steps_of_grouped_heads_evenly(causal, device):
     q, k = (torch.zeros(1, h, 96, 16, device=device) for h in (3, 1))
     statistics = torch.zeros(1, 3, 96, 2, device=device)
     dk, dv = torch.empty(2, 4, 1, 1, 96, 16, device=device)
-    plan = backward_plan(q, k, causal, dkdv_splits=4)
+    plan = plan_backward(q, k, causal, dkdv_splits=4)
     plan.dkdv(q, k, k, torch.ones_like(q), statistics, dk, dv)
     # The first key is visible to every row.
     rows = dv[:, 0, 0, 0, 0]
@@ -147,7 +149,7 @@ def test_dkdv_splits_count_all_heads_of_a_group(monkeypatch):
         q, k = (
             torch.empty(1, h, n, 16, device="meta") for h, n in ((heads, n_q), (1, 64))
         )
-        return backward_plan(q, k).dkdv.constants["SPLITS"]
+        return plan_backward(q, k).dkdv.constants["SPLITS"]
 
     assert count_splits(4, 512) == count_splits(1, 2048) > count_splits(1, 512) > 1
 
@@ -155,7 +157,7 @@ def test_dkdv_splits_count_all_heads_of_a_group(monkeypatch):
 @pytest.mark.parametrize("head_swizzle", [1, 2, 3, 5, 9])
 def test_every_head_swizzle_computes_all_tiles(head_swizzle, device):
     inputs = make_inputs(97, 130, 16, device=device, lead=(5,))
-    found = launch_both(inputs, True, head_swizzle=head_swizzle)
+    found = launch_passes(inputs, True, head_swizzle=head_swizzle)
     check_against_reference(found, *inputs, True, 0.25)
 
 
@@ -201,7 +203,7 @@ def test_float32_limbs_computed_ahead(
     monkeypatch.setattr(
         launches, "split_into_limbs", lambda *x: done.append(len(x) - 1) or as_limbs(*x)
     )
-    found = launch_both((q, k, v, do), causal, forward, dkdv, dq, (splits,) * 3)
+    found = launch_passes((q, k, v, do), causal, forward, dkdv, dq, (splits,) * 3)
     set_precision("highest")
     # The forward pass splits three tensors into limbs, the backward pass four.
     assert done == [3] * ahead[0] + [4]

@@ -24,7 +24,7 @@ GPU = torch.device("cuda:0")
 def fake_gpu(monkeypatch):
     """Return a function that simulates a GPU and a Triton version, without caches."""
 
-    def pretend(
+    def simulate(
         capability: tuple[int, int],
         version: str,
         interpreted: bool = False,
@@ -47,7 +47,7 @@ def fake_gpu(monkeypatch):
         monkeypatch.setattr(available, "LOGGED", set())
         return look
 
-    return pretend
+    return simulate
 
 
 def auto_backend(*shape: int, **options) -> str:

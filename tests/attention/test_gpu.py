@@ -205,7 +205,7 @@ def test_memory_is_linear_in_the_length(dtype):
         held = torch.cuda.memory_allocated()
         inputs = make_inputs(n, n, 64, dtype, "cuda", lead=(1, 4))
         torch.cuda.reset_peak_memory_stats()
-        run_both(*inputs)
+        run_both_passes(*inputs)
         return torch.cuda.max_memory_allocated() - held
 
     peak_bytes(1024)
@@ -247,7 +247,7 @@ def test_lengths_are_dynamic_under_the_default_compiler():
             torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
 
 
-def run_both(q, k, v, do):
+def run_both_passes(q, k, v, do):
     """Return o and the gradients of the public function."""
     leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
     o = flash_attention(*leaves, causal=True)
@@ -287,13 +287,13 @@ def capture_graph(step):
 )
 def test_cuda_graph_of_both_passes_equals_eager_mode(dtype, lead, n):
     tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
-    graph, results = capture_graph(lambda: run_both(*tensors))
+    graph, results = capture_graph(lambda: run_both_passes(*tensors))
     for seed in (1, 2):
         others = make_inputs(n, n, 64, dtype, "cuda", lead=lead, seed=seed)
         for x, other in zip(tensors, others, strict=True):
             x.copy_(other)
         graph.replay()
-        assert all(map(torch.equal, results, run_both(*tensors))), seed
+        assert all(map(torch.equal, results, run_both_passes(*tensors))), seed
 
 
 @COMPILED
@@ -339,18 +339,18 @@ def test_concurrent_streams_equal_a_single_thread(known):
 
     def run_on_stream(stream):
         with torch.cuda.stream(stream):
-            found = [run_both(*x) for _ in range(5) for x in inputs]
+            found = [run_both_passes(*x) for _ in range(5) for x in inputs]
         stream.synchronize()
         return found
 
     for cached in PLANS:
         cached.cache_clear()
-    expected = [run_both(*x) for x in inputs] if known else []
+    expected = [run_both_passes(*x) for x in inputs] if known else []
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(8)]
     with ThreadPoolExecutor(len(streams)) as pool:
         found = [results for of in pool.map(run_on_stream, streams) for results in of]
-    expected = expected or [run_both(*x) for x in inputs]
+    expected = expected or [run_both_passes(*x) for x in inputs]
     for i, results in enumerate(found):
         assert all(map(torch.equal, results, expected[i % len(inputs)])), i
 

@@ -303,7 +303,7 @@ def test_gradients_of_copies_have_the_promised_strides(layout, device):
         assert gradient.stride() == torch.empty_like(x).stride()
 
 
-def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
+def shift_walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
     """Yield (head, query tile, number of earlier partial dq) by step of a program."""
     pytest.importorskip("triton.experimental.gluon")
     from systems.attention.hopper.shift import Program, get_item, get_tile
@@ -324,7 +324,9 @@ def walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
 )
 def test_shift_walk_adds_partial_dq_in_order(tiles, heads, groups, causal):
     """If programs run in lockstep, each partial dq is added after all earlier ones."""
-    walks = [[*walk(i, tiles, heads, groups, causal)] for i in range(tiles * groups)]
+    walks = [
+        [*shift_walk(i, tiles, heads, groups, causal)] for i in range(tiles * groups)
+    ]
     held: Counter[tuple[int, int]] = Counter()
     for steps in itertools.zip_longest(*walks):
         # Only partials that were added in earlier steps count.
@@ -434,7 +436,7 @@ def test_drawing_shows_each_program_s_walk(program):
     static, *_, last = svg.split('class="frame"')
     shown = re.findall(r'<text x="(\d+)" y="([\d.]+)">(\d)<', static + last)
     numbers = {(float(x), float(y)): int(text) for x, y, text in shown}
-    walked = list(walk(program, 5, 2, 1, True))
+    walked = list(shift_walk(program, 5, 2, 1, True))
     for head, tile, order in walked[::BESIDE]:
         x = (129, 461)[head] + 50 * (tile // BESIDE)
         assert numbers[x, 58.5 + 24 * program] == order

@@ -33,10 +33,10 @@ def cpu_root(monkeypatch, tmp_path):
     kept = {f"aten::{name}" for name in "mm bmm exp amax max sub sum div".split()}
     read = torch_trace.read_trace
 
-    def keep_leaves(path, marks):
+    def keep_innermost_operations(path, marks):
         return [kernel for kernel in read(path, marks) if kernel.name in kept]
 
-    monkeypatch.setattr(torch_trace, "read_trace", keep_leaves)
+    monkeypatch.setattr(torch_trace, "read_trace", keep_innermost_operations)
     return tmp_path
 
 

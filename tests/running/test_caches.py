@@ -65,11 +65,11 @@ def test_rows_use_the_cache_of_precompiled_kernels(run, set_environment, monkeyp
     """By default PyTorch's compiler would use another folder."""
     seen, real = [], fake_stem.run
 
-    def note_cache(config):
+    def record_cache_folder(config):
         seen.append(os.environ.get("TRITON_CACHE_DIR"))
         return real(config)
 
-    monkeypatch.setattr(fake_stem, "run", note_cache)
+    monkeypatch.setattr(fake_stem, "run", record_cache_folder)
     set_environment(HOME=os.environ["HOME"])
     assert run().code == 0 and set(seen) == {str(compiled_folder())}
     set_environment(TRITON_CACHE_DIR="/of/mine")

@@ -7,7 +7,7 @@ from tests import fake_stem
 
 
 @pytest.fixture
-def turns(monkeypatch):
+def order(monkeypatch):
     """Interleave the rows of the fake experiment; list the order of their numbers."""
     seen = []
 
@@ -24,9 +24,9 @@ def turns(monkeypatch):
     return seen
 
 
-def test_interleaved_rows_are_measured_in_rounds(run, turns, partial_file):
+def test_interleaved_rows_are_measured_in_rounds(run, order, partial_file):
     assert run().code == 1
-    assert turns == [6, 5, 4, 3, 2, 1] * 2 + [6, 5, 3, 2, 1]
+    assert order == [6, 5, 4, 3, 2, 1] * 2 + [6, 5, 3, 2, 1]
     rows = store.read(partial_file).rows
     assert [row.status for row in rows] == ["ok", "ok", "failed", "ok", "ok", "ok"]
     assert [row.metrics.get("count") for row in rows] == [6, 5, None, 3, 2, 1]
@@ -34,8 +34,8 @@ def test_interleaved_rows_are_measured_in_rounds(run, turns, partial_file):
     assert [row.seconds for row in rows[1:]] == [0, 0, 0, 0, 0]
 
 
-def test_incomplete_groups_are_measured_again(run, turns, partial_file):
+def test_incomplete_groups_are_measured_again(run, order, partial_file):
     run()
-    turns.clear()
+    order.clear()
     assert run().events[0] == {"event": "start", "total": 6, "done": 0}
-    assert turns[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
+    assert order[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6

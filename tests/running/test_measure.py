@@ -106,11 +106,11 @@ def test_reduced_grid_has_its_own_folder(run, tmp_path, record_file):
 def test_garbage_collection_skips_older_objects(run, monkeypatch):
     older, collected, real = [], [], fake_stem.run
 
-    def look_for_older(config):
+    def find_older_object(config):
         collected.append(any(one is older for one in gc.get_objects()))
         return real(config)
 
-    monkeypatch.setattr(fake_stem, "run", look_for_older)
+    monkeypatch.setattr(fake_stem, "run", find_older_object)
     try:
         run()
     finally:

@@ -42,7 +42,7 @@ def stem(monkeypatch):
 
 
 @pytest.fixture
-def groups(monkeypatch):
+def shares(monkeypatch):
     rows = []
 
     def start(command, **_):
@@ -57,7 +57,7 @@ def groups(monkeypatch):
 
 
 @pytest.mark.parametrize("done", [0, 5])
-def test_pending_rows_are_divided_among_processes(stem, groups, done, monkeypatch):
+def test_pending_rows_are_divided_among_processes(stem, shares, done, monkeypatch):
     precompile.compile_ahead("fake", "full", CONFIGS[done:], NEVER)
     monkeypatch.setattr(precompile, "end_with_parent", lambda parent: None)
 
@@ -67,31 +67,31 @@ def test_pending_rows_are_divided_among_processes(stem, groups, done, monkeypatc
         raise RuntimeError("out of shared memory")
 
     stem.run = run
-    for rows in groups:
+    for rows in shares:
         precompile.main("fake", "full", 1, rows)
-    assert len(groups) == 3
+    assert len(shares) == 3
     wanted = [c for c in CONFIGS[done:] if c.implementation == "ours"]
     assert sorted(stem.seen, key=CONFIGS.index) == wanted
 
 
 @pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
-def test_number_of_compiling_processes(groups, monkeypatch, room, count):
+def test_number_of_compiling_processes(shares, monkeypatch, room, count):
     monkeypatch.setattr(precompile, "available_cores", lambda: 16)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (room, room))
     configs = precompile.grid_configs("compile", "full")
     precompile.compile_ahead("compile", "full", configs, NEVER)
-    assert len(groups) == count
-    rows = {row for share in groups for row in share}
+    assert len(shares) == count
+    rows = {row for share in shares for row in share}
     assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
 
 
-def test_processes_get_equal_shares_of_each_kind(stem, groups, monkeypatch):
+def test_processes_get_equal_shares_of_each_kind(stem, shares, monkeypatch):
     both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
     monkeypatch.setitem(STEMS, "fake", both)
     monkeypatch.setattr(precompile, "available_cores", lambda: 2)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
-    assert len(groups) == 2
-    for rows in groups:
+    assert len(shares) == 2
+    for rows in shares:
         names = [CONFIGS[row].implementation for row in rows]
         assert sorted(names) == ["ours"] * 10 + ["plain"] * 10
 
@@ -103,13 +103,13 @@ def test_the_largest_rows_share_a_process():
     assert precompile.shares_that_fit(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
 
 
-def test_cases_without_precompilation(stem, groups, monkeypatch, capsys):
+def test_cases_without_precompilation(stem, shares, monkeypatch, capsys):
     precompile.compile_ahead("fake", "full", CONFIGS[:14], NEVER)
     precompile.compile_ahead("warmup", "full", CONFIGS, NEVER)
     precompile.compile_ahead("fake", "full", CONFIGS, time.time() - 60)
     monkeypatch.setattr(precompile, "available_cores", lambda: 1)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
-    assert groups == [] and capsys.readouterr().out == ""
+    assert shares == [] and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("started", [2, 3])

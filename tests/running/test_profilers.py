@@ -13,7 +13,7 @@ from tests.factories import make_record
 
 
 @pytest.fixture
-def states_at_end(monkeypatch):
+def cupti_events(monkeypatch):
     """Simulate a GPU; list the variable LEAVE by profile, and all synchronizations."""
     found = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -29,23 +29,23 @@ def states_at_end(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_detaching_cupti_restores_the_environment(states_at_end, monkeypatch, before):
+def test_detaching_cupti_restores_the_environment(cupti_events, monkeypatch, before):
     monkeypatch.delenv(LEAVE, raising=False)
     if before is not None:
         monkeypatch.setenv(LEAVE, before)
     detach_cupti()
-    assert states_at_end == ["1", *["call"] * profilers.CALLS]
+    assert cupti_events == ["1", *["call"] * profilers.CALLS]
     assert os.environ.get(LEAVE) == before
 
 
-def test_detaching_ignores_cuda_errors(states_at_end, monkeypatch):
+def test_detaching_ignores_cuda_errors(cupti_events, monkeypatch):
     def fail(work, device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.delenv(LEAVE, raising=False)
     monkeypatch.setattr(torch_trace, "run_profiled", fail)
     detach_cupti()
-    assert states_at_end == [] and LEAVE not in os.environ
+    assert cupti_events == [] and LEAVE not in os.environ
 
 
 def test_cupti_is_detached_after_each_group(monkeypatch):

@@ -57,7 +57,7 @@ def run_regen(monkeypatch, tmp_path, capsys):
     return run_regen
 
 
-def state(listed: str, stem: str) -> str:
+def listed_state(listed: str, stem: str) -> str:
     lines = (line.split() for line in listed.splitlines())
     return next(cells[2] for cells in lines if cells[0] == stem)
 
@@ -140,7 +140,7 @@ def test_crashing_experiment_leaves_the_others(tree):
     assert [row.config["index"] for row in store.read(partial).rows] == [6]
     # Partial records are not rendered.
     assert not (tree / "docs/generated/crash-table.md").read_text()
-    assert state(regen_tables(tree, "--list").stdout, "crash") == "partial"
+    assert listed_state(regen_tables(tree, "--list").stdout, "crash") == "partial"
     assert regen_tables(tree, FAKE_MENDED="1").returncode == 0 and not partial.exists()
     whole = store.read(partial.with_name("crash.json"))
     assert [row.config["index"] for row in whole.rows] == [6, 5, 4, 3, 2, 1]
@@ -187,7 +187,7 @@ def test_verify_marks_a_stale_record_verified(tree):
     regen_tables(tree, "--only", "fake")
     with open(tree / "systems/experiments/fake.py", "a") as file:
         file.write("EXTRA = 1\n")
-    assert state(regen_tables(tree, "--list").stdout, "fake") == "stale"
+    assert listed_state(regen_tables(tree, "--list").stdout, "fake") == "stale"
     done = regen_tables(tree, "--verify", "fake")
     message = "rows measured again agree, the record is verified"
     assert done.returncode == 0 and message in done.stdout
@@ -284,7 +284,9 @@ def test_list_makes_no_folder(run_regen, tmp_path):
     done = run_regen("--list")
     assert done.code == 0 and not (tmp_path / "results").exists()
     for stem, entry in STEMS.items():
-        assert state(done.out, stem) == ("missing" if "meta" in entry.full else "no")
+        assert listed_state(done.out, stem) == (
+            "missing" if "meta" in entry.full else "no"
+        )
 
 
 @pytest.mark.parametrize("action", ["--list", "--render"])

@@ -73,7 +73,7 @@ def test_find_fault_reports_wrong_results(kernel, monkeypatch):
 
 
 @pytest.fixture
-def a100(monkeypatch, tmp_path):
+def fake_a100(monkeypatch, tmp_path):
     """Pretend an A100, with a temporary folder for tuned configurations."""
     device = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
@@ -102,21 +102,21 @@ def published_config(kernel="dq", causal=True) -> Config:
     return select_by_mask(CONFIGS["sm_80"]["half"][kernel][64], causal)
 
 
-def tune_candidates(a100, *configs: Config, key=KEY):
-    found = read_or_create(a100.path, a100.device, False)
+def tune_candidates(fake_a100, *configs: Config, key=KEY):
+    found = read_or_create(fake_a100.path, fake_a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
     tune_flash.time_candidates(
-        found, a100.path, {key: these}, verdicts, lambda c: MS[c.config]
+        found, fake_a100.path, {key: these}, verdicts, lambda c: MS[c.config]
     )
-    a100.reset()
+    fake_a100.reset()
     return found["entries"]
 
 
-def test_kernels_use_the_fastest_correct_config(a100, capsys):
+def test_kernels_use_the_fastest_correct_config(fake_a100, capsys):
     before, text = choose_here(), describe_kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in text
-    (entry,) = tune_candidates(a100, OURS, WRONG, FAST)
+    (entry,) = tune_candidates(fake_a100, OURS, WRONG, FAST)
     assert (entry["pass_ms"], entry["pass_with_ours_ms"]) == (0.5, 1.0)
     text = capsys.readouterr().out
     assert text == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
@@ -128,19 +128,19 @@ def test_kernels_use_the_fastest_correct_config(a100, capsys):
     assert choose_here(rows=few.most_rows) == few.configs["dq"][64]
     text = describe_kernels(CUDA)["triton"]
     assert text == "runs, with launch configurations of the A100, 1 of them timed here"
-    assert tuned.digest(a100.device.slug, "3.7.1")
+    assert tuned.digest(fake_a100.device.slug, "3.7.1")
 
 
-def test_ties_keep_our_config_and_searches_resume(a100):
-    (entry,) = tune_candidates(a100, OURS, TIE)
+def test_ties_keep_our_config_and_searches_resume(fake_a100):
+    (entry,) = tune_candidates(fake_a100, OURS, TIE)
     assert entry["config"][3] == OURS.stages
-    entries = tune_candidates(a100, OURS, key=("half", "dq", 128, True))
+    entries = tune_candidates(fake_a100, OURS, key=("half", "dq", 128, True))
     assert [entry["d"] for entry in entries] == [64, 128]
     # Entries start over with --force, other kernels or another Triton.
-    assert read_or_create(a100.path, a100.device, True)["entries"] == []
-    changed = tuned.read(a100.path) | {"source_hash": "other"}
-    tune_flash.write_content(changed, a100.path)
-    assert read_or_create(a100.path, a100.device, False)["entries"] == []
+    assert read_or_create(fake_a100.path, fake_a100.device, True)["entries"] == []
+    changed = tuned.read(fake_a100.path) | {"source_hash": "other"}
+    tune_flash.write_content(changed, fake_a100.path)
+    assert read_or_create(fake_a100.path, fake_a100.device, False)["entries"] == []
 
 
 CHANGED = "with kernels that have changed since: our tables are used"
@@ -156,15 +156,15 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_tuning_file_is_ignored(damage, a100, caplog):
+def test_damaged_tuning_file_is_ignored(damage, fake_a100, caplog):
     pattern, other, text = DAMAGES[damage]
-    tune_candidates(a100, OURS, FAST)
-    a100.path.write_text(re.sub(pattern, other, a100.path.read_text()))
+    tune_candidates(fake_a100, OURS, FAST)
+    fake_a100.path.write_text(re.sub(pattern, other, fake_a100.path.read_text()))
     assert choose_here() == choose_here() == published_config()
     (line,) = caplog.messages
     assert text in line and "python tools/tune_flash.py" in line
-    assert "\n" not in line and str(a100.path) in line
-    assert tuned.digest(a100.device.slug, "3.7.1") is None
+    assert "\n" not in line and str(fake_a100.path) in line
+    assert tuned.digest(fake_a100.device.slug, "3.7.1") is None
 
 
 WITHOUT_PACKAGES = """
@@ -193,14 +193,14 @@ def test_kernels_hash_excludes_config_tables():
 
 
 @pytest.fixture
-def fake_tuning(a100, monkeypatch):
+def fake_tuning(fake_a100, monkeypatch):
     """Tune as on an A100, with a kernel's time equal to its number of stages."""
-    monkeypatch.setattr(tune_flash, "find_gpu", lambda: a100.device)
+    monkeypatch.setattr(tune_flash, "find_gpu", lambda: fake_a100.device)
     monkeypatch.setattr(tune_flash, "available_cores", lambda: 2)
     monkeypatch.setattr(tune_flash, "make_launch", lambda c, heads, n: c.config.stages)
     monkeypatch.setattr(tune_flash, "time_call_ms", float)
     before = signal.getsignal(signal.SIGTERM)
-    yield a100
+    yield fake_a100
     signal.signal(signal.SIGTERM, before)
 
 

@@ -48,12 +48,12 @@ def read_style(element: html.HtmlElement) -> dict[str, str]:
     return dict(part.split(": ", 1) for part in parts if ": " in part)
 
 
-def figures(text: str, kind: str) -> list[html.HtmlElement]:
+def parse_figures(text: str, kind: str) -> list[html.HtmlElement]:
     found = re.findall(rf'<figure class="{kind}[" ].*?</figure>', text, re.DOTALL)
     return [html.fragment_fromstring(figure) for figure in found]
 
 
-def words(svg: html.HtmlElement) -> Iterator[Word]:
+def parse_words(svg: html.HtmlElement) -> Iterator[Word]:
     for word in svg.iter("text"):
         # Attributes are inherited from groups; sizes are in drawings.css.
         around = [word, *word.iterancestors()][::-1]
@@ -72,22 +72,22 @@ def words(svg: html.HtmlElement) -> Iterator[Word]:
         yield Word(text, size, left, left + long, y - 0.75 * size, y, rimmed)
 
 
-def cut_texts(svg: html.HtmlElement) -> list[str]:
+def find_cut_texts(svg: html.HtmlElement) -> list[str]:
     """Return the texts that are outside of the drawing or too small."""
     _, _, right, bottom = map(float, svg.get("viewbox").split())
     return [
         word.text
-        for word in words(svg)
+        for word in parse_words(svg)
         if not (word.left > -1 and word.right < right + 1 and word.bottom < bottom)
         or word.top < 0
         or word.size < 10.5
     ]
 
 
-def overlaps(svg: html.HtmlElement) -> list[tuple[str, str]]:
+def find_overlaps(svg: html.HtmlElement) -> list[tuple[str, str]]:
     return [
         (one.text, other.text)
-        for one, other in combinations(words(svg), 2)
+        for one, other in combinations(parse_words(svg), 2)
         if min(one.right, other.right) - max(one.left, other.left) > 1
         and min(one.bottom, other.bottom) - max(one.top, other.top) > 1
     ]
@@ -116,7 +116,7 @@ def path_points(path: html.HtmlElement) -> list[tuple[float, float]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def crossed_texts(svg: html.HtmlElement) -> list[str]:
+def find_crossed_texts(svg: html.HtmlElement) -> list[str]:
     """Return texts that a line crosses; the grid may pass behind outlines and areas."""
     lines = [(c, s) for c, s in line_segments(svg) if c != GROUND]
     filled = list(filled_areas(svg))
@@ -127,7 +127,7 @@ def crossed_texts(svg: html.HtmlElement) -> list[str]:
 
     return [
         word.text
-        for word in words(svg)
+        for word in parse_words(svg)
         if any(
             crosses(word, segment) and not (color == GRID and is_legible(word))
             for color, segment in lines

@@ -18,7 +18,7 @@ from systems.formulas.costs import (
 from systems.formulas.gpus import find_chip
 from systems.model.sizes import VOCAB_SIZE
 from tests.factories import read_record
-from tests.tools.render.svgs import cut_texts, figures
+from tests.tools.render.svgs import find_cut_texts, parse_figures
 from tools.render import standalone
 from tools.render.frame import frame
 from tools.render.markdown import percent
@@ -39,13 +39,15 @@ def read_drawing(name: str, shown: str) -> html.HtmlElement:
     return html.fragment_fromstring((DOCS / f"drawings/{name}-{shown}.svg").read_text())
 
 
-def texts(name: str) -> list[str]:
+def read_texts(name: str) -> list[str]:
     return [text.text for text in read_drawing(name, "wide").iter("text")]
 
 
 def test_drawing_of_online_softmax_is_correct():
     """With q = log 2, scores in base 2 equal the keys."""
-    shown = [text for text in texts("forward-walk") if re.fullmatch(r"[\d.−]+", text)]
+    shown = [
+        text for text in read_texts("forward-walk") if re.fullmatch(r"[\d.−]+", text)
+    ]
     v = torch.arange(1.0, 9.0, dtype=torch.float64)[:, None]
     assert [float(text) for text in shown[:8]] == v[:, 0].tolist()
     q = torch.tensor([[math.log(2)]], dtype=torch.float64)
@@ -67,7 +69,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_drawing_steps_have_sentences_and_fit(name):
-    (drawn,) = figures(FIGURES[name], "drawn")
+    (drawn,) = parse_figures(FIGURES[name], "drawn")
     sentences, stepped = drawn.findall("ol/li"), "steps" in drawn.get("class")
     wide, narrow = drawn.findall("svg")
     assert drawn.find("figcaption/strong").text_content().endswith(".")
@@ -76,7 +78,7 @@ def test_drawing_steps_have_sentences_and_fit(name):
         frames = svg.findall(".//g[@class='frame']")
         assert len(frames) == len(sentences) and (len(frames) > 1) == stepped
         _, _, width, height = map(float, svg.get("viewbox").split())
-        assert list(svg.iter("rect", "path")) and cut_texts(svg) == []
+        assert list(svg.iter("rect", "path")) and find_cut_texts(svg) == []
         for box in svg.iter("rect"):
             x, y, w, h = (float(box.get(n)) for n in ("x", "y", "width", "height"))
             assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
@@ -111,7 +113,9 @@ def test_drawn_shares_of_a_block_equal_the_formulas():
     weights, feed_forward, attention = (part / sum(kinds) for part in kinds)
     shares = [3 * weights / 4, attention / 2, attention / 2, weights / 4]
     shares += [2 * feed_forward / 3, feed_forward / 3]
-    assert [t for t in texts("block") if t.endswith("%")] == list(map(percent, shares))
+    assert [t for t in read_texts("block") if t.endswith("%")] == list(
+        map(percent, shares)
+    )
 
 
 def test_drawn_autocast_dtypes_equal_the_record():
@@ -121,7 +125,7 @@ def test_drawn_autocast_dtypes_equal_the_record():
         *("softmax_subtract", "softmax_exp", "weighted_values", "residual", "swiglu"),
         *("logits", "loss"),
     )
-    shown = [text for text in texts("autocast") if text in ("fp32", "bf16")]
+    shown = [text for text in read_texts("autocast") if text in ("fp32", "bf16")]
     assert shown == ["fp32", "bf16", *(dtypes[part] for part in parts)]
 
 
@@ -145,7 +149,7 @@ def test_drawn_gpu_equals_its_data_sheet():
         f"{chip.bf16_flops_per_clock:,} bf16 FLOPs a clock",
         f"{chip.fp32_flops_per_clock} FLOPs a clock",
         f"{chip.exponentials_per_clock} a clock",
-    } <= set(texts("machine"))
+    } <= set(read_texts("machine"))
 
 
 def test_readme_picture_needs_no_style_sheet():

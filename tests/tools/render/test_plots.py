@@ -8,7 +8,13 @@ from matplotlib.figure import Figure
 
 from systems import ROOT
 from tests.factories import RESULTS, read_record
-from tests.tools.render.svgs import crossed_texts, cut_texts, figures, overlaps, words
+from tests.tools.render.svgs import (
+    find_crossed_texts,
+    find_cut_texts,
+    find_overlaps,
+    parse_figures,
+    parse_words,
+)
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
 from tools.render.plots import ACCENT, curve, label, plot
@@ -20,7 +26,11 @@ KINDS = ("plotted", "drawn")
 DRAWN = {
     path: found
     for path in sorted(GENERATED.glob("*.md"))
-    if (found := [f for kind in KINDS for f in figures(path.read_text("utf-8"), kind)])
+    if (
+        found := [
+            f for kind in KINDS for f in parse_figures(path.read_text("utf-8"), kind)
+        ]
+    )
 }
 
 
@@ -30,8 +40,8 @@ def test_figure_texts_are_inside_and_readable(path: Path):
         wide, narrow = figure.findall("svg")
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
         for svg in (wide, narrow):
-            assert cut_texts(svg) == crossed_texts(svg) == []
-            assert "plot" not in svg.get("class") or overlaps(svg) == []
+            assert find_cut_texts(svg) == find_crossed_texts(svg) == []
+            assert "plot" not in svg.get("class") or find_overlaps(svg) == []
             assert svg.get("aria-label").endswith(".")
 
 
@@ -91,16 +101,16 @@ def test_plot_labels_lines_and_points():
         label(axes, "a half", 1, 3)
 
     text = plot(read_record("warmup"), "x", draw, 'It is `x" b="<i>`.', "Key.")
-    (figure,) = figures(text, "plotted")
+    (figure,) = parse_figures(text, "plotted")
     assert "<b>" not in text and "<i>" not in text
     assert figure.get("id") == "warmup-x-nvidia-h200"
     for svg in figure.findall("svg"):
         assert svg.get("aria-label") == 'It is x" b="<i>.'
         heights = {w.text: float(w.get("y")) for w in svg.iter("text")}
         assert heights["<b>"] - heights["ours"] >= 13
-        assert "a half" in heights and not cut_texts(svg)
+        assert "a half" in heights and not find_cut_texts(svg)
         next(svg.iter("text")).set("x", "-40")
-        assert len(cut_texts(svg)) == 1
+        assert len(find_cut_texts(svg)) == 1
 
 
 def test_crossed_texts_finds_struck_words():
@@ -108,10 +118,10 @@ def test_crossed_texts_finds_struck_words():
     # The user's own matplotlibrc changes nothing.
     with plots.matplotlib.rc_context({"axes.xmargin": 0.4}):
         assert text == plot(read_record("warmup"), "x", draw_crossing, "One is struck.")
-    (figure,) = figures(text, "plotted")
+    (figure,) = parse_figures(text, "plotted")
     for svg in figure.findall("svg"):
-        assert crossed_texts(svg) == ["struck"] and overlaps(svg) == []
-        assert {"beside", "1,000"} <= {word.text for word in words(svg)}
+        assert find_crossed_texts(svg) == ["struck"] and find_overlaps(svg) == []
+        assert {"beside", "1,000"} <= {word.text for word in parse_words(svg)}
 
 
 def draw_crossing(figure: Figure) -> None:

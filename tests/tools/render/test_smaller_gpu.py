@@ -33,7 +33,9 @@ def render_smaller(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
     return files, lost
 
 
-def increases(pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]):
+def find_increases(
+    pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]
+):
     """Return the files in which a pattern occurs more often than before."""
     count = {name: len(pattern.findall(text)) for name, text in before.items()}
     return {name for name in now if len(pattern.findall(now[name])) > count[name]}
@@ -46,6 +48,8 @@ def test_rendering_for_a_gpu_with_less_memory(tmp_path):
     small, lost = render_smaller(tmp_path / "40", 40)
     assert always == {"attention", "end_to_end", "model_attention", "peak_memory"}
     assert lost >= always | {"kernel_profile"}
-    assert not increases(RESIDUE, enough, small)
-    stems = {name.partition("-")[0] for name in increases(OUT_OF_MEMORY, enough, small)}
+    assert not find_increases(RESIDUE, enough, small)
+    stems = {
+        name.partition("-")[0] for name in find_increases(OUT_OF_MEMORY, enough, small)
+    }
     assert stems >= {"end_to_end", "attention", "peak_memory", "kernel_profile"}

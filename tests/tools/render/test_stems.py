@@ -22,7 +22,7 @@ from tools.render.stems.peak_memory import rows as memory_rows
 GIB = 2**30
 
 
-def line(both: float, **metrics) -> Line:
+def make_pass_row(both: float, **metrics) -> Line:
     """Return a row whose backward pass takes twice its forward pass."""
     errors = {f"{result}_relative_error": 1e-3 for result in RESULTS}
     times = {"forward_ms": [both / 3], "backward_ms": [2 * both / 3], "both_ms": [both]}
@@ -33,21 +33,28 @@ def test_wrong_or_launch_bound_passes_have_no_ratio():
     def ratio(ours: Line, other: Line, of: str = "both") -> str:
         return fmt(relative_time(Line(ours=ours, other=other), of, "other"), "{:.2f}")
 
-    wrong, waiting = line(6.0, dq_relative_error=1.1), line(6.0, both_ms=[6.7])
-    assert ratio(line(3.0), line(6.0)) == "0.50"
-    assert ratio(line(3.0), wrong) == "wrong gradient"
-    assert ratio(line(3.0), wrong, "forward") == "0.50"
-    assert ratio(line(3.0), waiting) == ratio(waiting, line(6.0)) == "launch-bound"
-    assert ratio(waiting, line(6.0), "forward") == "1.00"
+    wrong, waiting = (
+        make_pass_row(6.0, dq_relative_error=1.1),
+        make_pass_row(6.0, both_ms=[6.7]),
+    )
+    assert ratio(make_pass_row(3.0), make_pass_row(6.0)) == "0.50"
+    assert ratio(make_pass_row(3.0), wrong) == "wrong gradient"
+    assert ratio(make_pass_row(3.0), wrong, "forward") == "0.50"
+    assert (
+        ratio(make_pass_row(3.0), waiting)
+        == ratio(waiting, make_pass_row(6.0))
+        == "launch-bound"
+    )
+    assert ratio(waiting, make_pass_row(6.0), "forward") == "1.00"
     # Ratios are medians over rounds if both rows have equally many rounds.
-    rounds = line(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
-    assert ratio(rounds, line(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
-    assert ratio(rounds, line(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"
+    rounds = make_pass_row(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
+    assert ratio(rounds, make_pass_row(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
+    assert ratio(rounds, make_pass_row(6.0, both_rounds_ms=[2.0, 4.0])) == "0.50"
 
 
 def test_ratio_without_gpu_time_ignores_idle_time():
-    assert line(3.0, both_ms=[9.0]).kernel_ms("both") == 3.0
-    assert line(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
+    assert make_pass_row(3.0, both_ms=[9.0]).kernel_ms("both") == 3.0
+    assert make_pass_row(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
 
 
 def test_implausibly_small_memory_is_missing():
