@@ -1,4 +1,4 @@
-"""Functions for the course's test file: copy it into this folder and run it."""
+"""Adapters for the course's test file, which runs if it is copied to this folder."""
 
 from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton
 

@@ -122,7 +122,7 @@ def copy_tree(root: Path) -> Path:
     # The index takes its titles from the pages.
     for page in (ROOT / "docs").glob("*.md"):
         shutil.copy(page, root / "docs")
-    # Pages show a profile and scripts from these folders.
+    # Pages include a profile and scripts from these folders.
     for folder in ("docs/assets", "docs/scripts"):
         shutil.copytree(ROOT / folder, root / folder)
     experiments = root / "systems" / "experiments"

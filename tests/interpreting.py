@@ -56,7 +56,7 @@ def cache_dtypes(interpreter: Any) -> None:
 
 
 def skip_overflow_checks(interpreter: Any) -> None:
-    """Skip 64-bit checks for overflow, which only debugging uses."""
+    """Skip the interpreter's 64-bit overflow checks, which only debugging needs."""
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options: Any = getattr(builder, "options", None)
     if getattr(options, "sanitize_overflow", False) and not options.debug:

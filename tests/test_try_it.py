@@ -1,4 +1,4 @@
-"""Results that *Try it* sections of pages promise, if they need no GPU."""
+"""Test results that the *Try it* sections of pages promise, if they need no GPU."""
 
 import importlib.util
 import re

@@ -36,7 +36,7 @@ def test_values_and_gradients(shape, device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_accumulates_in_float32(dtype, device):
-    """In half precision 2048 + 1 is 2048."""
+    """In half precision, 2048 + 1 is rounded to 2048."""
     x = torch.zeros(2, 17 * MAX_COLUMNS_TILE, dtype=dtype, device=device)
     x[:, ::MAX_COLUMNS_TILE] = 1
     x[:, 0] = 2048

@@ -233,7 +233,7 @@ class Child:
             outcome.message = f"crashed (exit code {code}); {again}"
             code = 1
         outcome.code, outcome.seconds = code, time.monotonic() - self.started
-        # Make room for the bars of running experiments.
+        # Remove the bar, so that bars of running experiments fit the terminal.
         self.bars.remove_task(self.bar)
         self.bars.console.print(f"{outcome.stem}: {outcome.message}")
         return outcome

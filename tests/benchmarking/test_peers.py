@@ -118,7 +118,7 @@ def flash_attn_func(q, k, v, causal, deterministic):
 
 @pytest.fixture
 def fake_flash_4(monkeypatch):
-    """Install the stand-in; return the list of its options."""
+    """Install a stand-in for FlashAttention-4; return the options of its calls."""
     cute: Any = ModuleType("flash_attn.cute")
     exec(FLASH_4, vars(cute))
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=cute))

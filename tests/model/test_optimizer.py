@@ -1,4 +1,4 @@
-"""AdamW against PyTorch's, with the course's order of weight decay."""
+"""Compare the course's AdamW with PyTorch's, which applies weight decay first."""
 
 import pytest
 import torch

@@ -60,7 +60,7 @@ def test_spacing_changes_at_powers_of_two():
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_find_stall_equals_adding_one_by_one(name):
-    """Test terms of many sizes, some of which tie."""
+    """Test terms of many sizes, some of which are ties in rounding."""
     dtype = TORCH[name]
     generator = torch.Generator().manual_seed(1)
     draws = torch.rand(40, generator=generator, dtype=torch.float64).tolist()

@@ -25,7 +25,7 @@ Found = Mapping[str, list[Record]]
 
 
 def primary_gpu() -> str:
-    """Return the GPU whose numbers prose quotes: `extra.primary_gpu` in mkdocs.yml."""
+    """Return the GPU whose numbers pages quote: `extra.primary_gpu` in mkdocs.yml."""
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     line = re.search(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
     if line is None:
@@ -42,7 +42,7 @@ def primary_gpu_key() -> str:
 
 
 def is_primary(record: Record) -> bool:
-    """Return whether a record was measured on the primary GPU, or needs none."""
+    """Return whether a record is from the primary GPU, or from the meta device."""
     return record.kind == "measured" and record.device.slug in (primary_gpu(), "meta")
 
 

@@ -49,7 +49,7 @@ def table(
             shown.append(at)
     if any(telling) and len(body) > OPEN:
         for cells, is_telling in zip(body, telling, strict=True):
-            # Only a cell with text can have the attribute, so mark the first of these.
+            # Put the attribute into the first cell with text; others can't have it.
             filled = [at for at in shown if cells[at]]
             if filled and not is_telling:
                 cells[filled[0]] += REST
@@ -279,7 +279,7 @@ def format_gib(value: float) -> str:
 
 
 def format_mib(value: float) -> str:
-    """Format bytes in whole MiB, from 1 GiB on in GiB with five decimals, for prose."""
+    """Format bytes for prose: whole MiB below 1 GiB, else GiB with five decimals."""
     size = gib(value, 5)
     return fmt(value, lambda v: f"{size} GiB" if v >= 2**30 else f"{v / 2**20:.0f} MiB")
 
@@ -292,8 +292,8 @@ def typeset(text: str) -> str:
 
 
 def round_numbers(text: str) -> str:
-    """Round to one decimal below 10 and to whole numbers above, except ratios below
-    1.2, values with a unit below 1, and texts with "±".
+    """Round the numbers of a text to one decimal below 10 and to whole numbers above,
+    except ratios below 1.2, values with a unit below 1, and texts with "±".
     """
 
     def shorten(found: re.Match[str]) -> str:

@@ -201,7 +201,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def agreement_facts(found: Found) -> dict[str, str]:
-    """Return how far GPU time differs between `end_to_end` and `kernel_profile`."""
+    """Return how much GPU time in `end_to_end` and in `kernel_profile` differs."""
     records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
     alike = group_by_software(record for record in records if record)
     times = [times for group in alike for times in gpu_times(group).values()]

@@ -91,7 +91,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def record_lines(record: Record) -> Iterator[list[Any]]:
-    """Yield a line of COLUMNS for each metric of each row, or for a failed row."""
+    """Yield a line of cells for each metric of a row, or one line for a failed row."""
     for row in record.rows:
         name = [
             explorer_name(record),

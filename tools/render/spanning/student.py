@@ -26,7 +26,7 @@ HEADS = ("measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `student-problems.md`, `-check.md`, `-gpus.md` and `-measured.md`."""
+    """Return the files `student-*.md`: problems, setup check, GPUs, and an example."""
     return {
         "student-problems.md": problems_table(found),
         "student-check.md": check_setup_output(found),

@@ -61,7 +61,7 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return the shapes of a dtype longer than SHORT, except those in (b, n, h, d)."""
+    """Return the rows of a dtype that are longer than SHORT and not in layout bnhd."""
     found = all_shapes(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
 

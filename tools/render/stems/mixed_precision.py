@@ -88,7 +88,7 @@ def second_half(values: list[float]) -> list[float]:
 
 
 def format_difference(differences: list[float]) -> str:
-    """Return "within 0.0003 nats of" or "0.0179 to 0.0184 nats below" (fp32)."""
+    """Describe losses relative to fp32's, such as "within 0.0003 nats of"."""
     if not differences:
         return NOT_MEASURED
     sizes = sorted(round(abs(difference), 4) for difference in differences)

@@ -82,7 +82,7 @@ def rates_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return times predicted by the data sheet, and measured relative to them."""
+    """Return times predicted by the data sheet, and measured over predicted times."""
     peak = data_sheet(primary_gpu())
     least = {
         (of, dtype): 1e3 * moved_bytes(of, dtype) / peak.bandwidth

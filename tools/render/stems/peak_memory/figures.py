@@ -35,7 +35,7 @@ FORWARD = (
     "In fp32 memory falls back to the weights after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
-# The most points drawn of a timeline.
+# The maximum number of points that a timeline is drawn with.
 DRAWN_EVENTS = 200
 
 
