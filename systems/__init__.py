@@ -36,7 +36,7 @@ def lacks(*modules: str) -> str:
 
 
 def need(*modules: str) -> None:
-    """Exit with a one-line error if a module is missing; install `hide_traceback`."""
+    """Exit with a one-line error if a module is missing; make Ctrl-C print one line."""
     sys.excepthook = hide_traceback
     if text := lacks(*modules):
         print(f"error: {text}", file=sys.stderr)

@@ -65,7 +65,7 @@ def attention_status(device: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Print versions, kernels and first times; exit with code 2 on any problem."""
+    """Print versions, kernels and the times of a pass; exit with 2 on a problem."""
     device, gpu = default_device(), find_gpu()
     found = {
         **versions(),

@@ -187,7 +187,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             run = backward_operator if inputs.is_batched(do) else backward_tiles
             gradients = run(q, k, v, o, lse, do, ctx.causal, ctx.scale)
-        # `apply` may omit options: return one gradient per argument it received.
+        # Return one gradient per argument of `apply`, whose last ones are optional.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 

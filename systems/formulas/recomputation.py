@@ -38,8 +38,8 @@ def forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, counting the forward pass."""
     if strategy == "halving":
         # A block is computed in the forward pass, for its own backward pass, and to get
-        # the input of each later second half, except in the outermost run:
-        # PyTorch stops recomputing when all saved tensors exist.
+        # the input of each later second half, except in the outermost run: PyTorch
+        # stops recomputing when all saved tensors exist.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]

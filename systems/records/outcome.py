@@ -30,7 +30,7 @@ LONGEST = 2000
 
 
 class Unsupported(Exception):
-    """Raised if an implementation can't run a configuration. It is no failure."""
+    """Raised if an implementation can't run a configuration: a valid result."""
 
 
 class NotInstalled(Unsupported):
@@ -125,7 +125,7 @@ def compiler_reason(error: BaseException) -> str | None:
 
 
 def paths_with_a_space() -> list[str]:
-    """Return the folders whose paths have a space, which breaks torch.compile's C++."""
+    """Return the folders of torch.compile's C++ build whose paths have a space."""
     return [path for path in (sys.prefix, gettempdir()) if " " in path]
 
 

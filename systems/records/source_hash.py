@@ -22,9 +22,9 @@ NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
 # Module name that stands for all third-party packages.
 OTHERS = ""
-# Launch options equal to Triton's defaults, which only silence a warning: not hashed.
+# Launch options that equal Triton's defaults: not hashed, as they only hide a warning.
 DEFAULTS = {"enable_fp_fusion": True}
-# Fields of syntax trees that depend on context or on Python's version: not hashed.
+# Fields of syntax trees that are not hashed: they vary with context or Python version.
 UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
 
 # A place in the code: (module, name), or (module, None) for the whole module.

@@ -15,13 +15,13 @@ from systems.attention.relaunch import Layout
 # --8<-- [start:limits]
 # Largest narrow head dimension: from 72 on, matmuls use blocks of 64 and 32 columns.
 NARROW_HEAD = 96
-# Minimum number of keys for the shift walk, by padded head dimension; half unmasked.
+# Minimum number of keys for the shift walk, by padded head dimension; half if unmasked.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # Minimum SM utilization (in steps) for the shift walk.
 ONE_PASS_USE = 0.9
 # Minimum number of queries and keys, rounded up to whole tiles, for the ordered walk;
-# half unmasked. Where both walks apply, the shift walk is at least as fast, except for
-# narrow heads, for which only the ordered walk has shorter matmuls.
+# half if unmasked. Where both walks apply, the shift walk is at least as fast, except
+# for narrow heads, for which only the ordered walk has shorter matmuls.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # Minimum number of programs, about two per SM. With fewer, the query heads of a KV head
 # are divided among programs; if that is not enough, two kernels run instead.

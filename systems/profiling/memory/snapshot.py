@@ -23,7 +23,7 @@ CATEGORIES = (
     "saved activations",
     "temporaries",
 )
-# Phases: a block that outlives one of them is saved for the backward pass.
+# A block that one of these phases allocates and does not free is saved for backward.
 SAVING_PHASES = ("forward", "second_forward", "loss")
 # Name of the function in `recorder` whose allocations mark a point in the history.
 MARKER = "drop_marker"
