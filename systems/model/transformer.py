@@ -39,7 +39,7 @@ def truncated_normal(shape: tuple[int, ...], std: float) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """Compute y = x Wᵀ without bias; weight (d_out, d_in)."""
+    """Linear layer without bias: y = x Wᵀ, where W has the shape (d_out, d_in)."""
 
     def __init__(self, d_in: int, d_out: int):
         super().__init__()
@@ -50,7 +50,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Look up a row of weight (vocab_size, d_model) for each token id."""
+    """Embedding layer: a row of `weight` (vocab_size, d_model) for each token id."""
 
     def __init__(self, vocab_size: int, d_model: int):
         super().__init__()
@@ -62,8 +62,8 @@ class Embedding(nn.Module):
 
 # --8<-- [start:rmsnorm]
 class RMSNorm(nn.Module):
-    """Compute x / sqrt(mean(x²) + eps) · weight in fp32; the result has the dtype of x
-    (Zhang and Sennrich 2019).
+    """RMSNorm (Zhang and Sennrich 2019): x / sqrt(mean(x²) + eps) · weight, computed in
+    fp32. The result has the dtype of x.
     """
 
     def __init__(self, hidden_size: int, eps: float = 1e-5):
@@ -86,8 +86,8 @@ def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 class SwiGLU(nn.Module):
-    """Compute w2(silu(w1 x) · w3 x): w1 is the gate, w3 the value, w2 the projection
-    back (Shazeer 2020, equation 6).
+    """SwiGLU feed-forward layer (Shazeer 2020, equation 6): w2(silu(w1 x) · w3 x);
+    w1 is the gate, w3 the value and w2 the output projection.
     """
 
     def __init__(self, d_model: int, d_ff: int):
@@ -101,8 +101,8 @@ class SwiGLU(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotate each pair (2i, 2i+1) of x by the angle position · theta^(-2i/dim) (Su et
-    al. 2021, equation 15).
+    """Rotary position embedding (Su et al. 2021, equation 15), which rotates each pair
+    (2i, 2i+1) of x by the angle position · theta^(-2i/dim).
     """
 
     def __init__(self, context_length: int, dim: int, theta: float = ROPE_THETA):
@@ -255,7 +255,7 @@ def move_table_to_weights(layer: CausalMultiHeadSelfAttention, _: object) -> Non
 
 
 class TransformerBlock(nn.Module):
-    """Compute x + attention(norm(x)), then x + feed-forward(norm(x))."""
+    """Pre-norm block: x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
     def __init__(
         self,

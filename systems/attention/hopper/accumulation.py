@@ -42,7 +42,7 @@ def pack_for_reduce(x):
 
 @gluon.jit
 def start_dq_matmul(k, ds):
-    """Start dS @ k and return its token; ds is transposed, [KEYS, QUERIES]."""
+    """Start the matmul dS @ k and return its token; ds is dS transposed."""
     COLUMNS: gl.constexpr = k.shape[1]
     Q: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]

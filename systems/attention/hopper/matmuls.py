@@ -33,7 +33,7 @@ def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
 
 @gluon.jit
 def start_matmul(a, b, zeros, NARROW: gl.constexpr):
-    """Start a @ bᵀ and return its token. If NARROW, use only columns 0 to 95."""
+    """Start the matmul a @ bᵀ; return its token. If NARROW, use columns 0 to 95."""
     if NARROW:
         token = warpgroup_mma(
             a.slice(0, 64, 1), b.slice(0, 64, 1).permute((1, 0)), zeros, use_acc=False,
@@ -49,7 +49,7 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 @gluon.jit
 def accumulate_block(block, p, x, FIRST: gl.constexpr):
-    """Start block += p @ x, for columns of x from FIRST on; return the token."""
+    """Start the matmul block += p @ x, for x's columns from FIRST; return its token."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
     )
@@ -59,7 +59,7 @@ def accumulate_block(block, p, x, FIRST: gl.constexpr):
 
 @gluon.jit
 def accumulate(blocks, p, x):
-    """Start blocks += p @ x for each block of columns; return the tokens."""
+    """Start a matmul += p @ x for each block of columns; return the tokens."""
     tokens = (accumulate_block(blocks[0], p, x, 0),)
     if len(blocks) == 2:
         tokens = tokens + (accumulate_block(blocks[1], p, x, 64),)

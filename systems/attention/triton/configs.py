@@ -32,7 +32,7 @@ class Config(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Triton's launch options."""
+        """The launch options for Triton."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
