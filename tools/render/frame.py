@@ -138,14 +138,8 @@ class Line(dict[str, Any]):
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
 
     def kernel_ms(self, name: str) -> float:
-        """Return the GPU time of a call in ms. In records without GPU time return the
-        time by Triton's `do_bench`; for "both" at most the sum of forward and backward,
-        because it may include idle time between them.
-        """
-        if f"{name}_gpu_ms" in self.metrics or f"{name}_ms" not in self.metrics:
-            return self.gpu_ms(name)
-        parts = ("forward", "backward") if name == "both" else (name,)
-        return min(self.ms(name), sum(map(self.ms, parts)))
+        """Return the GPU time of a call in ms; its wall-clock time on a CPU."""
+        return self.gpu_ms(name) or self.ms(name)
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
         """Return the extra time of the warm-up samples over steady ones, in seconds."""

@@ -123,8 +123,7 @@ def format_small_share(share: float) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape: forward, backward, and the two "
     "together, without a loss. Times are medians by `do_bench`, which include waits "
-    "for launches. Speedups are of GPU time where it is recorded: medians over "
-    "rounds, with ranges.",
+    "for launches. Speedups are of GPU time: medians over rounds, with ranges.",
 )
 def latency_table(record: Record) -> str:
     found, names = shapes(record), {"ours": "flash", "plain": "plain"}

@@ -1,4 +1,4 @@
-"""Columns of timed attention: time ratios, throughput, launch-bound calls."""
+"""Columns of timed attention: time ratios and throughput."""
 
 from statistics import median
 
@@ -10,16 +10,6 @@ from tools.render.rows import data_sheet
 PASSES = ("forward", "backward", "both")
 # The names of the passes in tables.
 LABELS = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
-# A call counts as launch-bound if forward + backward, timed together, take over WAITS
-# times the sum of the forward and the backward pass, timed alone.
-WAITS = 1.1
-
-
-def is_launch_bound(x: Line) -> bool:
-    """Return whether forward + backward take over WAITS times the sum of the parts."""
-    if "both_ms" not in x.metrics:
-        return False
-    return x["both_ms"] > WAITS * (x["forward_ms"] + x["backward_ms"])
 
 
 def pass_ratios(x: Line, other: Line, of: str) -> list[float]:

@@ -15,7 +15,6 @@ from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
 from tools.render.rows import Missing, count_true, dropna, fmt, measured, most, span
 from tools.render.stems.flash_passes import (
     PASSES,
-    is_launch_bound,
     peak_tflops,
     tflops,
     time_ratio,
@@ -82,12 +81,11 @@ def all_shapes(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return `whose` time over the time of `name`; Missing if launch-bound or wrong."""
+    """Return `whose` time over the time of `name`; Missing if wrong."""
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")
-    slow = [one for one in (own, other) if of == "both" and is_launch_bound(one)]
-    return Missing("launch-bound", slow[0].row) if slow else time_ratio(own, other, of)
+    return time_ratio(own, other, of)
 
 
 def largest_error(x: Line, *results: str) -> float:
@@ -273,7 +271,7 @@ def faster_everywhere(record: Record, name: str) -> Judgement:
 @claim(
     "flash_benchmarking",
     "Forward + backward, the Hopper kernel is faster than FlashAttention-4's "
-    "deterministic mode at every shape in bf16 that is not launch-bound.",
+    "deterministic mode at every bf16 shape.",
 )
 def deterministic_mode_is_beaten(record: Record) -> Judgement:
     return faster_everywhere(record, "fa4_ordered")
@@ -281,8 +279,7 @@ def deterministic_mode_is_beaten(record: Record) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    "Forward + backward, the Hopper kernel is faster than cuDNN at every shape in bf16 "
-    "that is not launch-bound.",
+    "Forward + backward, the Hopper kernel is faster than cuDNN at every bf16 shape.",
 )
 def cudnn_is_beaten(record: Record) -> Judgement:
     return faster_everywhere(record, "sdpa_cudnn")

@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from systems.records.record import PHASES, Record
+from systems.records.record import Record
 from tools.render import plots
 from tools.render.fragments import Drawn, Fragments
-from tools.render.frame import Frame, Line, frame
+from tools.render.frame import Frame, frame
 from tools.render.markdown import format_ms, gib
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import fmt, span
@@ -19,18 +19,14 @@ fragments = Fragments()
 
 def steps(record: Record | None) -> Frame:
     """Return a row for each size and context, containing the step of each attention."""
-    found = frame(record).derive(peak=lambda x: x.get(PEAK), gpu_ms=gpu_ms)
+    found = frame(record).derive(
+        peak=lambda x: x.get(PEAK), gpu_ms=lambda x: x.get("step_gpu_ms")
+    )
     return found.pivot("attention", *NAMES).derive(
         gain=lambda x: x["eager.step_ms"] / x["flash.step_ms"],
         gpu_gain=lambda x: x["eager.gpu_ms"] / x["flash.gpu_ms"],
-        sdpa_over_ours=lambda x: x["sdpa.step_ms"] / x["flash.step_ms"],
+        sdpa_over_ours=lambda x: x["sdpa.gpu_ms"] / x["flash.gpu_ms"],
     )
-
-
-def gpu_ms(x: Line) -> float:
-    """Return the GPU time of a step in ms; in older records, of CUDA-graph replays."""
-    graphs = [f"graph_{p}" for p in PHASES if f"graph_{p}_ms" in x.metrics]
-    return x.get("step_gpu_ms") or (x.ms(*graphs) if graphs else x.missing)
 
 
 # Tables and figures -------------------------------------------------------------------

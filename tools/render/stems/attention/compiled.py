@@ -133,7 +133,8 @@ def speedup_figure(record: Record) -> Drawn:
     return (
         draw,
         f"Eager time over compiled time of both passes {text}.",
-        "Blue: compiled is faster; the stronger the colour, the more. Orange: slower.",
+        "GPU time (on a CPU, wall-clock time). Blue: compiled is faster; the stronger "
+        "the colour, the more. Orange: slower.",
     )
 
 
@@ -141,12 +142,11 @@ def facts(record: Record | None) -> dict[str, str]:
     found = compiled_passes(record)
     every = passes(record)
     longest = plain_row(every, e="compiled")
-    shown = {"long": (8192, LONGEST), "short": (256, 1024)}
+    short = found.where(n=(256, 1024))
     return {
-        **{
-            f"speedups_{name}": span(found.where(n=ns).column("gain"), "{:.5f}")
-            for name, ns in shown.items()
-        },
+        "speedups_long": span(found.where(n=(8192, LONGEST)).column("gain"), "{:.5f}"),
+        "speedups_short": span(short.column("gain"), "{:.5f}"),
+        "wall_speedups_short": span(short.column("wall_gain"), "{:.5f}"),
         **{f"speedup_{of}": fmt(longest[f"{of}_gain"], "{:.5f}") for of in PASSES},
         **{
             f"{of}_kernels_{e}": fmt(
@@ -161,10 +161,11 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "torch_compile",
-    "Compiled attention is faster than eager attention, forward and backward together, "
-    "in every configuration.",
+    "Compiled attention takes less GPU time than eager attention, forward and backward "
+    "together, in every configuration.",
 )
 def compiled_attention_faster(record: Record) -> Judgement:
-    found = dropna(compiled_passes(record).column("gain"))
-    numbers = f"Eager time over compiled time: {span(found)} in {len(found)} cases."
-    return found and (min(found) > 1, numbers)
+    cases = compiled_passes(record)
+    found, wall = dropna(cases.column("gain")), dropna(cases.column("wall_gain"))
+    numbers = f"Eager time over compiled time in {len(found)} cases: {span(found)}; "
+    return found and (min(found) > 1, f"{numbers}{span(wall)} in wall-clock time.")
