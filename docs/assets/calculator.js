@@ -68,7 +68,7 @@
       "flash attention": { attention: "flash", recomputed: c.recomputed === "attention" ? "none" : c.recomputed },
       "attention's scores computed again": c.attention === "flash" ? {} : { recomputed: "attention" },
       "every block computed again": again(1n),
-      [`blocks computed again in runs of ${run}`]: again(run),
+      [`blocks computed again in runs of ${run}`]: run > 1n ? again(run) : {},
       "all of it: bf16, flash, every block again": { precision: c.precision === "fp32" ? "bf16" : c.precision, attention: "flash", ...again(1n) },
     })
       .map(([name, change]) => [name, { ...c, ...change }])
@@ -168,7 +168,7 @@
     // Measured on a GPU without a data sheet, or on none.
     if (!rates) return []
     const size = (point) => {
-      const like = { ...c, attention: point.attention, recomputed: "none", optimizer_states: 2n, context: BigInt(point.context), batch: BigInt(point.batch) }
+      const like = { ...c, precision: point.precision, attention: point.attention, recomputed: "none", optimizer_states: 2n, context: BigInt(point.context), batch: BigInt(point.batch) }
       for (const [name, value] of Object.entries(data.sizes[point.size])) like[name] = BigInt(value)
       const found = evaluate(like)
       const floor = Number(found.flops) / (c.precision === "fp32" ? rates.fp32 : rates.bf16) + Number(found.moved) / rates.bandwidth
@@ -196,8 +196,9 @@
   // What fits, in words where nothing does.
   const upTo = (most) => (most ? grouped(most) : "none")
 
-  function smallest(need) {
-    const fitting = Object.values(data.gpus).filter((gpu) => gpu.memory_bytes - data.context_bytes >= Number(need))
+  function smallest(c) {
+    const fits = (gpu) => peak({ ...c, workspace_bytes: BigInt(gpu.workspace_bytes) }) <= BigInt(gpu.memory_bytes - data.context_bytes)
+    const fitting = Object.values(data.gpus).filter(fits)
     if (!fitting.length) return "No GPU of the list is large enough."
     return `The smallest GPU of the list on which it fits: ${fitting.reduce((a, b) => (b.memory_bytes < a.memory_bytes ? b : a)).name}.`
   }
@@ -215,14 +216,15 @@
     const c = configuration()
     const { moments } = evaluate(c)
     const need = peak(c)
-    const total = BigInt(Math.round(Number(field.memory.value) * GIB))
+    // The field shows the memory of a known GPU rounded.
+    const total = BigInt(data.gpus[field.gpu.value]?.memory_bytes ?? Math.round(Number(field.memory.value) * GIB))
     const room = total > BigInt(data.context_bytes) ? total - BigInt(data.context_bytes) : 0n
     const fits = need <= room
     verdict.className = `verdict ${fits ? "good" : "bad"}`
     verdict.textContent = fits ? `Fits: ${gib(need)} GiB of ${gib(room)} GiB, ${gib(room - need)} GiB stay free.` : `Does not fit: ${gib(need)} GiB where there is room for ${gib(room)}, ${gib(need - room)} GiB too much.`
     draw(moments, room)
     const [batch, context] = [largest(c, "batch", room), largest(c, "context", room)]
-    most.textContent = `Largest batch at context ${grouped(c.context)}: ${upTo(batch)}. Longest context at batch ${grouped(c.batch)}: ${upTo(context)}. ${smallest(need)}`
+    most.textContent = `Largest batch at context ${grouped(c.context)}: ${upTo(batch)}. Longest context at batch ${grouped(c.batch)}: ${upTo(context)}. ${smallest(c)}`
     frame.hidden = false
     body.replaceChildren(
       ...remedies(c).map(([name, changed]) => {

@@ -21,25 +21,17 @@ def pages(site: Path) -> list[Path]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """Open a fresh profile, and fail on a remote request or an error on the console."""
+    from playwright.sync_api import ConsoleMessage
+
     from tests.tools.browser.looking import DESK, is_remote
 
     context = browser.new_context(viewport=DESK, color_scheme="light", offline=True)
-    remote: list[str] = []
-    errors: list[str] = []
-    context.on(
-        "request",
-        lambda request: remote.append(request.url) if is_remote(request.url) else None,
-    )
-    context.on(
-        "console",
-        lambda message: (
-            errors.append(message.text)
-            if message.type in {"error", "warning"}
-            else None
-        ),
-    )
+    urls, messages, errors = list[str](), list[ConsoleMessage](), list[str]()
+    context.on("request", lambda request: urls.append(request.url))
+    context.on("console", lambda message: messages.append(message))
     context.on("weberror", lambda error: errors.append(str(error.error)))
     yield context.new_page()
     context.close()
-    assert remote == []
+    assert [url for url in urls if is_remote(url)] == []
+    assert [x.text for x in messages if x.type in {"error", "warning"}] == []
     assert errors == []

@@ -3,11 +3,13 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from systems.formulas.fit import optimizer_moved_bytes, step_flops
+from systems.formulas.fit import find_largest, optimizer_moved_bytes, step_flops
+from systems.formulas.gpus import GPUS
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE, Pass
 from systems.formulas.memory_peak import peak_candidates
 from systems.model.sizes import ModelSize
@@ -69,6 +71,34 @@ def test_calculator_equals_the_formulas(page: Page, site: Path) -> None:
             for when, moment in peak_candidates(p).items()
         }
         assert got["moments"] == wanted, asked
+
+
+@pytest.mark.parametrize("gpu", ["h100", "rtx4090"])
+def test_calculator_gives_a_gpu_the_same_memory_everywhere(page, site, gpu):
+    step = Pass("small", 1, "step", "fp32", "flash", batch=1)
+    step = replace(step, workspace_bytes=GPUS[gpu].workspace_bytes)
+    longest = find_largest(step, "context", GPUS[gpu].free_bytes)
+    choices = "#size=small&precision=fp32&attention=flash&batch=1&gpu="
+    address = f"{(site / 'calculator.html').as_uri()}{choices}"
+    smallest = f"The smallest GPU of the list on which it fits: {GPUS[gpu].name}."
+    text = page.locator("#calculator .most")
+    for chosen in (gpu, "a100-40", "h200"):
+        page.goto("about:blank")
+        page.goto(f"{address}{chosen}&context={longest}")
+        expect(text).to_contain_text(smallest)
+        if chosen == gpu:
+            expect(text).to_contain_text(f"at batch 1: {longest:,}.")
+        page.locator("#calculator input[name=context]").fill(str(longest + 1))
+        expect(text).not_to_contain_text(smallest)
+
+
+def test_calculator_shows_the_measured_ratios_in_both_bf16_modes(page, site):
+    page.goto((site / "calculator.html").as_uri() + "#precision=bf16")
+    steps = page.locator("#calculator .near li")
+    before = steps.all_inner_texts()
+    assert len(before) == 3
+    page.locator("#calculator select[name=precision]").select_option("pure_bf16")
+    expect(steps).to_have_text(before)
 
 
 def test_calculator_responds_fast_and_explains_errors(page, site):
