@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from systems.attention import attention_reference, flash_attention
-from tests.attention.checks import DTYPES, hide_later_keys
+from tests.attention.checks import DTYPES, mask_later_keys
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 # Constants for q, k and v: rounding changes their scaled scores by up to 2³², up or
@@ -74,7 +74,7 @@ def test_largest_huge_score_has_probability_one(causal, dtype, round_fma_once, d
         options = {"scale": 2.0**10, "backend": "triton"}
         o = flash_attention(q[None], k[None], v[None], causal, **options)
         s = (q.double() @ k.double().mT) * 2.0**10
-        s = hide_later_keys(s) if causal else s
+        s = mask_later_keys(s) if causal else s
         expected = torch.softmax(s, -1) @ v.double()
         assert torch.allclose(o[0].double(), expected, rtol=1e-2, atol=1e-2)
 
@@ -147,5 +147,5 @@ def test_different_huge_scores_on_a_gpu(backend):
     q, k = q * 2**20, k * 2**20
     o = flash_attention(q, k, v, causal=True, backend=backend)
     s = q.double() @ k.double().mT
-    chosen = hide_later_keys(s).argmax(-1)
+    chosen = mask_later_keys(s).argmax(-1)
     assert torch.equal(o, v.gather(2, chosen[..., None].expand(v.shape)))
