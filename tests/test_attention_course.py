@@ -1,4 +1,4 @@
-"""The course's checks: seed 0, (4, 128, 64) in float32, one saved LSE."""
+"""Repeat the course's checks: seed 0, (4, 128, 64) in float32, one saved LSE."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ SWAPPED = {
     "first": "first = tl.program_id(1) * 32",
     "batch": "batch = tl.program_id(0)",
 }
-# By exercise: wrong lines or values, and the message of the check.
+# Wrong lines or values for each exercise, and the message of its check.
 MISTAKES = {
     "1_weighted_sum": [
         (

@@ -78,7 +78,7 @@ def test_no_module_imports_a_higher_layer(import_graph):
     assert not upward
 
 
-# Exceptions: what these folders may import from others.
+# Modules that these folders may import from other folders.
 MAY_IMPORT = {
     # The source hash covers the code of the attention implementations, by name.
     "records": {"systems.attention.implementations"},

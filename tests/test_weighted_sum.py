@@ -1,4 +1,4 @@
-"""The weighted-sum kernel, also with the handout's block pointers, against PyTorch."""
+"""Compare the weighted-sum kernel, and one with block pointers, with PyTorch."""
 
 import ast
 import inspect

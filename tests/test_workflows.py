@@ -54,8 +54,8 @@ def test_ci_matrix_of_python_and_torch_versions() -> None:
     (other,) = matrix["include"]
     assert other["python"] in matrix["python"] and matrix["constraints"] == [""]
     assert step["env"] == {"PIP_CONSTRAINT": "${{ matrix.constraints }}"}
-    # The constraints are versions that belong together, supported by the Hopper
-    # kernels.
+    # The constraints pin a pair of torch and Triton that the Hopper kernels
+    # support.
     pair = (ROOT / other["constraints"]).read_text(encoding="utf-8")
     (version,) = re.findall(r"^triton==(.*)$", pair, re.MULTILINE)
     assert version in VERSIONS

@@ -1,4 +1,4 @@
-"""Compare attention with float64; plain PyTorch's error bounds the error allowed."""
+"""Compare attention with float64. Errors may be up to twice those of plain PyTorch."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The kernel that the guide explains first: results against float64, and errors."""
+"""Test the guide's first attention kernel: results against float64, and errors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Rates match data sheets; a lower bound is the larger of compute and memory time."""
+"""Test peak rates against data sheets, and lower bounds on time."""
 
 import pytest
 

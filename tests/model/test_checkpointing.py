@@ -1,4 +1,4 @@
-"""Checkpointing changes no gradient and recomputes as often as formulas say."""
+"""Test that recomputation changes no gradient, and how often blocks are computed."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Free host memory, read from Linux's files."""
+"""Test how free host memory is read from Linux's files."""
 
 import os
 from pathlib import Path

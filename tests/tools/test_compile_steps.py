@@ -1,4 +1,4 @@
-"""Resources of kernels read from binaries, and of the ladder's steps."""
+"""Test how resources are read from compiled kernels, and stored for each step."""
 
 import json
 import os

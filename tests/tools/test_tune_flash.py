@@ -74,7 +74,7 @@ def test_find_fault_reports_wrong_results(kernel, monkeypatch):
 
 @pytest.fixture
 def fake_a100(monkeypatch, tmp_path):
-    """Pretend an A100, with a temporary folder for tuned configurations."""
+    """Simulate an A100, with a temporary folder for tuned configurations."""
     device = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     monkeypatch.setattr(chooser, "TUNED", tmp_path)

@@ -1,4 +1,4 @@
-"""Tables, and names of kernels."""
+"""Test tables, tabs and names of kernels in Markdown."""
 
 import re
 from functools import cache
