@@ -107,8 +107,7 @@ def plan_task(
         return Outcome(stem, OUT_OF_TIME)
     arguments = [str(results.resolve()), "--grid", grid, "--deadline", str(deadline)]
     arguments += ["--seen", str(seen)]
-    # On a CPU, run kernels in Triton's interpreter, which must be set before the
-    # import.
+    # On a CPU, run kernels in Triton's interpreter; set it before Triton's import.
     interpreter = {"TRITON_INTERPRET": "1"} if device.slug == "cpu" else {}
     return Task(stem, arguments, interpreter)
 

@@ -42,8 +42,7 @@ FOOTER = (
     '<span class="totalPages"></span></div>'
 )
 # JavaScript that inserts GPU and dates below the title, keeps only this GPU's tab in
-# each set of tabs, and turns links to other pages, which would print as local paths,
-# into text.
+# each set of tabs, and turns links to other pages into text (not local paths).
 PREPARE_PAGE = """([gpu, title, subject]) => {
     document.title = title
     const line = document.createElement("p")

@@ -40,6 +40,7 @@ def steps_table(record: Record) -> str:
         *((f"{name}, ms", f"{a}.step_ms", format_ms) for a, name in NAMES.items()),
         ("eager / this guide", "gain", "{:.2f}"),
         ("by GPU time", "gpu_gain", "{:.2f}"),
+        ("SDPA / this guide, by GPU time", "sdpa_over_ours", "{:.2f}"),
         *((f"{NAMES[a]}, GiB", f"{a}.peak", gib) for a in ("eager", "flash")),
     )
 
