@@ -138,6 +138,17 @@ def test_preempted_tasks_resume_and_render(slurm, tree, tmp_path):
     assert text.count("rendered") == 1
 
 
+@pytest.mark.parametrize("options", ["--only=warmup", "--verify warmup", "--list"])
+def test_slurm_script_passes_options_that_name_an_action(tmp_path, options):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    line = ["bash", ROOT / FILE, *options.split()]
+    text = subprocess.check_output(line, env=environment, text=True)
+    assert text == f"tools/regen_tables.py {options}\n"
+
+
 def test_slurm_array_has_a_task_per_experiment():
     (last,) = re.findall(r"^#SBATCH --array=0-(\d+)$", (ROOT / FILE).read_text(), re.M)
     assert int(last) == len(STEMS) - 1
