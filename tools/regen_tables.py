@@ -182,6 +182,8 @@ def require_folders(
         fail(f"--results {results}: is a file, not a folder")
     if not (action == "measuring" or is_own or results.is_dir()):
         fail(f"--results {results}: no such folder")
+    if any((results / f"{stem}.json").exists() for stem in STEMS):
+        fail(f"--results {results}: contains records; give its parent folder")
     if measures and is_quick(results):
         fail(
             f"--results {results}: a folder of this name holds records of reduced "

@@ -330,12 +330,15 @@ def test_unreadable_record_gives_one_line(run_regen, tmp_path, options):
 
 
 @pytest.mark.parametrize("options", ["--render", "--verify warmup"])
-@pytest.mark.parametrize("name", ["typo", "file"])
+@pytest.mark.parametrize("name", ["typo", "file", "gpu"])
 def test_invalid_results_folder_is_rejected(rerun, tmp_path, options, name):
     (tmp_path / "file").touch()
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu/warmup.json").touch()
     before, other = file_contents(tmp_path), tmp_path / name
     done = rerun(*options.split(), "--results", str(other))
-    text = {"typo": "no such folder", "file": "is a file, not a folder"}[name]
+    texts = {"typo": "no such folder", "file": "is a file, not a folder"}
+    text = texts.get(name, "contains records; give its parent folder")
     message = f"error: --results {other}: {text}\n"
     assert (done.code, done.out, done.err) == (2, "", message)
     assert file_contents(tmp_path) == before
