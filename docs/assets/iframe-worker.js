@@ -34,3 +34,13 @@ if (location.protocol === "file:") {
     }
   }
 }
+
+// The search reads colons, quotation marks and the like as operators, so it finds nothing for `memory:`, `--quick` or "out of
+// memory": send it the words alone. Its queries are messages of type 2.
+{
+  const send = Worker.prototype.postMessage
+  Worker.prototype.postMessage = function (message) {
+    const isQuery = message.type === 2 && typeof message.data === "string"
+    send.call(this, isQuery ? { ...message, data: message.data.replace(/[":?~]|\^(?!\d)|(?<=^|\s)-+/g, " ") } : message)
+  }
+}

@@ -20,7 +20,8 @@ gradient checkpointing: peak_memory; pinned: gpu; speedup: compile mixed_precisi
 gqa: flash_hopper; determinism: flash_peers; mfu: gpu; cuda graph: flash_peers;
 a100: hand_in; rtx 4090: calculator; llama: calculator; occupancy: flash_ablation;
 triton autotune: flash_any_shape; flop count: model_sizes; synchronize: end_to_end;
-tokens per second: end_to_end; memory snapshot: peak_memory; gradient scaler: autocast
+tokens per second: end_to_end; memory snapshot: peak_memory; gradient scaler: autocast;
+"out of memory": peak_memory calculator; nan?: test_fails; memory:: peak_memory
 """
 
 LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
