@@ -162,7 +162,8 @@ flash_forward.register_autograd(
 
 class FlashAttentionTriton(torch.autograd.Function):
     """Autograd Function: `FlashAttentionTriton.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d), d up to 256, in float32, float16 or bfloat16.
+    n, d) or (batch, heads, n, d), d up to 256, in float32, float16 or bfloat16. Despite
+    its name, it runs the Hopper kernels where `choose_backend` returns "hopper".
 
     Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """

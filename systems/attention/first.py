@@ -7,8 +7,7 @@ computes each tile of queries in its own program instance.
 
 Letters as in the papers: s scores, p probabilities, m running maximum, l running sum, a
 unnormalized output; lse = m + log l; delta = rowsum(o · do). A tile has TILE rows; i is
-its first query, j its first key. `head` is the first row of a head in the (batch · n,
-d) view.
+its first query, j its first key; `head` is a head's first row in (batch · n, d).
 """
 
 # The type checker does not know the calling convention of `triton.jit` kernels.

@@ -32,9 +32,7 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class PreparedCall:
-    """The launches of the Triton kernels for one layout of q, k and v: (b, n, d) or (b,
-    h, n, d) with contiguous rows.
-    """
+    """Triton launches for one layout (b, n, d) or (b, h, n, d) with contiguous rows."""
 
     def __init__(
         self,

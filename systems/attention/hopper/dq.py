@@ -146,7 +146,7 @@ def dq_consumer(
     zeros = gl.zeros([64, BK], gl.float32, S)
     dq, ds = gl.zeros([64, D], gl.float32, O), gl.zeros([64, BK], TYPE, A)
 
-    # Only the first step needs the mask.
+    # Only the first step needs the mask, because BK is at least 64.
     k, v = wait_full(ring, skip)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))

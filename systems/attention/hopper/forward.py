@@ -14,12 +14,13 @@ A consumer starts S of the next tile of keys together with P v of the current on
 tensor cores work for one consumer while another computes exponentials. With TURNS,
 consumers start their matmuls one after another, so that they don't all compute
 exponentials at the same time. A consumer loops from the last visible tile of keys to
-the first: only the step before the loop needs a mask, and each row sees a key in it.
+the first. With BK of at least 64, only the step before the loop needs a mask, and each
+row sees a key in it.
 
-Letters as in `triton.forward`; i counts steps, and stage i % STAGES of the ring holds
-step i. The compiler moves a wait for matmuls up across arithmetic, but not across a
-wait for a barrier, so the wait for the next tiles is placed after the arithmetic that
-should overlap with matmuls.
+Letters as in `triton.forward`, except that m is scaled (base 2), GROUP is the number of
+a consumer, and HEADS_PER_KV query heads share a KV head. Step i uses stage i % STAGES.
+The compiler moves a wait for matmuls up across arithmetic, but not across a wait for a
+barrier, so a wait for tiles follows the arithmetic that should overlap with matmuls.
 """
 
 from typing import NamedTuple
@@ -330,7 +331,8 @@ def forward_kernel(
         make_barriers(GROUPS, 1),
     )
     ring = make_ring(k_desc, STAGES, GROUPS)
-    # Arguments that are common to the functions of all warp roles.
+    # Arguments of all warp roles. Gluon variables can't hold functions, so the lists of
+    # roles for 2, 3 and 4 (`else`) consumers are written out.
     work = (problem, schedule, queries, ring)
     load = (work, q_desc, k_desc, v_desc, BQ, BK, HEADS_PER_KV, CAUSAL)
     memory = (

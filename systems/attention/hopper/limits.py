@@ -63,7 +63,7 @@ def unsupported_triton(device: torch.device) -> str:
 
 # --8<-- [start:takes]
 def is_tma_readable(x: Tensor) -> bool:
-    """Return whether TMA can read x: contiguous rows, aligned to 16 bytes."""
+    """Return whether TMA can read x: contiguous rows, 16-byte-aligned, no stride 0."""
     *outer, last = x.stride()
     if last != 1 or x.data_ptr() % 16:
         return False

@@ -23,8 +23,7 @@ def make_schedule(
     n_q: int, n_k: int, batch_heads: int, head_swizzle: int, rows: int, keys: int,
     causal: bool, programs: int, last_items: int, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (starts, items): program i computes items[starts[i]] to items[starts[i +
-    1] - 1].
+    """Return (starts, items): program i computes items[starts[i] : starts[i + 1]].
 
     Item number tile + tiles · head is a tile of `rows` queries. Under a causal mask the
     longest items come first, and each goes to the program that is free first.

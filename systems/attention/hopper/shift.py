@@ -1,9 +1,9 @@
 """A one-pass backward with persistent programs ("shift walk"), in which contributions
 to dq (partials) arrive in order, so that programs hardly wait.
 
-All programs of a head run at the same time. In step s, the program of key tile j
-processes query tile j + s, so query tile t gets its partials from key tiles t, t - 1, t
-- 2, ..., one per step.
+All programs of a head run at the same time. In step s, the program of key tile j (128
+rows) processes query tile 2j + s (64 rows), so query tile t gets its partials from key
+tiles t // 2, t // 2 - 1, ..., one in every second step.
 
 Under a causal mask, programs of early keys have more steps. To balance this, a program
 takes the mirrored key tile of the next head, and loops over its queries backwards.

@@ -107,9 +107,8 @@ def dq_kernel(
 ):  # fmt: skip
     """Compute dq of one tile of queries of one head. The grid is the forward kernel's.
 
-    statistics_ptr receives (batch, heads, n_q, 2) for `dkdv_kernel`: lse · log2(e) and
-    delta. With SPLITS > 1 dq_ptr receives (SPLITS, batch, heads, n_q, HEAD), for
-    `sum_kernel`.
+    For `dkdv_kernel`, statistics_ptr receives lse · log2(e) and delta (batch, heads,
+    n_q, 2). With SPLITS > 1, dq_ptr receives (SPLITS, batch, heads, n_q, HEAD).
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
@@ -285,7 +284,7 @@ def dkdv_kernel(
     UNIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
-    x KV heads x SPLITS. With SPLITS > 1 dk_ptr and dv_ptr receive (SPLITS, batch,
+    x KV heads x SPLITS. With SPLITS > 1, dk_ptr and dv_ptr receive (SPLITS, batch,
     heads, n_k, HEAD), for `sum_kernel`.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)

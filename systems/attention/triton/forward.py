@@ -105,9 +105,8 @@ def forward_kernel(
 ):  # fmt: skip
     """Compute o and lse of one tile of queries. Grid: tiles x batch x heads x SPLITS.
 
-    With SPLITS > 1, store the state of online softmax for `combine_kernel` instead: acc
-    (SPLITS, batch, heads, n_q, HEAD) in o_ptr, m and l (2, SPLITS, batch, heads, n_q)
-    in lse_ptr.
+    With SPLITS > 1, store what `combine_kernel` combines: acc (SPLITS, batch, heads,
+    n_q, HEAD) in o_ptr, m and l (2, SPLITS, batch, heads, n_q) in lse_ptr.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)

@@ -4,8 +4,9 @@ into limbs, multiply.
 Tensor cores multiply 16-bit numbers. To multiply float32, each number is written as a
 sum of bfloat16 limbs, and a product becomes a sum of products of limbs (Henry, Tang and
 Heinecke 2019, arXiv 1904.06376). Small products are dropped: two limbs need three
-matmuls and give 16 bits (Triton's `bf16x3`), three limbs need six and give the 24 bits
-of float32 (`bf16x6`). Letters as in `forward`.
+matmuls and give 16 bits, three limbs need six and give the 24 bits of float32. Either
+`limbs_kernel` splits the inputs ahead (LIMBS > 1), or the compiler splits them in each
+matmul (LIMBS = 1, PRECISION `bf16x3` or `bf16x6`). Letters as in `forward`.
 """
 
 import triton

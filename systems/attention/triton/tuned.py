@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry is a valid configuration of a known kernel."""
+    """Return whether this is a valid `Config` (`anew`: recompute) of a known kernel."""
     arithmetic, kernel, d, causal = key_of(entry)
     q, k, warps, stages, registers, ahead, anew = entry["config"]
     return (
