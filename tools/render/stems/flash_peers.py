@@ -121,9 +121,9 @@ def shape_text(x: Line) -> str:
 
 @fragments.add(
     "table.md",
-    "**The Hopper kernel at each shape:** throughput of forward + backward, share of "
-    "the data sheet's peak, and time relative to each library. Below 1 the Hopper "
-    "kernel is faster.",
+    "**This guide's attention at each shape:** throughput of forward + backward, share "
+    "of the data sheet's peak, and time relative to each library. Below 1 this guide's "
+    "is faster.",
 )
 def shapes_table(record: Record) -> str:
     over = {"FA4": "fa4", "FA4, deterministic": "fa4_ordered", "cuDNN": "sdpa_cudnn"}
@@ -216,7 +216,7 @@ def throughput_figure(record: Record) -> Drawn | None:
         return None
     return (
         draw,
-        f"Over the table's shapes, the Hopper kernel takes {' and '.join(ranges)}.",
+        f"At the table's shapes, this guide's attention takes {' and '.join(ranges)}.",
         f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
         "see the table.",
     )
@@ -270,7 +270,7 @@ def faster_everywhere(record: Record, name: str) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    "Forward + backward, the Hopper kernel is faster than FlashAttention-4's "
+    "Forward + backward, this guide's attention is faster than FlashAttention-4's "
     "deterministic mode at every bf16 shape.",
 )
 def deterministic_mode_is_beaten(record: Record) -> Judgement:
@@ -279,7 +279,7 @@ def deterministic_mode_is_beaten(record: Record) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    "Forward + backward, the Hopper kernel is faster than cuDNN at every bf16 shape.",
+    "Forward + backward, this guide's attention beats cuDNN at every bf16 shape.",
 )
 def cudnn_is_beaten(record: Record) -> Judgement:
     return faster_everywhere(record, "sdpa_cudnn")
