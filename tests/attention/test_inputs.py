@@ -410,6 +410,7 @@ assert not found, found
 """
 
 
+@pytest.mark.slow
 def test_importing_kernels_loads_no_records(device):
     """Importing the kernels loads neither `systems.records` nor its dependencies."""
     done = run_python("-c", WITHOUT, device)

@@ -377,6 +377,7 @@ def test_plain_attention_masks_if_causal():
 SHORT: dict[str, Any] = {"context": 6, "batch": 2, "vocab": 50}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "execution, optimizer, graphs",
     [("eager", False, 0), ("compiled", False, 1), ("compiled", True, 4)],
@@ -551,6 +552,7 @@ def test_flash_benchmarking_times_three_passes(use_cpu):
         run_config("plain", "tf32")
 
 
+@pytest.mark.slow
 def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
     """After do_bench, rounds of GPU time alternate between the rows of a group."""
     done = []

@@ -270,6 +270,7 @@ def hash_stems(root: Path) -> dict[str, str]:
     return {s: source_hash(f"systems.experiments.{s}", names, root) for s in STEMS}
 
 
+@pytest.mark.slow
 def test_only_experiments_that_use_changed_code_are_stale(tmp_path):
     before = hash_stems(ROOT)
     assert len(set(before.values())) == len(STEMS)

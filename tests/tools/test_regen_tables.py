@@ -102,6 +102,7 @@ def test_wrong_or_ignored_options_give_one_line(run_regen, options):
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_run_measures_renders_and_lists_skipped(tree):
     done = regen_tables(tree, "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0, done.stderr
@@ -471,6 +472,7 @@ def test_outdated_generated_file_fails_the_check(rerun, tmp_path, fault):
     assert rerun("--check").code == 0
 
 
+@pytest.mark.slow
 def test_stale_record_is_a_warning(rerun, tmp_path):
     path = tmp_path / "results/meta/model_sizes.json"
     record = store.read(path)
@@ -485,6 +487,7 @@ def test_stale_record_is_a_warning(rerun, tmp_path):
     assert done.code == 0 and done.out.startswith(f"warning: {message} or --verify")
 
 
+@pytest.mark.slow
 def test_missing_row_fails_the_check(rerun, tmp_path):
     path = tmp_path / "results/meta/model_sizes.json"
     record = store.read(path)

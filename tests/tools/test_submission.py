@@ -70,6 +70,7 @@ def run_main(tmp_path, monkeypatch, capsys):
     return run_main
 
 
+@pytest.mark.slow
 def test_errors_keep_the_old_archive(run_main, tmp_path, monkeypatch):
     (tmp_path / "code.zip").write_text("a good one")
     code, text = run_main("nope")
@@ -122,6 +123,7 @@ def test_uncommitted_files_and_missing_chromium(run_main, tmp_path, monkeypatch)
     assert not (tmp_path / "writeup.pdf").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_child_processes(tmp_path, monkeypatch):
     git, pid = tmp_path / "git", tmp_path / "pid"
     sleep = f"PATH={os.defpath} exec sleep 60"

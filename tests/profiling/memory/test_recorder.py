@@ -67,6 +67,7 @@ def check_history(found: dict) -> None:
     assert at_peak["weights"] == found["weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_recorded_step_explains_every_byte(monkeypatch, precision):
     with allocator(monkeypatch):
