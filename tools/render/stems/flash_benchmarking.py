@@ -95,9 +95,9 @@ def kernel_family(x: Line) -> str:
 
 @fragments.add(
     "telling.md",
-    "**The longer the head, the nearer FlashAttention comes to the peak.** Forward + "
-    "backward of one head, head dimension 64; the peak is the data sheet's for that "
-    "dtype.",
+    "**The longer the head, the nearer FlashAttention comes to the peak.** GPU time "
+    "of forward + backward of one head, head dimension 64; the peak is the data "
+    "sheet's for that dtype.",
 )
 def lengths_table(record: Record) -> str:
     times = [
@@ -209,8 +209,8 @@ def rates_figure(record: Record) -> Drawn:
         f"At {fmt(longest['n'], '{:,}')} tokens in bf16 FlashAttention runs at "
         f"{fmt(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
         f"{fmt(plain, percent)}.",
-        f"Forward and backward of one causal head, head dimension {D}. FlashAttention "
-        f"forms each fp32 matmul from {LIMB_PRODUCTS} bf16 matmuls.",
+        f"Forward and backward of one causal head, head dimension {D}, by GPU time. "
+        f"FlashAttention forms each fp32 matmul from {LIMB_PRODUCTS} bf16 matmuls.",
     )
 
 

@@ -80,8 +80,8 @@ def contexts_figure(record: Record) -> Drawn:
     return (
         draw,
         f"In a training step of small, {', '.join(texts)}.",
-        "Batch 4, bf16. The dashed line of this guide lies on SDPA's, which needs the "
-        "same memory.",
+        "Batch 4, bf16, wall-clock times. The dashed line of this guide lies on "
+        "SDPA's, which needs the same memory.",
     )
 
 

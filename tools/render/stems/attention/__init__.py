@@ -67,7 +67,7 @@ def grid_table(record: Record) -> str:
     return found.table(*shown, telling=lambda x: x["d"] == WIDTH)
 
 
-@fragments.add("variants.md", "Plain attention at d = 64, by dtype and mask.")
+@fragments.add("variants.md", "Plain attention, d = 64: wall-clock times.")
 def variants_table(record: Record) -> str:
     found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
     dtypes = frame(record).values("dtype")
@@ -163,8 +163,8 @@ def times_figure(record: Record) -> Drawn:
         f"a factor of {' and '.join(grown)}."
         if grown
         else f"An eager pass at N = {LONGEST:,}: {fmt(factors['forward'])}.",
-        f"Median times in fp32, d = {WIDTH}, no mask. Times that grow with N² run "
-        "parallel to the dotted line. The next page explains <em>compiled</em>.",
+        f"Median wall-clock times in fp32, d = {WIDTH}, no mask. Times that grow with "
+        "N² run parallel to the dotted line. The next page explains <em>compiled</em>.",
     )
 
 
