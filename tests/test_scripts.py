@@ -18,6 +18,7 @@ from tools.render.spanning import scripts
 SCRIPTS = sorted((ROOT / "docs/scripts").glob("*.py"))
 SOURCES = [path.read_text("utf-8") for path in SCRIPTS]
 LINE = re.compile(r"small  (forward  |backward |optimizer) +\d+\.\d\d ± \d+\.\d\d ms")
+TWO_STEPS = "--size small --context 8 --batch 1 --warmup 0 --steps 2".split()
 
 
 def run(monkeypatch, capsys, path, *arguments):
@@ -48,10 +49,15 @@ def test_a_script_times_each_part_of_a_step(monkeypatch, capsys, path):
     monkeypatch.setattr("torch.cuda.nvtx.range", nullcontext)
     name = "scaled_dot_product_attention"
     monkeypatch.setattr(transformer, name, getattr(transformer, name))
-    options = ("--size", "small", "--context", "8", "--batch", "1")
-    lines = run(monkeypatch, capsys, path, *options, "--warmup", "0", "--steps", "2")
+    lines = run(monkeypatch, capsys, path, *TWO_STEPS)
     assert len(lines) == 3
     assert all(LINE.fullmatch(line) for line in lines)
+
+
+@pytest.mark.parametrize("path", SCRIPTS[1:4:2], ids=lambda path: path.stem)
+def test_a_script_omits_the_optimizer(monkeypatch, capsys, path):
+    lines = run(monkeypatch, capsys, path, *TWO_STEPS, "--no-optimizer")
+    assert [line.split()[1] for line in lines] == ["forward", "backward"]
 
 
 def test_plain_attention_is_timed(monkeypatch, capsys):

@@ -60,7 +60,8 @@ def test_gpu_time_of_a_step(name, precision, monkeypatch):
     monkeypatch.setattr(transformer, "scaled_dot_product_attention", used)
     time_step = script["time_step"]
     script["time_step"] = lambda *step: steps.append(step) or time_step(*step)
-    script["measure"](SIZE, Namespace(**OPTIONS, precision=precision))
+    options = Namespace(**OPTIONS, precision=precision, no_optimizer=False)
+    script["measure"](SIZE, options)
     found = script_ms(script, lambda: time_step(*steps[0]), *PHASES)
     monkeypatch.undo()
     work = Workload("cuda", SIZE, CONTEXT, "step", precision)

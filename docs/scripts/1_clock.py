@@ -43,11 +43,9 @@ def measure(size, options):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
     step = (model, AdamW(model.parameters()), tokens, targets)
-    for _ in range(options.warmup):
-        time_step(*step)
-    steps = [time_step(*step) for _ in range(options.steps)]
+    steps = [time_step(*step) for _ in range(options.warmup + options.steps)]
     for name in steps[0]:
-        times = [step[name] for step in steps]
+        times = [step[name] for step in steps[options.warmup :]]
         print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
 
 

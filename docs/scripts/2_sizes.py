@@ -27,14 +27,16 @@ def time_ms(function):
     return (perf_counter() - start) * 1e3, result
 
 
-def time_step(model, optimizer, tokens, targets):
-    """Return the times of one training step's three parts, in ms."""
+def time_step(model, optimizer, tokens, targets, options):
+    """Return the times of one training step's parts, in ms."""
     optimizer.zero_grad()
     forward_ms, logits = time_ms(lambda: model(tokens))
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     backward_ms, _ = time_ms(loss.backward)
-    optimizer_ms, _ = time_ms(optimizer.step)
-    return {"forward": forward_ms, "backward": backward_ms, "optimizer": optimizer_ms}
+    times = {"forward": forward_ms, "backward": backward_ms}
+    if not options.no_optimizer:
+        times["optimizer"], _ = time_ms(optimizer.step)
+    return times
 
 
 def measure(size, options):
@@ -42,12 +44,10 @@ def measure(size, options):
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
-    step = (model, AdamW(model.parameters()), tokens, targets)
-    for _ in range(options.warmup):
-        time_step(*step)
-    steps = [time_step(*step) for _ in range(options.steps)]
+    step = (model, AdamW(model.parameters()), tokens, targets, options)
+    steps = [time_step(*step) for _ in range(options.warmup + options.steps)]
     for name in steps[0]:
-        times = [step[name] for step in steps]
+        times = [step[name] for step in steps[options.warmup :]]
         print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
 
 
@@ -58,6 +58,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--no-optimizer", action="store_true")
     options = parser.parse_args()
     for size in options.size:
         try:

@@ -20,7 +20,7 @@ from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, fmt, most
-from tools.render.stems import warmup
+from tools.render.stems import flash_benchmarking, warmup
 from tools.render.stems.end_to_end.rows import find_row
 from tools.render.stems.kernel_profile.rows import (
     MATMULS,
@@ -291,6 +291,12 @@ def head_facts(record: Record | None) -> dict[str, str]:
         "head_plain": fmt(plain, "{:.5f} ms"),
         "head_ours": fmt(flash, "{:.5f} ms"),
         "head_plain_over_ours": fmt(plain / flash, "{:.0f}"),
+        **{
+            f"{name}_elsewhere": predict_others(
+                lambda peak, i=i: flash_benchmarking.predict_ms(peak)[i]
+            )
+            for i, name in enumerate(("plain", "ours"))
+        },
     }
 
 
