@@ -17,7 +17,7 @@ from systems.model import transformer
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 SIZE, CONTEXT = "medium", 512
-OPTIONS = {"context": CONTEXT, "batch": 4, "warmup": 2, "steps": 2}
+OPTIONS = dict(context=CONTEXT, batch=4, warmup=2, steps=2, no_optimizer=False)
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -60,8 +60,7 @@ def test_gpu_time_of_a_step(name, precision, monkeypatch):
     monkeypatch.setattr(transformer, "scaled_dot_product_attention", used)
     time_step = script["time_step"]
     script["time_step"] = lambda *step: steps.append(step) or time_step(*step)
-    options = Namespace(**OPTIONS, precision=precision, no_optimizer=False)
-    script["measure"](SIZE, options)
+    script["measure"](SIZE, Namespace(**OPTIONS, precision=precision))
     found = script_ms(script, lambda: time_step(*steps[0]), *PHASES)
     monkeypatch.undo()
     work = Workload("cuda", SIZE, CONTEXT, "step", precision)
