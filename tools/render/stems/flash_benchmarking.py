@@ -125,7 +125,8 @@ def format_small_share(share: float) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape: forward, backward, and the two "
     "together, without a loss. Times are medians by `do_bench`: for short heads mostly "
-    "waits for launches. Speedups are of GPU time: medians over rounds, with ranges.",
+    "waits for launches, which vary, so shorter heads can take longer. Speedups are of "
+    "GPU time: medians over rounds, with ranges.",
 )
 def latency_table(record: Record) -> str:
     found, names = shapes(record), {"ours": "flash", "plain": "plain"}

@@ -43,7 +43,8 @@ fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure
 @fragments.add(
     "fp32.md",
     "Each pass in fp32 at every size and context: mean ± standard deviation. Backward "
-    "and optimizer are phases of the step.",
+    "and optimizer are phases of the step. Forward and forward + backward are other "
+    "runs, so a launch-bound pass can take longer than the step.",
     reported=True,
 )
 def fp32_table(record: Record) -> str:
@@ -52,7 +53,7 @@ def fp32_table(record: Record) -> str:
     return passes_table(record, "fp32")
 
 
-@fragments.add("bf16.md")
+@fragments.add("bf16.md", "The same under bf16 autocast.")
 def bf16_table(record: Record) -> str:
     return passes_table(record, "bf16")
 
@@ -89,7 +90,11 @@ def passes_table(record: Record, precision: str) -> str:
     )
 
 
-@fragments.add("headline.md", "A training step of each size at context 512.")
+@fragments.add(
+    "headline.md",
+    "A training step of each size at context 512. In launch-bound rows wall-clock time "
+    "exceeds GPU time by more than a tenth.",
+)
 def headline_table(record: Record) -> str:
     bf16 = steps(record).where(context=512).arrange(size=TABLE_1, precision=["bf16"])
     return bf16.table(

@@ -20,7 +20,7 @@ from tools.render.markdown import (
     percent,
     two_digits,
 )
-from tools.render.rows import fmt
+from tools.render.rows import dropna, fmt, most
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
@@ -161,6 +161,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "place_short": fmt(find_pass("step", "fp32", 128)["place"]),
         "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),
         "agrees": format_agreement(largest_error(record)),
+        "peaks_off": fmt(most(map(abs, dropna(passes(record).column("off")))), percent),
         "forward_largest": format_mib(
             groups[0]["bytes"] if groups else forward.missing
         ),
