@@ -218,16 +218,14 @@ def facts(record: Record | None) -> dict[str, str]:
     memory = (record.device.memory_bytes if record else None) or MISSING
     n = accounted_length(record) if record and memory else 0
     kept = {e: plain_row(found, e=e)["kept"] for e in EXECUTIONS}
+    peaks = {e: plain_row(found, e=e)["peak"] for e in EXECUTIONS}
     return {
         **{of: fmt(plain_row(found).ms(of), "{:.5f} ms") for of in PASSES},
         "forward_16": fmt(plain_row(found, d=16).ms("forward"), "{:.5f} ms"),
         "forward_128": fmt(plain_row(found, d=128).ms("forward"), "{:.5f} ms"),
         **{f"growth_{of}": fmt(growth_factor(found, of), "{:.5f}") for of in PASSES},
         **{f"per_square_{e}": fmt(kept[e] / LONGEST**2, "{:.5f}") for e in EXECUTIONS},
-        **{
-            f"peak_{e}": fmt(plain_row(found, e=e)["peak"] / 2**30, "{:.5f} GiB")
-            for e in EXECUTIONS
-        },
+        **{f"peak_{e}": fmt(peaks[e] / 2**30, "{:.5f} GiB") for e in EXECUTIONS},
         "one_matrix": f"{gib(BATCH * LONGEST**2 * 4, 5)} GiB",
         "kept": fmt(kept["eager"], lambda v: f"{gib(v, 5)} GiB"),
         "tried_need": f"{gib(peak_bytes(n), 5)} GiB" if n else fmt(MISSING),

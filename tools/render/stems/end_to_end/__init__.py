@@ -90,11 +90,7 @@ def passes_table(record: Record, precision: str) -> str:
     )
 
 
-@fragments.add(
-    "headline.md",
-    "A training step of each size at context 512. In launch-bound rows wall-clock time "
-    "exceeds GPU time by more than a tenth.",
-)
+@fragments.add("headline.md", "A training step of each size at context 512.")
 def headline_table(record: Record) -> str:
     bf16 = steps(record).where(context=512).arrange(size=TABLE_1, precision=["bf16"])
     return bf16.table(
