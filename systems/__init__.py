@@ -117,8 +117,8 @@ def align_texts(found: Mapping[str, str]) -> str:
 def run_as_command(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
-    """Run `main` as a command-line program, and exit with its return value. Errors are
-    printed on one line. --help prints `help`, a module's docstring (None under -OO).
+    """Run `main` as a command-line program, and exit with its return value. A usage
+    error is one line. --help prints `help`, a module's docstring (None under -OO).
     """
     import typer
 

@@ -1,4 +1,4 @@
-"""A first FlashAttention kernel: the whole algorithm, forward and backward, for
+"""A first FlashAttention in Triton: the whole algorithm, forward and backward, for
 contiguous (batch, n, d).
 
 Dao (2022) builds attention on an online softmax (Milakov and Gimelshein 2018), so that

@@ -1,5 +1,5 @@
-"""Check the arguments of flash attention, and handle autocast and transforms. Each
-error names the argument, the value and what is supported.
+"""Check the arguments of flash attention, and handle autocast and transforms. Errors
+about an argument name it and what is supported.
 """
 
 import math
@@ -223,7 +223,7 @@ def autocast_like_sdpa(
     # On other devices, querying autocast would cause graph breaks in torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v
-    # Faster than reading `q.device.type`.
+    # This is faster than reading `q.device.type`.
     device = "cuda" if q.is_cuda else "cpu"
     if not torch.is_autocast_enabled(device):
         return q, k, v

@@ -83,7 +83,7 @@ class PreparedCall:
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the backward pass, and return (dq, dk, dv)."""
-        # Copy expanded gradients (strides of zero), such as the gradient of a sum.
+        # Copy gradients without contiguous rows, such as a sum's (strides of zero).
         if do.stride(-1) != 1:
             do = do.contiguous()
         launches = self.backward_launches(do.stride(), choose_arithmetic(self.dtype))
@@ -95,8 +95,8 @@ class PreparedCall:
 def prepare_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
-    """Return a prepared call. None under a compiler, if the Hopper kernels may run, if
-    rows are not contiguous, or for arguments that `dispatch.check_call` must reject.
+    """Return a prepared call, or None: under a compiler, if the Hopper kernels may run,
+    if rows aren't contiguous, or for arguments that `dispatch.check_call` must reject.
     """
     # Check types first, because True and 1 are equal as cache keys.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):

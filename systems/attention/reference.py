@@ -1,5 +1,5 @@
-"""Plain attention, which stores all scores, as the reference of all tests. It computes
-in the dtype of its inputs, including float64.
+"""Plain attention, which stores all scores, as the reference in tests. It computes in
+the dtype of its inputs, including float64.
 
     S = scale · Q Kᵀ      lse = log Σ exp S      P = exp(S - lse)      O = P V
 """

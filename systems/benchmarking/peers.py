@@ -1,8 +1,8 @@
 """The attention implementations that experiments compare, by name: this project's
-("ours..."), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
+("ours...", "tiles"), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
-Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that the implementation
-doesn't support raise `Unsupported`. "_ordered" requests deterministic gradients.
+Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that it doesn't support
+raise `Unsupported`. Names with "_ordered" request deterministic gradients.
 """
 
 import math
@@ -73,7 +73,7 @@ def attention(
     if name == "compiled":
         return compiled_plain(causal)
     if name == "tiles":
-        # Needed because FlashAttentionPyTorch compiles its backward pass on a GPU.
+        # On a GPU, FlashAttentionPyTorch's backward pass is compiled.
         allow_shared_graphs()
         return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
     if name == "flex":

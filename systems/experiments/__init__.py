@@ -1,4 +1,4 @@
-"""Experiments by their name ("stem"), also of module and record. Imports no torch."""
+"""Experiments by name ("stem"). Module and record have that name. It needs no torch."""
 
 import sys
 from dataclasses import dataclass
@@ -61,6 +61,6 @@ STEMS = {
 
 
 if sys.argv[:1] == ["-m"]:
-    # Check before Python runs an experiment: `python -m systems.experiments.<stem>`.
+    # Before `python -m systems.experiments.<stem>` runs, check its required modules.
     named = (stem for stem in STEMS.values() if stem.module in sys.orig_argv)
     need("torch", *(module for stem in named for module in stem.needs))

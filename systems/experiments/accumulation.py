@@ -18,7 +18,7 @@ PROTOCOL = {
     "sum": "one addition per step, on the CPU and on the GPU",
     "agreement": "every bit of every step",
 }
-# Approximate number of running sums to store in a record, evenly spaced.
+# Approximate number of running sums to store in a row, evenly spaced.
 KEPT = 250
 
 

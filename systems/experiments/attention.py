@@ -1,4 +1,4 @@
-"""Plain attention alone, with one head, eager and compiled: forward and backward time,
+"""Measure plain attention with one head, eager and compiled: forward and backward time,
 and memory saved for the backward pass, by head dimension d and sequence length n.
 
 Forward and backward pass are timed separately. GPU time is measured afterwards, with
@@ -145,7 +145,7 @@ def run(config: Config) -> Turns:
 def inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and do, cached so that they don't count as used memory."""
+    """Return q, k, v and do, cached so that alternating rows share one copy."""
     return random_inputs(shape, dtype, device)
     # --8<-- [end:run]
 

@@ -1,5 +1,5 @@
-"""The model under `torch.compile`: the time of each phase of a training step, eager and
-compiled, with the cost of compiling, and as CUDA graphs.
+"""Time each phase of a training step when the model runs eagerly, under `torch.compile`
+(with the cost of compiling), and as CUDA graphs.
 
 The executions of a configuration share one model and alternate. GPU time is measured
 afterwards. `--optimizer` compiles AdamW's step too.
@@ -62,7 +62,7 @@ class Config:
     batch: int = option(4, "sequences in a batch")
     vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(5, "steps before the clock counts, timed apart")
-    # By default a turn has three steps, so one slow step doesn't change the median.
+    # By default a turn has three steps, so one outlier hardly changes its median.
     steps: int = option(15, "steps that are measured")
     rounds: int = option(5, "turns that these steps are shared out among")
 
@@ -153,8 +153,8 @@ def compiling_steps(config: Config) -> int:
 
 
 def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
-    """Merge the metrics of another turn: append its samples, take the larger peaks, and
-    count its compiled graphs as recompiles.
+    """Merge another turn's metrics: append its samples (except of warm-up steps), take
+    the larger peaks, and count its compiled graphs as recompiles.
     """
     if not metrics:
         return turn
@@ -194,12 +194,12 @@ class Execution:
         self.update = None
         if optimizer:
             assert work.optimizer is not None
-            # Static compilation would specialize on t and recompile in each step.
+            # Static compilation would specialize on AdamW's t, and recompile each step.
             self.update = compiling.compiled(work.optimizer.step, dynamic=None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Make the workload run this way. `Unsupported` if AdamW doesn't compile."""
+        """Make the workload run this way; raise Unsupported if AdamW can't compile."""
         work = self.work
         work.forward = self.forward
         if self.update:

@@ -42,7 +42,7 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return configurations: sizes of Table 1 at contexts 128 to 1024 in fp32 and bf16,
-    at 512 in TF32; CS336 2026's larger models and context; two with larger batches.
+    at 512 in TF32; CS336 2026's 10B, and 2.7B at 2048; two sizes with larger batches.
     """
     if quick:
         return [

@@ -1,8 +1,8 @@
-"""The speedup from each technique of the attention kernels: added one at a time to the
-guide's first kernel, at the leaderboard's shape.
+"""Measure the speedup from each technique of the attention kernels. Most techniques are
+added one at a time to the guide's first kernel, at the leaderboard's shape.
 
-Split loops are measured at one head, which has few tiles; head swizzle is measured at
-many short heads. This module's forward kernel has a switch for each technique, and
+Split loops are measured at one head, which has few tiles; head swizzle and limbs are
+measured at shorter heads in float32. This module's forward kernel has switches, and
 requires contiguous (heads, n, d) that fill whole tiles; later steps use the package's
 kernels. Two backward kernels have five matmuls instead of seven: this module's adds dq
 by atomics in no fixed order, the Hopper kernel by TMA in a fixed order.
@@ -50,7 +50,7 @@ CHECKED_ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """Techniques of this module's forward kernel. Each step turns on one technique."""
+    """Launch configuration and techniques that this module's forward kernel uses."""
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False
@@ -342,7 +342,7 @@ def prepare(
     if step == "forward" or step == "one_item_forward" and not hopper:
         return lambda: run_forward(q, k, v, True, scale)[:1]
     if step == "one_item_forward":
-        # One program per tile of queries; last_items=0 interleaves only a few heads.
+        # One program per query tile; last_items=0 keeps the usual head swizzle.
         config = CONFIGS["forward"][TILE_DIMS[q.shape[-1]]]
         one_item = config._replace(programs=q.shape[0] * q.shape[1], last_items=0)
         return lambda: launches.launch_forward(q, k, v, True, scale, one_item)[:1]

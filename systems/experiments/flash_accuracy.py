@@ -57,8 +57,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: every implementation in each dtype and head dimension, at
-    two lengths, with and without a mask; then shapes for the Hopper kernels.
+    """Return configurations: all implementations but "hopper" in each dtype and head
+    dimension, at two lengths, with and without a mask; then shapes for "hopper".
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]

@@ -1,5 +1,5 @@
-"""Our flash attention against libraries: GPU time, error and bitwise reproducibility of
-our kernels, PyTorch's fused attention and FlashAttention-4 at each shape. All
+"""Compare flash attention with libraries: GPU time, error and bitwise reproducibility
+of our kernels, PyTorch's fused attention and FlashAttention-4 at each shape. All
 implementations of a shape alternate: `run` ends each turn with a `yield`.
 
     python -m systems.experiments.flash_peers --implementation ours --n 4096 --d 128

@@ -175,7 +175,7 @@ def capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[floa
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return the path of a trace. Its stem has no dots, because nsys cuts at a dot."""
+    """Return the path of a trace. A dot in the size becomes "_": nsys cuts at dots."""
     size = config.size.replace(".", "_")
     cell = f"{size}-{config.context}-{config.mode}-{config.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"

@@ -1,5 +1,5 @@
-"""Comparison of ways to time the same pass: wall clock, CUDA events, the sum of kernel
-times by CUPTI, and a CUDA graph.
+"""Compare ways to time the same pass: wall clock, CUDA events, the sum of kernel times
+by CUPTI, and a CUDA graph.
 
     python -m systems.experiments.method --context 128 --precision fp32
 """

@@ -1,5 +1,5 @@
-"""The effect of the attention implementation on a training step in bf16: eager, fused
-by PyTorch, and this project's FlashAttention.
+"""Measure a training step in bf16 with three attention implementations: eager, fused by
+PyTorch, and this project's FlashAttention.
 
 The three implementations alternate, with one model in memory at a time. GPU time is
 measured too, because faster attention doesn't shorten a launch-bound step.
@@ -53,7 +53,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure each phase of a training step: samples in ms, peak memory in bytes, GPU
-    time, and the attention that ran. Each turn runs a part of the steps.
+    time, and the attention that ran. Each turn runs some of the steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
     ends, metrics = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()

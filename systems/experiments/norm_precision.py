@@ -1,5 +1,5 @@
-"""Errors of each stage of LayerNorm and RMSNorm against float64, in three formats:
-where a norm loses precision.
+"""Measure where LayerNorm and RMSNorm lose precision: errors of their intermediate
+results against float64, in three formats.
 
     python -m systems.experiments.norm_precision --norm layer --compute running
 """
@@ -63,7 +63,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return each stage of a norm in the dtype of x; only LayerNorm has a mean."""
+    """Return a norm's intermediate results and output; only LayerNorm has a mean."""
     average = running_mean if running else torch.mean
     found = {}
     if norm == "layer":
@@ -92,7 +92,7 @@ def running_mean(
 
 
 def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
-    """Return the stages in this configuration. A fused norm has only its output."""
+    """Return a norm's intermediate results and output; if fused, only the output."""
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
         return {"output": fused(x, x.shape[-1:], eps=EPS)}
@@ -104,8 +104,8 @@ def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float | None]]:
-    """Return for each stage, by magnitude of the input: the error (None if any element
-    is not finite), and the shares of elements that are not finite or wrongly zero.
+    """Return for each intermediate result, by magnitude of the input: the error (None
+    if not finite), and the shares of elements that are not finite or wrongly zero.
     """
     device = timing.default_device()
     z = 1 + torch.randn(

@@ -1,5 +1,5 @@
-"""The same training step under Nsight Systems and torch.profiler: whether they report
-the same kernels, and how much each slows the step.
+"""Profile a training step with Nsight Systems and with torch.profiler, to see whether
+they report the same kernels, and how much each slows the step.
 
     python -m systems.experiments.nsys --size small
 """

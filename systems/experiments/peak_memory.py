@@ -59,7 +59,7 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return configurations: 2.7B at three contexts, every size at 512, in all modes;
-    and 2.7B at 512 and 2048 with flash attention or checkpointing.
+    and 2.7B at 512 and 2048 with and without flash attention and checkpointing.
     """
     if quick:
         return [
@@ -143,8 +143,8 @@ def gpu() -> str:
 
 
 def recorded(config: Config, work: Workload) -> dict[str, Any]:
-    """Record one pass. Return the digest of its history, the bytes of a block's output,
-    and the path of the snapshot if it is saved.
+    """Record one pass. Return the digest of its history, the first block's output bytes
+    and dtype, and the path of the snapshot if it is saved.
     """
     work.model.zero_grad()
     seen: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
 
 
 def snapshot_path(config: Config) -> Path:
-    """Return the path of a snapshot, with no dot before the suffix."""
+    """Return a snapshot's path; a dot in the model size becomes "_"."""
     parts = [
         config.size.replace(".", "_"),
         str(config.context),

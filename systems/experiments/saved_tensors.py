@@ -99,7 +99,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class Saved:
-    """Collector of saved tensors by storage. Counts views of parameters separately."""
+    """Collector of saved tensors by storage; it counts views of parameters apart."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}

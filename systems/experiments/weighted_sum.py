@@ -1,5 +1,5 @@
-"""The throughput of a first kernel, the weighted sum of rows, against PyTorch's. An
-upper bound is a copy of as many bytes, because the kernels are memory-bound.
+"""Compare the weighted-sum kernel's speed with that of PyTorch's operations. They are
+memory-bound, so the bandwidth of a copy is an upper bound.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """

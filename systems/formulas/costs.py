@@ -1,5 +1,5 @@
 """Costs of a model by formula (parameters, FLOPs, bytes) and the peak rates of GPUs.
-Tests compare the formulas with PyTorch's counts (`torch.utils.flop_counter`).
+Tests compare the FLOPs with PyTorch's counts (`torch.utils.flop_counter`).
 """
 
 from collections.abc import Iterable
@@ -225,6 +225,6 @@ def find_peak(slug: str) -> Peak | None:
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """Return the longest key that is a prefix of a slug, or "", also for MIG slices."""
+    """Return the longest key that is a slug's prefix; "" if none or for a MIG slice."""
     matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
     return max(matches, key=len, default="")

@@ -22,7 +22,7 @@ Bytes = dict[str, int]
 class Pass:
     """A pass of the model: forward, forward and backward, or a training step.
 
-    `size` is a name of Table 1 or a shape. Numbers may be symbolic expressions
+    `size` is a name in `SIZES` or a shape. Numbers may be symbolic expressions
     (`systems.formulas.symbols`), so formulas must not branch on them.
     """
 
@@ -221,7 +221,7 @@ def count_segments(p: Pass) -> int:
 
 
 def graph_bytes(p: Pass) -> int:
-    """Return the bytes that a forward pass saves: of checkpointed segments, inputs."""
+    """Return the bytes a forward pass saves; checkpointed segments save only inputs."""
     if p.checkpoint:
         blocks = count_segments(p) * residual_bytes(p)
     else:

@@ -51,8 +51,8 @@ def peak(p: Pass) -> Bytes:
 
 
 def peak_candidates(p: Pass) -> dict[str, Bytes]:
-    """Return the bytes by category at every moment that may be the peak. Assumes
-    several layers and d_ff ≥ d_model.
+    """Return the bytes by category at every moment that may be the peak. The formulas
+    assume several layers and d_ff ≥ d_model.
     """
     if p.mode in ("forward_backward", "step"):
         by_moment = training_moments(p)

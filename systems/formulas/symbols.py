@@ -54,7 +54,7 @@ NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def combine(name: str, left: Any, right: Any) -> Any:
-    """Return a simplified expression of this operator. TypeError for non-integers."""
+    """Return a simplified expression. Raise TypeError for operands of other types."""
     for value in (left, right):
         if not isinstance(value, (int, Expression)):
             raise TypeError(f"an expression has no operand of {type(value).__name__}")

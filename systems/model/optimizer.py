@@ -19,8 +19,8 @@ class AdamW(torch.optim.Optimizer):
     """AdamW. State per parameter: m (first moment), v (second moment), t (the number of
     the next step, from 1).
 
-    m and v have the shape and dtype of their parameter. `ValueError` for options out of
-    range.
+    m and v have the shape and dtype of their parameter. Raises ValueError for options
+    out of range.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ def precision_context(precision: str, device: str) -> AbstractContextManager:
     context for fp32 and tf32.
 
     Also set whether fp32 matmuls may round their inputs to TF32 (10 mantissa bits):
-    only "tf32" allows it. `ValueError` for a name that is not in `PRECISIONS`.
+    only "tf32" allows it. Raise ValueError for a name that is not in `PRECISIONS`.
     """
     if precision not in PRECISIONS:
         raise ValueError(
@@ -55,7 +55,7 @@ def training_step(
         logits = model(token_ids)
     with phase(phases.LOSS), autocast:
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    # Drop `logits`, which would keep the graph alive until the next step builds one.
+    # Drop `logits`, which would take memory during the backward pass.
     del logits
     with phase(phases.BACKWARD):
         loss.backward()

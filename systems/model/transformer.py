@@ -1,5 +1,5 @@
-"""The Transformer language model that all experiments measure, as the course defines
-it.
+"""The Transformer language model that experiments on training measure, as the course
+defines it.
 
 Pre-norm blocks, RMSNorm, rotary embedding, SwiGLU, untied embedding and head, no
 biases. Names, signatures and state-dict keys match the course's package, so checkpoints
@@ -118,7 +118,7 @@ class RotaryEmbedding(nn.Module):
     def compute_table(self) -> None:
         """Fill the table in place, from angles in fp32 or fp64.
 
-        16-bit angles would round positions above 256.
+        In bf16, positions above 256 would be rounded.
         """
         table = self.get_buffer("cos_sin")
         _, context_length, pairs = table.shape
@@ -153,7 +153,7 @@ class RotaryEmbedding(nn.Module):
 # --8<-- [start:attention]
 def softmax(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
     """Compute softmax unfused, as five kernels: max, subtract, exp, sum, divide. Each
-    kernel reads all of x.
+    kernel reads a tensor as large as x.
     """
     exponentials = torch.exp(x - torch.max(x, dim=dim, keepdim=True).values)
     return exponentials / torch.sum(exponentials, dim=dim, keepdim=True)
@@ -193,7 +193,7 @@ def eager_attention(
 
 def load_attention(name: str) -> AttentionFn:
     """Return the causal attention function of this name. It maps q, k and v of shape
-    (b, h, s, e) to an output of the same shape. `ValueError` if the name is unknown.
+    (b, h, s, e) to an output of this shape. Raise ValueError if the name is unknown.
     """
     # Refer to the function, not to its name, so that every source hash covers it.
     if name == "eager":
@@ -291,8 +291,8 @@ def run_blocks(blocks: Iterable[Block], x: Tensor) -> Tensor:
 class BasicsTransformerLM(nn.Module):
     """Transformer language model: maps token ids (b, s) to logits (b, s, v).
 
-    `attention` is a name in `systems.attention.IMPLEMENTATIONS`. ValueError if the name
-    is unknown, the heads don't divide the width, or a sequence exceeds the context.
+    `attention` is a name in `systems.attention.IMPLEMENTATIONS`. Raise ValueError for
+    other names, an odd or fractional head width, or a sequence beyond the context.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ def build_model(
     """Return the model of this size in float32, on the current default device (`with
     torch.device("cuda"): ...`).
 
-    `KeyError` for a size that is not in `SIZES`, `ValueError` for an unknown attention.
+    Raise KeyError for a size that isn't in `SIZES`, ValueError for unknown attention.
     """
     return BasicsTransformerLM(
         vocab_size, context_length, **asdict(SIZES[size]), attention=attention

@@ -15,13 +15,13 @@ ROW_FIELDS = ("median_ms", "min_ms", "max_ms", "start_ms")
 
 
 def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
-    """Return a kernel's phase and its part: ("forward", "attention softmax")."""
+    """Return a kernel's phase and attention part: ("forward", "attention softmax")."""
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
     """Return for each phase the time from first to last kernel and the sum of kernel
-    times, in ms by pass; and a row for each kernel. TraceError if a pass is missing.
+    times, in ms by pass; a row for each kernel. Raise TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

@@ -91,7 +91,7 @@ def is_split_k_sum(name: str) -> bool:
 @cache
 def short_name(name: str) -> str:
     """Return a kernel's name in at most 72 characters, such as `elementwise exp` or
-    `ampere_sgemm_128x64_tn`. Names that are already short don't change.
+    `ampere_sgemm_128x64_tn`. Short names lose at most the schedule of an xmma kernel.
     """
     text = demangle(name)
     if text == name and PLAIN_NAME.fullmatch(name):
@@ -136,7 +136,7 @@ def demangle(name: str) -> str:
     if not name.startswith("_Z"):
         return name
     words, position = [], 2
-    # Skip literals, substitutions and template parameters: digits there are no lengths.
+    # Skip literals, substitutions and template parameters; their digits aren't lengths.
     token = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|(?P<length>\d+)|.", re.DOTALL)
     while position < len(name):
         match = token.match(name, position)

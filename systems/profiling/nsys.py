@@ -1,6 +1,6 @@
 """Profile a command with Nsight Systems, export the report to SQLite, and read its
 kernels. `nsys` starts the command, and records only between `cudaProfilerStart` and
-`cudaProfilerStop`, so reports contain no warm-up. Imports no torch.
+`cudaProfilerStop`, so reports contain no warm-up. This module doesn't import torch.
 """
 
 import re

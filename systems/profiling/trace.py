@@ -6,7 +6,7 @@ marked at the launch. Both profilers number each launch (the correlation id) and
 that number with the kernel. Autograd launches the backward pass from a thread without
 marks; the marks of the thread that waits for it count instead.
 
-Times are integers in ns on the trace's clock; rows have ms. Imports no torch.
+Times are integers in ns on the trace's clock; rows have ms. It imports no torch.
 """
 
 import sqlite3
@@ -28,7 +28,7 @@ COPY_PREFIXES = ("Memcpy", "Memset")
 
 
 class TraceError(ValueError):
-    """A trace can't be read; the message names the file and says what to do."""
+    """A trace can't be read or lacks kernels; the message says what to do."""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from systems.records.device import Device, Name, Plain
 PHASES = ("forward", "loss", "backward", "optimizer")
 
 Count = Annotated[int, Meta(ge=0, le=100_000)]
-# A limit of four months detects that the system's clock was set while measuring.
+# No row takes four months: a larger number is an error.
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
 

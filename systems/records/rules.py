@@ -20,7 +20,7 @@ LONGEST_MS, MOST_BYTES = 1e9, 2**60
 
 
 def record_faults(record: Record) -> Iterator[str]:
-    """Yield a message for each fault of a record, beginning with the field's name."""
+    """Yield a message for each fault of a record, which names the field."""
     reported, first = record.kind == "reported", {}
     if reported != (record.source is not None):
         yield f"source is {record.source!r}, which no {record.kind} record has"

@@ -18,12 +18,12 @@ from systems.records.rules import record_faults
 
 SCHEMA = 2
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
-# Maximum size of a record's file in bytes, twice that of the largest record.
+# Maximum size of a record's file in bytes, about twice the size of the largest.
 LONGEST_BYTES = 2**23
 
 
 class RecordError(ValueError):
-    """A record can't be read; the message names the file and the field."""
+    """A record can't be read or written; the message names the file and the fault."""
 
 
 class UnreadableError(RecordError):

@@ -1,1 +1,1 @@
-"""Measure experiments row by row; kernels are compiled before rows are measured."""
+"""Measure experiments row by row, after compiling kernels of many rows in parallel."""

@@ -3,7 +3,7 @@
 
 The partial record `<stem>.partial.json` is written after every row, and renamed when it
 is complete. Progress is reported on standard output, one JSON object per line. Exit
-codes: 0 complete or out of time, 1 rows failed, 2 can't start.
+codes: 0 complete or out of time, 1 rows failed, 2 can't start or write.
 """
 
 import gc
@@ -94,7 +94,7 @@ def measure_stem(
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """Import an experiment's module, and everything that its rows would import."""
+    """Import an experiment's module, and what torch would import during its rows."""
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.compiled_folder()):
             raise CannotStart(fault)

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import IO, Any
 
-# Seconds between SIGTERM and SIGKILL.
+# Seconds between SIGTERM and a forced exit.
 GRACE = 5
 # The stream to which reports are written; None means standard output.
 reports: IO[str] | None = None

@@ -39,7 +39,7 @@ def partial_path(path: Path) -> Path:
 
 @contextmanager
 def lock_record(path: Path) -> Iterator[None]:
-    """Lock a record inside the context. CannotStart if another process has the lock."""
+    """Lock a record; raise CannotStart if another process has locked it."""
     # Import here, because Windows has no fcntl but needs this module's paths.
     import fcntl
 

@@ -19,7 +19,7 @@ from systems.records.record import Git, Record
 from systems.records.source_hash import Reach
 from systems.running.reports import CannotStart
 
-# The function that every launch of this project's Triton kernels calls.
+# The function that finds tuned configurations for FlashAttention's Triton kernels.
 LAUNCHES = ("systems.attention.triton.chooser", "owner_configs")
 TUNED = "launch configurations"
 # The package of FlashAttention-4, and the prefix of its implementations' names.
@@ -28,7 +28,7 @@ COMMIT = "GIT_COMMIT"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that run on the GPU."""
+    """Return versions of Python, torch, Triton, FlashAttention-4, CUDA and cuDNN."""
     found = {"python": platform.python_version()}
     for name in ("torch", "triton", PEER):
         with suppress(metadata.PackageNotFoundError):
@@ -77,11 +77,11 @@ def git_state() -> Git | None:
 
 
 def named_commit() -> str | None:
-    """Return the commit in GIT_COMMIT, or None. Raise ValueError if it is no commit."""
+    """Return the commit in GIT_COMMIT, or None. Raise ValueError if it is no hash."""
     text = os.environ.get(COMMIT)
     if text is None:
         return None
-    # Git's hashes have 40 digits (SHA-1) or 64 (SHA-256).
+    # Git's hashes have 40 digits (SHA-1) or 64 (SHA-256), abbreviations at least 7.
     if not re.fullmatch("[0-9a-f]{7,64}", text):
         raise ValueError(
             f"{COMMIT} must be a commit, 7 to 64 digits of 0-9 and a-f, "
@@ -98,7 +98,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuned_software(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return a digest of this GPU's tuned launch configurations, if code uses them."""
+    """Return a digest of this GPU's tuned configurations if this code uses them."""
     digest = tuned.digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
@@ -114,7 +114,7 @@ def is_tuning_current(record: Record) -> bool:
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
-    """Return whether this code launches the project's Triton kernels."""
+    """Return whether this code launches Triton kernels with tuned configurations."""
     named = (IMPLEMENTATIONS[name].split(":") for name in attention)
     reached = Reach(ROOT)
     for place in [(module, None), *((where, what) for where, what in named)]:

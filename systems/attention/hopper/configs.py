@@ -59,7 +59,7 @@ ONE_PASS = {
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
 # Up to this number of keys (half without a causal mask), and at a padded head dimension
-# of 64, four warp groups measured faster: some compute while one starts or ends.
+# of 64, four warp groups were faster: some compute while one starts or ends.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -1,7 +1,7 @@
 """Kernel for dk and dv on Hopper, in Gluon: a program owns tiles of k and v, and loops
-over tiles of q and do, with lse · log2(e) and delta from the kernel in `dq`. Only the
-first tile needs the causal mask, because BQ is at least 64. Queries beyond n_q need no
-mask: TMA reads zeros there, so p is 1, but with do = delta = 0 they add nothing.
+over tiles of q and do, with lse · log2(e) and delta from the kernel in `dq`. Each
+consumer masks only its first tile of queries, as BQ is at least 64. Queries beyond n_q
+need no mask: TMA reads zeros there, so p is 1, but do = delta = 0, so they add nothing.
 """
 
 from typing import NamedTuple
@@ -191,7 +191,7 @@ def dkdv_consumer(
         begin, end = member * steps + skip, (member + 1) * steps
         for i in range(member * steps, begin):
             skip_step(ring, i)
-        # With more keys than queries, no query sees the last keys.
+        # Under a causal mask, no query sees keys from n_q on.
         if begin < end:
             q, do = wait_full(ring, begin)
             dk, dv, ds, q_before, q, do = dkdv_step(
@@ -235,7 +235,7 @@ def dkdv_kernel(
     first = 0
     if CAUSAL:
         first = k_start // BQ
-    # With more keys than queries, no query sees the last keys.
+    # Under a causal mask, no query sees keys from n_q on.
     steps = gl.maximum(gl.cdiv(n_q, BQ) - first, 0)
 
     keys = Keys(

@@ -78,7 +78,7 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dq of the previous step, compute ds, start the scores of the next."""
+    """Accumulate the previous step's dq; compute ds, and the next step's scores."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
     )

@@ -111,7 +111,7 @@ def fill_stage(ring, i, a_desc, b_desc, batch, head, row, MORE: gl.constexpr = 0
 
 @gluon.jit
 def wait_full(ring, i, needed=True):
-    """Wait for the two tiles of step i and return them."""
+    """Return the two tiles of step i, after waiting for them if they are needed."""
     STAGES: gl.constexpr = ring.a.shape[0]
     mbarrier.wait(ring.full.index(i % STAGES), i // STAGES & 1, pred=needed)
     return ring.a.index(i % STAGES), ring.b.index(i % STAGES)
@@ -259,7 +259,7 @@ def forward_consumer(
         )
         p = gl.convert_layout(p.to(TYPE), P)
         k, v_next = wait_full(ring, first + 1, first + 1 < steps_done)
-        # Unrolling this loop twice avoids copies of p, but measured slower at D = 128.
+        # Unrolling this loop twice avoids copies of p, but was slower at D = 128.
         # --8<-- [start:consumer_loop]
         for i in range(first + 1, steps_done):
             if TURNS:

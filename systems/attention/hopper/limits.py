@@ -68,7 +68,7 @@ def is_tma_readable(x: Tensor) -> bool:
     if last != 1 or x.data_ptr() % 16:
         return False
     unit = 16 // x.element_size()
-    # Not `all`, which is slower: this code runs for each tensor of each call.
+    # A loop is faster than `all`, and this code runs for each tensor of each call.
     for size, stride in zip(x.shape, outer, strict=False):
         if size > 1 and (stride <= 0 or stride % unit):
             return False

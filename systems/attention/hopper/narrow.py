@@ -1,6 +1,6 @@
 """Steps of the one-pass backward for head dimensions from 72 to 96. Unlike in
-`one_pass`, the matmul for the next step's S starts after the matmuls for dv and dk, and
-one wait covers all three, so that tensor cores work while dS is stored.
+`one_pass`, the matmul for the next step's S is queued behind those for dv and dk, and
+one wait covers all three, so that tensor cores don't idle between steps.
 """
 
 from triton.experimental import gluon
@@ -27,7 +27,7 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk and dv of tile i, store this group's dS, start the next scores."""
+    """Add query tile i to dk and dv, store this group's dS, and compute the next S."""
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
@@ -64,7 +64,7 @@ def process_narrow_tiles(
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk and dv over all heads; steps `cut` to `cut_end` - 1 are masked."""
+    """Accumulate dk, dv over heads; mask steps `cut` to `cut_end` - 1 of each head."""
     k, v, zeros = resident
     end = steps * heads
     q, do = wait_full(ring, 0, end > 0)

@@ -117,7 +117,7 @@ def process_tile(
     EARLY: gl.constexpr,
 ):  # fmt: skip
     """Process tile i of queries: accumulate dk and dv, store this group's half of dS.
-    If EARLY, wait for a stage of dS before dP, so that exponentials overlap this wait.
+    If EARLY, wait for a stage of dS before dP, which keeps the wait for dP after exp2.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
@@ -135,7 +135,7 @@ def process_tile(
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
         s = apply_mask(s, hidden, limit, RAGGED)
-    # Scaling lse in the delta kernel would save instructions, but measured slower.
+    # Scaling lse in the delta kernel saves instructions, but was measured to be slower.
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     if not AT_ONCE:

@@ -92,7 +92,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and how many partials its dq gets before."""
+    """Return a step's tile of queries, and how many partials its dq gets earlier."""
     tile = step
     order = item.keys
     if CAUSAL:

@@ -25,10 +25,10 @@ def make_schedule(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (starts, items): program i computes items[starts[i] : starts[i + 1]].
 
-    Item number tile + tiles · head is a tile of `rows` queries. Under a causal mask the
-    longest items come first, and each goes to the program that is free first.
-    `head_swizzle` heads are interleaved, and so are the last heads, so that programs
-    end at the same time.
+    Item number tile + tiles · head is a tile of `rows` queries. Heads are interleaved
+    in groups of `head_swizzle`; the last heads are one group, so that all programs end
+    at about the same time. In a group the longest items come first, and each item goes
+    to the program that is free first.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [

@@ -76,7 +76,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and how many partials its dq gets before."""
+    """Return a step's tile of queries, and how many partials its dq gets earlier."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES
@@ -128,7 +128,7 @@ def key_group(
     steps_done = 0
     for n in range(items):
         batch_head, keys, steps = get_item(n, program, CAUSAL)
-        # Only steps on the diagonal are masked: the first, or the last if backwards.
+        # Mask only steps on the diagonal: the first two, or the last two if backwards.
         cut, hidden, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut = steps - QUERY_TILES

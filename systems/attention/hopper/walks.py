@@ -34,7 +34,7 @@ DEALT_TILES = 256
 # doubled without a causal mask, or if DEALT_TILES gives each query head its programs,
 # and halved if a program has several query heads under a causal mask.
 SIDE_TILES = 128
-# Total number of key tiles in the heads that loop backwards (two heads up to half).
+# Number of key tiles in the heads that loop backwards: at least 2 heads, at most half.
 BACKWARDS_TILES = 256
 # Minimum number of key tiles for the ordered walk of a single KV head under a causal
 # mask, because no other head fills the SMs at the end.
@@ -50,7 +50,7 @@ class Shift(NamedTuple):
 
 class Ordered(NamedTuple):
     """The walk of the module `ordered`: `side` KV heads are interleaved, KV heads from
-    `turn` on loop backwards, and each KV head's query heads are divided into `parts`.
+    `turn` on loop backwards. Each of a KV head's `parts` counts as one KV head.
     """
 
     side: int

@@ -29,7 +29,7 @@ LOGGED: set[str] = set()
 
 
 def log_slower(reason: str) -> None:
-    """Log why the attention kernels are slower than possible, once for each reason."""
+    """Log why attention kernels are slower than possible, once per kind of reason."""
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED:
         LOGGED.add(kind)
@@ -48,7 +48,7 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
 
 @cache
 def check_device(device: torch.device) -> None:
-    """Raise ValueError for an unsupported GPU; log if faster kernels can't run."""
+    """Raise ValueError for an old GPU; log if kernels are interpreted or untimed."""
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)

@@ -285,7 +285,7 @@ def dkdv_kernel(
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
     x KV heads x SPLITS. With SPLITS > 1, dk_ptr and dv_ptr receive (SPLITS, batch,
-    heads, n_k, HEAD), for `sum_kernel`.
+    KV heads, n_k, HEAD), for `sum_kernel`.
     """
     stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)

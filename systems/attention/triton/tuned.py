@@ -39,7 +39,7 @@ def path_of(slug: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file. Raise ValueError if it is damaged."""
+    """Return a file of tuned configurations. Raise ValueError if it is damaged."""
     try:
         found = json.loads(path.read_bytes())
         whole = found["software"]["triton"] and found["source_hash"]
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_entry(entry: dict[str, Any]) -> bool:
-    """Return whether this is a valid `Config` (`anew`: recompute) of a known kernel."""
+    """Return whether an entry has a valid `Config` (`anew`: recompute) and kernel."""
     arithmetic, kernel, d, causal = key_of(entry)
     q, k, warps, stages, registers, ahead, anew = entry["config"]
     return (
@@ -96,7 +96,7 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
 
 
 def digest(slug: str, triton: str) -> str | None:
-    """Return a short hash of the configurations in use, for records, or None."""
+    """Return a short hash of the tuned configurations in use; None without any."""
     found = configs(slug, triton)
     text = repr(sorted(found.items())).encode()
     return hashlib.sha256(text).hexdigest()[:16] if found else None
