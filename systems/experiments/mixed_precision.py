@@ -1,5 +1,5 @@
 """Measure how precision affects training: loss curves in fp32, under bf16 autocast and
-in pure bf16, on a synthetic language of known entropy, the minimum of the loss.
+in pure bf16, on a synthetic language whose entropy is the minimum of the loss.
 
 Rounding changes the effective step size, so fp32 and pure bf16 also train at a lower
 and a higher learning rate. The seed sets the initial weights and the data.
@@ -131,7 +131,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 class Watch:
-    """Recorder of the share of WATCHED weights that every 10th step leaves unchanged."""
+    """Recorder of the share of WATCHED weights that each 10th step leaves unchanged."""
 
     def __init__(self, model: nn.Module):
         self.tensors = {

@@ -1,1 +1,1 @@
-"""FLOPs, bytes and lower bounds on time from a model's shape. It imports no torch."""
+"""FLOPs, bytes and lower bounds on time from a model's shape. These need no torch."""

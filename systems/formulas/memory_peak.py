@@ -239,8 +239,8 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     before = position.before if p.checkpoint else position.block - 1
     computed_again = before * saved_block if p.checkpoint else 0
     copies = before * block_matrix_entries(p) * copy
-    # The input of this segment (without recomputation, of the first block), which the
-    # norm saves in fp32; in pure bf16 that is a copy.
+    # The norm saves its input in fp32: the segment's input, or without recomputation
+    # the first block's; in pure bf16 this is a copy.
     stream = n * d * FP32_BYTES
     saved = before * saved_block + stream
     if p.checkpoint:

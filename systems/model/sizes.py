@@ -1,4 +1,4 @@
-"""Model sizes: Table 1 of the assignment, and a 10B model. It imports no torch."""
+"""Model sizes: Table 1 of the assignment, and a 10B model. They need no torch."""
 
 from dataclasses import dataclass
 

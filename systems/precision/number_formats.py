@@ -1,5 +1,5 @@
 """Floating-point formats in exact rational arithmetic: range, spacing, rounding, and
-the step at which a running sum stops growing. It imports no torch.
+the step at which a running sum stops growing. This module needs no torch.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Names of the marks in a profiled step. It imports no torch."""
+"""Names of the marks in a profiled step. This module needs no torch."""
 
 # Names of the marks around a pass and around a layer, which are not phases.
 STEP, LAYER = "step", "layer"

@@ -6,7 +6,7 @@ marked at the launch. Both profilers number each launch (the correlation id) and
 that number with the kernel. Autograd launches the backward pass from a thread without
 marks; the marks of the thread that waits for it count instead.
 
-Times are integers in ns on the trace's clock; rows have ms. It imports no torch.
+Times are integers in ns on the trace's clock; rows have ms. This module needs no torch.
 """
 
 import sqlite3

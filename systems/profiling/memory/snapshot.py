@@ -4,7 +4,7 @@
 stack. A block lives from its allocation to its free. Its category follows from its
 owner (parameter, gradient, optimizer state, autocast's copy of a weight) or its
 lifetime: a block that survives the forward or loss phase is saved for the backward
-pass. It imports no torch.
+pass. This module needs no torch.
 """
 
 import pickle
