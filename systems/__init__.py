@@ -61,7 +61,7 @@ def import_fault(error: BaseException) -> str:
     folders = tuple(f"{ROOT / name}{os.sep}" for name in ("systems", "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if frame.filename.startswith(folders)]
-    # This project's last line in the traceback is the import statement that failed.
+    # If an import failed, it is this project's last line in the traceback.
     importing = r"(?:from |import |import_module\(\")(\w+)"
     package = re.match(importing, lines[-1]) if lines else None
     if package is None or package[1] in ("systems", "tools"):

@@ -162,7 +162,7 @@ def empty_row_statistics(x: Tensor) -> Tensor:
     strides = (
         (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
     )
-    # Faster than torch.empty, which would compute the strides.
+    # This is faster than torch.empty, which would compute the strides.
     return torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
 
 

@@ -1,8 +1,8 @@
 """The attention implementations that experiments compare, by name: this project's
 ("ours...", "tiles"), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
-Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that it doesn't support
-raise `Unsupported`. Names with "_ordered" request deterministic gradients.
+Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that the implementation
+rejects raise `Unsupported`. Names with "_ordered" request deterministic gradients.
 """
 
 import math

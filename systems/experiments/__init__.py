@@ -1,4 +1,4 @@
-"""Experiments by name ("stem"). Module and record have that name. It needs no torch."""
+"""Table of experiments by name ("stem"), which is also that of module and record."""
 
 import sys
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""The running sum of a thousand times 0.01 (the assignment's snippets) or of ten
-thousand times 0.001, in each number format, on the CPU and on the GPU.
+"""Sum a thousand times 0.01 (the assignment's snippets) or ten thousand times 0.001,
+one by one, in each number format, on the CPU and on the GPU.
 
     python -m systems.experiments.accumulation --value fp16 --accumulator fp32
 """

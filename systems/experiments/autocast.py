@@ -1,5 +1,5 @@
-"""The dtype in which each part of a model computes under autocast, and the result dtype
-of each operation.
+"""Record the dtype in which each part of a model computes under autocast, and the
+result dtype of each operation.
 
     python -m systems.experiments.autocast --part toy --dtype fp16
 """

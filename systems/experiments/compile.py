@@ -93,7 +93,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure each phase and the warm-up steps: samples in ms, peak memory in bytes,
-    compiled graphs and recompiles, GPU time and kernels. Each turn runs a part of the
+    compiled graphs and recompiles, GPU time and kernels. Each turn runs some of the
     steps.
     """
     c, device, metrics = config, timing.default_device(), {}

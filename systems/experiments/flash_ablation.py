@@ -80,7 +80,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shared": ({}, {}),
     "in_turn": ({"head_swizzle": 1}, {"head_swizzle": 1}),
     "together": ({}, {}),
-    # Fastest on Hopper (d = 64) if float32 is split into limbs inside the loop.
+    # Fastest configurations on Hopper (d = 64) that split float32 inside the loop.
     "cut_in_steps": (
         {"config": LaunchConfig(128, 64, 4, 1)},
         {
@@ -274,7 +274,7 @@ def atomic_backward(
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure this step: GPU time in ms, error on the first rows of a head, whether two
+    """Measure one step: GPU time in ms, error on the first rows of a head, whether two
     results are bitwise equal, and the backend that ran.
     """
     device = timing.default_device()

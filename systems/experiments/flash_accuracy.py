@@ -1,5 +1,5 @@
-"""Errors of attention implementations in o, lse, dq, dk and dv against plain attention
-in float64; and whether 200 calls of our kernels are bitwise equal.
+"""Measure errors of attention implementations in o, lse, dq, dk and dv against plain
+attention in float64, and whether 200 calls of our kernels are bitwise equal.
 
     python -m systems.experiments.flash_accuracy --implementation triton --d 64 --n 4096
 """

@@ -1,4 +1,4 @@
-"""Times of FlashAttention, plain and compiled PyTorch, and SDPA: forward, backward and
+"""Time FlashAttention, plain and compiled PyTorch, and SDPA: forward, backward and
 both, in the assignment's 80 configurations (batch 1, one head, causal).
 
 `forward_ms`, `backward_ms` and `both_ms` come from Triton's `do_bench`, as the

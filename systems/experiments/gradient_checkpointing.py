@@ -1,5 +1,5 @@
-"""Peak memory and time of a forward and backward pass with each strategy of activation
-checkpointing: runs of blocks, half blocks, nested runs, attention only.
+"""Measure peak memory and time of a forward and backward pass with each strategy of
+activation checkpointing: runs of blocks, half blocks, nested runs, attention only.
 
 Each row has two peaks: one if the backward pass allocates the gradients, as after
 `zero_grad()`, and one if gradients already exist, as in gradient accumulation.

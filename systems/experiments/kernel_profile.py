@@ -1,5 +1,5 @@
-"""The kernels of each phase of a forward pass or training step, and the GPU's idle time
-between kernels, by torch.profiler or Nsight Systems.
+"""Profile the kernels of each phase of a forward pass or training step, and the GPU's
+idle time between kernels, by torch.profiler or Nsight Systems.
 
     python -m systems.experiments.kernel_profile --mode step --profiler nsys
 """
@@ -64,7 +64,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: all sizes and contexts in fp32 and bf16."""
+    """Return configurations: Table 1 at contexts 128 to 1024, in fp32 and bf16."""
     if quick:
         return [
             Config("small", 128, mode, batch=1, warmup=1, passes=2) for mode in MODES

@@ -1,5 +1,5 @@
-"""The size of each model: parameters by part, and FLOPs of a forward pass as counted by
-PyTorch. The meta device (shapes without data) needs no GPU.
+"""Count each model's parameters by part, and FLOPs of a forward pass by PyTorch's
+counter. The meta device (shapes without data) needs no GPU.
 
     python -m systems.experiments.model_sizes --size 2.7B --context 512
 """

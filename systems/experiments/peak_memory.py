@@ -1,4 +1,4 @@
-"""Peak memory of a pass of the model by category, such as weights and activations.
+"""Measure a pass's peak memory by category, such as weights and activations.
 
 The first passes measure the allocator's peak. One more records the allocator's history;
 --keep-snapshots saves it for pytorch.org/memory_viz.
@@ -111,7 +111,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Measure the peak in bytes, its categories, and the largest blocks."""
+    """Measure the peak in bytes, its categories, and the largest allocations."""
     c, device = config, gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention

@@ -1,4 +1,4 @@
-"""The tensors that autograd saves for the backward pass of a norm, a block or four
+"""List the tensors that autograd saves for the backward pass of a norm, a block or four
 blocks, and the lines of code that save them; eager, compiled, and checkpointed.
 
 `torch.autograd.graph.saved_tensors_hooks` reports every tensor. Storage that tensors

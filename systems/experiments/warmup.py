@@ -1,5 +1,5 @@
-"""The cost of a process's first steps: the time of forward and backward passes after 0,
-1, 2 or 5 warm-up steps.
+"""Measure the cost of a process's first steps: the time of forward and backward passes
+after 0, 1, 2 or 5 warm-up steps.
 
 Each row runs in a new process, or earlier rows would warm up later rows. The numbers of
 warm-up steps alternate, with five processes each, in case the host is slow for a while.

@@ -134,7 +134,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         copies = head * BF16_BYTES if p.autocast else 0
         last = count_segments(p) - 1
         full = maximum(last - 1, 0)
-        # A last segment of several blocks keeps its own and its last block's input.
+        # If the last segment has several blocks, its last block's input is kept, too.
         inputs = last + 1 + minimum(layers - 1 - last * p.checkpoint, 1)
         run_end = minimum((full + 1) * p.checkpoint, layers)
         first_end = minimum(p.checkpoint, layers)

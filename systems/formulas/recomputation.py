@@ -37,9 +37,9 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
 def forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, counting the forward pass."""
     if strategy == "halving":
-        # A block is computed in the forward pass, for its own backward pass, and to get
-        # the input of each later second half, except in the outermost run: PyTorch
-        # stops recomputing when all saved tensors exist.
+        # A block is computed in the forward pass, for its own backward pass, and once
+        # for each first half around it but the outermost, to get the second half's
+        # input. PyTorch stops recomputing when all saved tensors exist.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]

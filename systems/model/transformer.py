@@ -1,5 +1,5 @@
-"""The Transformer language model that experiments on training measure, as the course
-defines it.
+"""The Transformer language model that most experiments measure, as the course defines
+it.
 
 Pre-norm blocks, RMSNorm, rotary embedding, SwiGLU, untied embedding and head, no
 biases. Names, signatures and state-dict keys match the course's package, so checkpoints

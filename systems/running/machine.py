@@ -26,7 +26,7 @@ def device_for(allowed: tuple[str, ...]) -> Device | None:
 
 
 def check_torch(device: Device) -> None:
-    """Raise CannotStart if torch would use another device."""
+    """Raise CannotStart if torch would use another device, or no GPU."""
     if not device.is_gpu or "torch" not in sys.modules:
         return
     import torch

@@ -98,7 +98,7 @@ def new_record(
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the partial record without failed rows; `fresh` if that is outdated."""
+    """Return the partial record without failed rows, or `fresh` if it is unusable."""
     try:
         old = store.read(partial)
     except FileNotFoundError:

@@ -123,7 +123,7 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernel_status(device: Device) -> dict[str, str]:
-    """Describe which of our attention kernels run on a GPU. Imports torch."""
+    """Describe which of our attention kernels run on a GPU. This imports torch."""
     if device.capability is None:
         return {}
     if text := lacks("torch", "triton"):

@@ -12,7 +12,7 @@ class Config(NamedTuple):
     groups: int
     rows: int
     stages: int
-    # Registers per thread: in consumers, and on average over all warps (maxnreg).
+    # Registers per thread of consumers, and the average over all warps (maxnreg).
     registers: int = 240
     maxnreg: int = 168
     # Forward: P V of a step overlaps with softmax of the next step (same consumer).

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
-    """Return 64 rows of zeros as a block of D columns, or if NARROW of 64 and of 32."""
+    """Return zeros: 64 rows in a block of D columns; if NARROW, blocks of 64 and 32."""
     FIRST: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64 if NARROW else D, 16]
     )

@@ -1,5 +1,5 @@
 """Measure how fast TMA (`cp.reduce`) can add to global memory in the L2 cache, as an
-upper bound for the one-pass backward.
+upper bound for the rate at which the one-pass backward adds to dq.
 """
 
 import torch

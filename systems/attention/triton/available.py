@@ -24,7 +24,7 @@ TABLES = {
 TIMED = "sm_90"
 # Minimum compute capability. Older GPUs have no bfloat16 tensor cores.
 MIN_CAPABILITY = (8, 0)
-# Reasons already logged in this process.
+# Kinds of reasons already logged in this process.
 LOGGED: set[str] = set()
 
 

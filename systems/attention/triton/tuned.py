@@ -14,7 +14,7 @@ from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# A change of this code makes files invalid, except a change of the function in CHOICE.
+# A change of this code outdates tuned files, except a change of CHOICE's function.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose_config")]
 # Arithmetics, kernels and head dimensions to tune, in this order.
@@ -39,7 +39,7 @@ def path_of(slug: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return a file of tuned configurations. Raise ValueError if it is damaged."""
+    """Read a file of tuned configurations. Raise ValueError if it is damaged."""
     try:
         found = json.loads(path.read_bytes())
         whole = found["software"]["triton"] and found["source_hash"]
