@@ -37,7 +37,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip GPU tests without a GPU; keep the first case of each test for --quick."""
+    """Skip GPU tests without a GPU; for --quick, keep one case of each fast test."""
     if config.getoption("--quick"):
         cases, left_out = {}, {"slow", "alone", "browser", "slurm", "gpu", "versions"}
         for item in items:
@@ -57,12 +57,12 @@ def pytest_runtest_teardown(item):
         torch.cuda.empty_cache()
 
 
-# Without Triton, skip tests that reach kernels; in CI it must be installed.
+# Without Triton, skip tests that reach kernels; in CI, Triton must be installed.
 NO_TRITON = "needs Triton, which is there for Linux alone"
 
 
 def skip_without_triton(report, error: BaseException, path: object):
-    """Return the report of a skip instead of a failure, if only Triton is missing."""
+    """Turn a failure into a skip if Triton is missing; return the report."""
     causes: list[BaseException] = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)

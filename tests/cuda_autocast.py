@@ -1,5 +1,5 @@
-"""CUDA's autocast on a CPU: inside, `torch.autocast("cpu", torch.bfloat16)` casts and
-caches as on CUDA. test_autocast.py compares the results with a GPU's record."""
+"""Imitate CUDA's autocast on a CPU: in `cuda_autocast`, bf16 autocast for "cpu" casts
+and caches as on CUDA. test_autocast.py compares the results with a GPU's record."""
 
 import warnings
 from collections.abc import Iterator

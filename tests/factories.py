@@ -60,8 +60,8 @@ def needed_bytes(row: Row) -> int:
     return sum(peak(Pass(c["size"], c["context"], mode, precision)).values())
 
 
-def limit_memory(record: Record, gpu: Device) -> Record:
-    """Copy a record, with rows out of memory if they need more than this GPU has."""
+def simulate_smaller_gpu(record: Record, gpu: Device) -> Record:
+    """Copy a record to a GPU; rows that need more memory or Hopper lose metrics."""
     room = gpu.memory_bytes or 0
     lost = {
         "out_of_memory": lambda row: needed_bytes(row) > room,

@@ -27,7 +27,7 @@ COMMANDS = {line: name for name in PACKAGES for line in PACKAGES[name].split("|"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_missing_packages_give_one_line(command):
+def test_missing_packages_give_a_one_line_error(command):
     # -S hides all installed packages.
     done = run_python("-S", *command.split(), env={})
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
@@ -82,7 +82,7 @@ SINKS = {">/dev/full": FULL, ">&-": (0, ""), "<&- >&- 2>&-": (0, ""), "| true": 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 @pytest.mark.parametrize("sink", SINKS)
-def test_closed_or_full_output(tmp_path, sink):
+def test_full_output_is_an_error_and_closed_output_is_none(tmp_path, sink):
     command = f'"{sys.executable}" tools/regen_tables.py --list --results "$0" {sink}'
     done = subprocess.run(
         ["sh", "-c", command, tmp_path], cwd=ROOT, capture_output=True
@@ -106,7 +106,7 @@ def test_compile_steps_rejects_the_interpreter():
 
 
 @pytest.mark.parametrize("module", ["experiments.autocast", "check_setup"])
-def test_ctrl_c_during_the_import_of_torch(tmp_path, module):
+def test_ctrl_c_during_the_import_of_torch_aborts(tmp_path, module):
     slow = "print(1, flush=True)\nimport time; time.sleep(60)"
     (tmp_path / "torch.py").write_text(slow)
     child = subprocess.Popen(

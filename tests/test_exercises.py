@@ -192,7 +192,7 @@ def test_check_explains_each_mistake(checks, tmp_path, name, wrong, words):
         ("def online_softmax(x):\n    pass\n", "returned NoneType, where a tensor"),
     ],
 )
-def test_incomparable_results_give_one_line(checks, tmp_path, text, words):
+def test_unusable_solutions_give_the_reason(checks, tmp_path, text, words):
     path = tmp_path / "3_online_softmax.py"
     path.write_text(text, "utf-8", errors="surrogateescape")
     with pytest.raises(checks.Wrong, match=words):

@@ -151,7 +151,7 @@ def test_map_lists_folders_and_top_level_files():
     for top in ("systems", "tools"):
         for path in (ROOT / top).rglob("*"):
             name = path.relative_to(ROOT).as_posix()
-            # The map omits folders of single experiments and of templates.
+            # The map omits what is in the folders of builders, templates and the theme.
             own = (
                 "tools/render/stems/",
                 "tools/hooks/templates/",

@@ -1,4 +1,4 @@
-"""Commands without Triton, or on other systems than Linux."""
+"""Test commands without Triton, as on macOS, and without fcntl, as on Windows."""
 
 import os
 import shutil
@@ -61,7 +61,7 @@ def test_commands_that_need_triton_say_so(line, run_blocked):
 
 
 @pytest.mark.slow
-def test_commands_without_triton_and_fcntl(run_blocked):
+def test_commands_run_without_triton_and_fcntl(run_blocked):
     listed = run_blocked(WINDOWS, "tools/regen_tables.py", "--list")
     assert listed.returncode == 0 and "nvidia-h200" in listed.stdout, listed.stderr
     found = run_blocked(WINDOWS, "-m", "systems.check_setup")

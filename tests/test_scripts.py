@@ -20,7 +20,7 @@ SOURCES = [path.read_text("utf-8") for path in SCRIPTS]
 LINE = re.compile(r"small  (forward  |backward |optimizer) +\d+\.\d\d ± \d+\.\d\d ms")
 
 
-def run(monkeypatch, capsys, path, *arguments):
+def run_script(monkeypatch, capsys, path, *arguments):
     """Run a script in this process with a tiny model; return its lines of output."""
     monkeypatch.setitem(sizes.SIZES, "small", sizes.ModelSize(32, 64, 2, 2))
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
@@ -49,17 +49,17 @@ def test_a_script_times_each_part_of_a_step(monkeypatch, capsys, path):
     name = "scaled_dot_product_attention"
     monkeypatch.setattr(transformer, name, getattr(transformer, name))
     options = "--size small --context 8 --batch 1 --warmup 0 --steps 2".split()
-    lines = run(monkeypatch, capsys, path, *options)
+    lines = run_script(monkeypatch, capsys, path, *options)
     assert len(lines) == 3
     assert all(LINE.fullmatch(line) for line in lines)
     if path.stem in ("2_sizes", "4_autocast"):
-        lines = run(monkeypatch, capsys, path, *options, "--no-optimizer")
+        lines = run_script(monkeypatch, capsys, path, *options, "--no-optimizer")
         assert [line.split()[1] for line in lines] == ["forward", "backward"]
 
 
 def test_plain_attention_is_timed(monkeypatch, capsys):
     options = ("--n", "16", "32", "--passes", "2", "--warmup", "1")
-    lines = run(monkeypatch, capsys, SCRIPTS[5], *options)
+    lines = run_script(monkeypatch, capsys, SCRIPTS[5], *options)
     assert [line.split()[1] for line in lines] == ["tokens", "16", "32"]
     assert all(float(number) >= 0 for line in lines[1:] for number in line.split())
 
@@ -67,7 +67,7 @@ def test_plain_attention_is_timed(monkeypatch, capsys):
 def test_script_prints_out_of_memory(monkeypatch, capsys):
     full = Mock(side_effect=torch.OutOfMemoryError)
     monkeypatch.setattr("systems.model.transformer.build_model", full)
-    lines = run(monkeypatch, capsys, SCRIPTS[1], "--size", "small", "xl")
+    lines = run_script(monkeypatch, capsys, SCRIPTS[1], "--size", "small", "xl")
     assert lines == ["small  out of memory", "xl     out of memory"]
 
 
@@ -107,7 +107,7 @@ def test_flash_script_times_attention(monkeypatch, capsys):
 
 
 def test_pages_show_what_the_scripts_print():
-    """Output on pages equals the format of the scripts' print calls."""
+    """Outputs shown on pages have the format of the scripts' print calls."""
     stems = ("end_to_end", "peak_memory", "attention", "flash_benchmarking")
     outputs = scripts.script_outputs({stem: [read_record(stem)] for stem in stems})
     assert [command.split()[0] for command in outputs] == [

@@ -32,7 +32,7 @@ def gpu_ms(step, *phases, **options):
 
 
 def script_ms(script, work, *phases):
-    """Return the GPU time of `work` in ms, and the time that the script measures."""
+    """Return the GPU time in ms of each phase that the script times in `work`."""
     time_ms = script["time_ms"]
 
     def step(phase):
@@ -53,7 +53,7 @@ CASES = [*((name, "fp32") for name in SCRIPTS), ("4_autocast", "bf16")]
 
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
-def test_gpu_time_of_a_step(name, precision, monkeypatch):
+def test_gpu_time_of_a_step_agrees_with_the_workload(name, precision, monkeypatch):
     eager = transformer.scaled_dot_product_attention
     script, steps = load_script(name), []
     used = script.get("annotated_attention", eager)
@@ -70,7 +70,7 @@ def test_gpu_time_of_a_step(name, precision, monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["forward", "step"])
-def test_peak_memory(mode, monkeypatch, tmp_path, capsys):
+def test_peak_memory_agrees_with_the_workload(mode, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     options = Namespace(**OPTIONS, precision="bf16", forward_only=mode == "forward")
     timing.give_back("cuda")  # Free models that earlier tests left in reference cycles.
@@ -84,7 +84,7 @@ def test_peak_memory(mode, monkeypatch, tmp_path, capsys):
     assert found == pytest.approx(metrics["peak_allocated_bytes"] / 2**30, rel=0.03)
 
 
-def test_gpu_time_of_plain_attention():
+def test_gpu_time_of_plain_attention_agrees():
     script, plain = load_script("6_attention"), transformer.scaled_dot_product_attention
     options = Namespace(batch=8, warmup=0, passes=1)
     found = script_ms(
@@ -96,8 +96,8 @@ def test_gpu_time_of_plain_attention():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_do_bench_of_flash_attention(dtype, capsys):
-    """At this length waits for launches take less than 2 % of the time."""
+def test_do_bench_of_flash_attention_agrees(dtype, capsys):
+    """At this length, launch overhead is less than 2 % of the time."""
     n, d = 65536, 64
     load_script("7_flash")["measure"](n, Namespace(d=d, dtype=dtype))
     inputs = random_inputs((1, 1, n, d), getattr(torch, dtype), "cuda")

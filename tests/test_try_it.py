@@ -27,7 +27,7 @@ def read_section(name: str) -> str:
 
 
 def inline_code(name: str) -> set[str]:
-    """Return text between single backticks."""
+    """Return the texts in single backticks of a page's *Try it* section."""
     return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", read_section(name)))
 
 

@@ -20,7 +20,7 @@ def plain_weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "shape", [(1, 1), (16, 128), (17, 129), (3, 5, 300), (33,)], ids=str
 )
-def test_values_and_gradients(shape, device):
+def test_values_and_gradients_equal_pytorch(shape, device):
     generator = torch.Generator().manual_seed(0)
     x, w, dy = (
         torch.randn(s, generator=generator).to(device).requires_grad_()
@@ -44,7 +44,7 @@ def test_half_precision_accumulates_in_float32(dtype, device):
     assert y.dtype == dtype and (y == 2064).all()
 
 
-def test_strided_inputs_and_expanded_gradient(device):
+def test_strided_inputs_and_expanded_gradient_are_supported(device):
     memory = torch.full((2 * 37, 100), float("nan"), device=device)
     x, w = memory[:37, :90:2], torch.randn(90, device=device)[::2]
     x.copy_(torch.randn(37, 45))

@@ -1,4 +1,4 @@
-"""The workflows that test changes and publish the site."""
+"""Test the workflows that test changes and publish the site."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TARGETS = set(
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_workflow_names_exist_and_permissions_are_read(path) -> None:
-    # BaseLoader, because YAML 1.1 reads the key `on` as true.
+def test_workflow_names_exist_and_permissions_are_read_only(path) -> None:
+    # Use BaseLoader, because YAML 1.1 reads the key `on` as true.
     workflow = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     assert workflow.keys() == {"name", "on", "permissions", "concurrency", "jobs"}
     assert workflow["permissions"] == {"contents": "read"}
@@ -46,7 +46,7 @@ def test_workflow_names_exist_and_permissions_are_read(path) -> None:
                 assert set(targets) <= TARGETS, step["run"]
 
 
-def test_ci_matrix_of_python_and_torch_versions() -> None:
+def test_ci_matrix_covers_python_and_hopper_versions() -> None:
     path = ROOT / ".github/workflows/tests.yml"
     job = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)["jobs"]["cpu"]
     matrix, (step,) = job["strategy"]["matrix"], [s for s in job["steps"] if "env" in s]

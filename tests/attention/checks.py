@@ -1,4 +1,4 @@
-"""Compare attention with float64. Errors may be up to twice those of plain PyTorch."""
+"""Compare attention with float64; allow twice plain PyTorch's error plus a margin."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from torch import Tensor
 from systems.attention import attention_reference
 
 NAMES: tuple[str, ...] = ("o", "lse", "dq", "dk", "dv")
-# Dtypes and head dimensions of tests: powers of two, and two that are padded to one.
+# Tested dtypes and head dimensions; Triton's kernels pad 80 and 96 columns to 128.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
-# Upper bound of every error relative to the largest value, whatever plain PyTorch's
-# error is.
+# Upper bound of each error, relative to the largest exact value or to 1, whichever is
+# greater.
 CAP = {
     torch.float64: 1e-10,
     torch.float32: 1e-3,
@@ -59,7 +59,7 @@ def make_inputs(
     sigma: float = 1.0,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return normally distributed q, k, v and do; scores have the deviation sigma."""
+    """Return normal q, k, v and do; scaled scores have the standard deviation sigma."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw_normal(*shape: int) -> Tensor:
@@ -132,11 +132,11 @@ class LimbMatmul(torch.autograd.Function):
 
 def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b as the float32 sum of three matmuls of bfloat16 limbs."""
-    (a_high, a_low), (b_high, b_low) = split_in_two(a), split_in_two(b)
+    (a_high, a_low), (b_high, b_low) = split_into_two_limbs(a), split_into_two_limbs(b)
     return a_low @ b_high + a_high @ b_low + a_high @ b_high
 
 
-def split_in_two(x: Tensor) -> tuple[Tensor, Tensor]:
+def split_into_two_limbs(x: Tensor) -> tuple[Tensor, Tensor]:
     """Split float32 into the nearest bfloat16 and the rest, rounded to bfloat16."""
     high = x.bfloat16().float()
     return high, (x - high).bfloat16().float()
@@ -193,13 +193,13 @@ def check_against_reference(
     scale: float | None = None,
     split: bool = False,
 ) -> None:
-    """Check that each error is at most CAP, and at most twice that of plain PyTorch in
-    the same precision plus a margin for rounding.
+    """Check that each error is at most CAP (relative to values above 1), and at most
+    twice plain PyTorch's error in the same precision plus a margin.
 
-    The margin adds the spacing of numbers at the largest value, errors of float32 sums
-    whose terms cancel, errors of n additions, and the rounding of lse to float32. With
-    `split`, errors are compared with those of plain attention in limbs, and the margin
-    includes the effect of delta's error.
+    The margin covers the rounding of results and of lse, sums whose terms cancel, and
+    float32 sums as random walks. With `split`, plain attention multiplies float32 as
+    bfloat16 limbs, and the margin for dq and dk adds the effect of o's error on
+    delta.
     """
     actual = actual if isinstance(actual, Mapping) else to_dict(actual)
     exact = run_reference(q, k, v, do, causal, scale)
@@ -267,7 +267,7 @@ def poison_buffers(launches) -> Iterator[list[Tensor]]:
     memories, new_empty = [], Tensor.new_empty
 
     def new_poisoned(x, shape, dtype=None, **options):
-        # Leave copies that the interpreter makes alone: only they pass a device.
+        # Don't poison the interpreter's copies: only these calls pass a device.
         if options:
             return new_empty(x, shape, dtype=dtype, **options)
         size, kind = math.prod(shape), dtype or x.dtype

@@ -60,31 +60,31 @@ def launch_passes(
 
 
 @parametrize_pairs(cls=CLASSES, dtype=DTYPES, d=HEAD_DIMS, causal=CAUSAL)
-def test_dtypes_and_head_dimensions(cls, dtype, d, causal, device):
+def test_dtypes_and_head_dimensions_are_accurate(cls, dtype, d, causal, device):
     check_result(cls, make_inputs(97, 97, d, dtype, device), causal)
 
 
 @parametrize_pairs(cls=CLASSES, lengths=LENGTHS, causal=CAUSAL)
-def test_lengths(cls, lengths, causal, device):
+def test_every_length_is_accurate(cls, lengths, causal, device):
     check_result(cls, make_inputs(*lengths, 16, device=device), causal)
 
 
 @pytest.mark.parametrize("gap", [0, 8, 1], ids=lambda gap: f"rows {gap} apart")
-def test_row_strides_with_and_without_divisor_8(gap, device):
+def test_rows_of_any_stride_are_accurate(gap, device):
     whole = make_inputs(33, 40, 24 + gap, torch.float16, device, lead=(1, 2))
     q, k, v, do = (x[..., :24] for x in whole)
     check_result(FlashAttentionTriton, (q, k, v, do), True)
 
 
 @parametrize_pairs(cls=CLASSES, dtype=DTYPES, sigma=[8.0, 60.0], causal=CAUSAL)
-def test_large_scores(cls, dtype, sigma, causal, device):
+def test_large_scores_are_accurate(cls, dtype, sigma, causal, device):
     check_result(cls, make_inputs(70, 97, 32, dtype, device, sigma=sigma), causal)
 
 
 @parametrize_pairs(
     tile=[(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)], causal=CAUSAL
 )
-def test_tiles_of_any_shape(tile, causal, device):
+def test_tiles_of_any_shape_are_accurate(tile, causal, device):
     """Causal loops have a part with and a part without masking, for any tile shape."""
     inputs = make_inputs(97, 70, 16, device=device)
     t = Config(*tile, warps=4, stages=2)
@@ -97,7 +97,7 @@ def test_tiles_of_any_shape(tile, causal, device):
 @parametrize_pairs(
     dtype=DTYPES, splits=[(2, 2, 2), (3, 8, 2), (5, 4, 1), (1, 1, 4)], causal=CAUSAL
 )
-def test_split_loops(dtype, splits, causal, device):
+def test_split_loops_are_accurate(dtype, splits, causal, device):
     """Test fewer, as many and more splits than steps, with grouped heads."""
     shared = {"lead": (2, 2), "lead_k": (2, 1)}
     q, k, v, do = inputs = make_inputs(65, 97, 40, dtype, device, **shared)
@@ -190,7 +190,7 @@ def test_high_precision_keeps_sixteen_bits(set_precision, d, causal, device):
     splits=[1, 3],
     causal=CAUSAL,
 )
-def test_float32_limbs_computed_ahead(
+def test_float32_limbs_computed_ahead_are_accurate(
     set_precision, setting, ahead, splits, causal, device, monkeypatch
 ):
     # The reference for "high" does not support grouped heads.
@@ -205,7 +205,7 @@ def test_float32_limbs_computed_ahead(
     )
     found = launch_passes((q, k, v, do), causal, forward, dkdv, dq, (splits,) * 3)
     set_precision("highest")
-    # The forward pass splits three tensors into limbs, the backward pass four.
+    # Ahead of forward, three tensors are split into limbs; ahead of backward, four.
     assert done == [3] * ahead[0] + [4]
     split = setting == "high"
     check_against_reference(found, q, k, v, do, causal, 0.25, split=split)
@@ -243,7 +243,7 @@ def test_float64_tiles_are_exact(causal):
 @compiles_cpp
 @pytest.mark.slow
 @MASKS
-def test_compiled_recompute_backward(causal):
+def test_compiled_recompute_backward_is_accurate(causal):
     """Test masked scores whose exponential overflows."""
     inputs = make_inputs(33, 33, 16, lead=(2,), sigma=60.0)
     expected = run_reference(*inputs, causal, dtype=torch.float32)

@@ -14,15 +14,15 @@ from tools.compile_ahead import (
     table_configs,
 )
 
-# `make test` compiles for the H100 only, which runs all kernels; `make versions` for
-# all GPUs.
+# In `make versions` the first test compiles for all GPUs, else only for the H100,
+# which runs all kernels.
 FIRST = "h100"
 GPUS = [
     pytest.param(name, marks=[] if name == FIRST else [pytest.mark.versions])
     for name in TARGETS
 ]
-# Compile kernels for many rows with a mask, the first kernels, the smallest tiles with
-# split loops and no mask, and (from head dimension 40) the Hopper kernels.
+# Compile kernels for many rows with a mask, the first kernels, kernels for few rows
+# with split loops and no mask and, on Hopper GPUs, the Hopper kernels.
 COMPILE = """
 from tools.compile_steps import first_backward, first_forward
 
@@ -178,10 +178,10 @@ def test_largest_tiles_fit_and_spill_little(name, tmp_path):
         # Shared memory: each of two programs takes 81 of 164 KiB, and 1 KiB for CUDA.
         (KernelNeeds("", "", 4, 81 * 1024, 32, 0), 2),
         (KernelNeeds("", "", 4, 82 * 1024, 32, 0), 1),
-        # Warps: an SM of an A100 has 64.
+        # Warps: an SM of an A100 has 64, in at most 32 programs.
         (KernelNeeds("", "", 4, 0, 16, 0), 16),
         (KernelNeeds("", "", 1, 0, 16, 0), 32),
     ],
 )
-def test_thread_blocks_per_sm(needs, programs):
+def test_each_resource_limits_thread_blocks_per_sm(needs, programs):
     assert needs.blocks_per_sm(TARGETS["a100"]) == programs

@@ -58,7 +58,7 @@ def test_config_table_is_complete():
         ((1, 1, 1, 40), (7, 7, 7, 1), 1),
     ],
 )
-def test_stride_divisor_of_a_layout(shape, strides, unit):
+def test_stride_divisor_is_eight_or_one(shape, strides, unit):
     assert launches.find_stride_divisor(Layout(shape, strides)) == unit
     other = Layout((2, 4, 8, 16), (512, 128, 16, 1))
     assert launches.find_stride_divisor(other, Layout(shape, strides)) == unit

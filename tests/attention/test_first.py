@@ -32,13 +32,13 @@ def check_result(causal: bool, *shape, **options) -> None:
 @MASKS
 @pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dtypes_and_head_dimensions(dtype, d, causal, device):
+def test_dtypes_and_head_dimensions_are_accurate(dtype, d, causal, device):
     check_result(causal, 128, 128, d, dtype, device)
 
 
 @MASKS
 @pytest.mark.parametrize("n", [64, 192, 320])
-def test_lengths_heads_and_scales(n, causal, device):
+def test_lengths_heads_and_scales_are_accurate(n, causal, device):
     inputs = make_inputs(n, n, 16, device=device, lead=(3,))
     outputs = run_class(FlashAttentionFirst, *inputs, causal, 0.7)
     check_against_reference(outputs, *inputs, causal, 0.7)
@@ -51,7 +51,7 @@ def test_large_scores_do_not_overflow(dtype, causal, device):
     check_result(causal, 128, 128, 32, dtype, device, sigma=60.0)
 
 
-def test_expanded_output_gradient(device):
+def test_expanded_output_gradient_equals_a_contiguous_one(device):
     q, k, v, _ = make_inputs(64, 64, 16, device=device)
     inputs = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = first_attention(*inputs)
@@ -61,7 +61,7 @@ def test_expanded_output_gradient(device):
 
 
 @pytest.mark.gpu
-def test_more_tiles_than_a_grid_axis_allows(device):
+def test_tiles_may_exceed_the_limit_of_a_grid_axis(device):
     """CUDA's second and third grid axes end at 65,535."""
     n = 65_536 * 64
     q, k, v, do = make_inputs(n, n, 16, torch.bfloat16, device)

@@ -1,6 +1,6 @@
-"""Tests that need a GPU: all tiles of the tables, long tensors, repeats, compilers.
+"""Tests that need a GPU: launch configurations, long tensors, repeats, compilers.
 
-`pytest -m "gpu and not alone" -n 8` compiles in parallel, then `-m "gpu and alone"`.
+Run `pytest -m "gpu and not alone" -n 8`, then `pytest -m "gpu and alone"`.
 """
 
 import os
@@ -49,7 +49,7 @@ MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables, without tables that equal another GPU's table."""
+    """Return the tables by GPU; of equal tables, keep only the first."""
     found: dict[str, Any] = {}
     for arch, table in tables.items():
         if table not in found.values():
@@ -58,7 +58,7 @@ def drop_duplicates(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 # Every configuration by (GPU, arithmetic, head dimension): the three kernels of one
-# entry are checked together. Without an entry for few rows, the general one applies.
+# entry are checked together. Where few rows have no entry, the general one applies.
 ENTRIES = {
     (arch, kind, d): {name: by_d[d] for name, by_d in passes.items()}
     for arch, kinds in drop_duplicates(CONFIGS).items()
@@ -83,7 +83,7 @@ def check_result(cls, inputs, causal: bool) -> None:
 @MASKS
 @pytest.mark.parametrize("d", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_lengths(dtype, d, causal):
+def test_triton_kernels_are_accurate_at_every_length(dtype, d, causal):
     for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
         inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
         check_result(FlashAttentionTriton, inputs, causal)
@@ -91,7 +91,7 @@ def test_all_lengths(dtype, d, causal):
 
 @MASKS
 @pytest.mark.parametrize(("gpu", "kind", "d"), ENTRIES, ids=str)
-def test_every_configuration_of_the_tables(set_precision, gpu, kind, d, causal):
+def test_every_launch_configuration_is_accurate(set_precision, gpu, kind, d, causal):
     configs = {
         name: select_by_mask(config, causal)
         for name, config in ENTRIES[gpu, kind, d].items()
@@ -113,7 +113,7 @@ def test_every_configuration_of_the_tables(set_precision, gpu, kind, d, causal):
 @COMPILED
 @MASKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_pytorch_tiles_with_a_compiled_backward(dtype, causal):
+def test_compiled_backward_of_pytorch_tiles_is_accurate(dtype, causal):
     for n_q, n_k in ((128, 128), (257, 97)):
         inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
         check_result(FlashAttentionPyTorch, inputs, causal)
@@ -141,8 +141,8 @@ def test_two_hundred_calls_are_bitwise_equal(dtype, causal, monkeypatch):
 
 
 @MASKS
-def test_offsets_beyond_two_to_the_31(causal):
-    """Only the last head of a long tensor lies beyond 2³¹ elements."""
+def test_offsets_beyond_two_to_the_31_reach_the_right_rows(causal):
+    """The last head of each long tensor lies beyond 2³¹ elements."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
     long = [
         torch.empty(heads, n, d, dtype=torch.bfloat16, device="cuda").normal_()
@@ -162,7 +162,7 @@ def assert_near(actual, inputs, causal: bool) -> None:
         torch.testing.assert_close(actual[name], x, **close)
 
 
-def test_maximum_number_of_rows():
+def test_maximum_number_of_rows_is_exact():
     """Test one key with all the weight, and 2³⁰ keys with equal weights."""
     n = 2**30
     one, many = (
@@ -181,7 +181,7 @@ def test_maximum_number_of_rows():
 
 
 @MASKS
-def test_large_row_strides(causal):
+def test_large_row_strides_are_supported(causal):
     n, d, stride = 80, 16, 2**25
     memory = torch.empty(n * stride, dtype=torch.bfloat16, device="cuda")
     memory.fill_(float("nan"))
@@ -193,7 +193,7 @@ def test_large_row_strides(causal):
     assert_near(run_class(FlashAttentionTriton, *views, causal), inputs, causal)
 
 
-def test_more_heads_than_a_grid_axis_allows():
+def test_heads_may_exceed_the_limit_of_a_grid_axis():
     """CUDA limits the second and third axis of a grid to 65,535."""
     inputs = make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
     check_result(FlashAttentionTriton, inputs, True)
@@ -213,7 +213,7 @@ def test_memory_is_linear_in_the_length(dtype):
 
 
 @COMPILED
-def test_leaderboard_test_function():
+def test_gradients_accumulate_in_the_leaderboard_test_function():
     """The output gradient has stride zero, and gradients accumulate over calls."""
     torch.compiler.reset()
     q, k, v, _ = make_inputs(512, 512, 64, torch.bfloat16, "cuda", lead=(16,))

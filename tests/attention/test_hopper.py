@@ -88,7 +88,7 @@ def attend(q, k, v, do, causal: bool, scale: float | None = None):
 
 @pytest.fixture
 def fake_hopper(monkeypatch):
-    """Pretend a Hopper GPU and a supported Triton."""
+    """Simulate a Hopper GPU and a supported Triton."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
 
 
@@ -173,7 +173,7 @@ def test_tma_descriptor_equals_that_of_triton():
     theirs = TensorDescriptor(x, [2, 3, 70, 64], strides, [1, 1, 16, 64], made.layout)
     assert made.base is x
     assert vars(made) | {"base": None} == vars(theirs) | {"base": None}
-    # No batch, and one head: strides of dimensions of size 1 are ignored.
+    # Without a batch dimension, the descriptor has a batch of 1.
     lies = make_layout(*shape_and_strides(x[0]))
     assert rows_descriptor(lies, 16, 64, x.dtype)(x[0]).shape == [1, 3, 70, 64]
     statistics = torch.empty(6, 72)
@@ -216,7 +216,7 @@ def test_setup_page_names_supported_versions():
     assert f"Triton {', '.join(names)} and {last}" in page
 
 
-def test_layouts_that_tma_can_read():
+def test_layouts_that_tma_can_read_are_recognized():
     x = torch.empty(4, 8, 100, 64, dtype=torch.bfloat16)
     flat = torch.empty(6401, dtype=torch.bfloat16)
     # A dimension of size 1 may have any stride.
@@ -399,9 +399,9 @@ def choose(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
     return choose_walk(q, k, causal, 132)
 
 
-def test_cases_of_the_ordered_walk():
-    # Lengths that are no multiple of a tile, grouped heads, more tiles than SMs, and
-    # narrow heads.
+def test_ordered_walk_is_chosen_for_ragged_grouped_and_long_inputs():
+    # Test lengths that are no multiple of a tile, grouped heads, more tiles than SMs,
+    # and narrow heads.
     assert choose(4000) == Ordered(4, 56)
     assert choose(4000, causal=False) == Ordered(8, 64)
     assert choose(8192, (2, 32), (2, 8), d=64) == Ordered(1, 12)
@@ -417,7 +417,7 @@ def test_cases_of_the_ordered_walk():
     assert choose(8192, (2, 64), (2, 8), causal=False) == Ordered(4, 16)
     # If the lengths differ, the shorter one decides.
     assert choose(8192, n_q=4096) == Ordered(2, 60)
-    # The ordered walk needs enough keys and programs, and more than one head.
+    # The ordered walk needs enough keys and programs, and mostly several heads.
     assert not choose(3968) and not choose(2000, (8, 16)) and not choose(8192, n_q=1000)
     assert choose(2000, (8, 16), causal=False) and not choose(1900, causal=False)
     assert not choose(4000, (1, 4)) and not choose(32768, (1, 1), d=64)
@@ -442,7 +442,7 @@ def test_drawing_shows_each_program_s_walk(program):
         assert numbers[x, 58.5 + 24 * program] == order
 
 
-def test_cases_of_the_shift_walk():
+def test_shift_walk_is_chosen_for_equal_whole_tiles():
     def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
         found = choose(n, lead, lead_k, causal, d, n_q)
         return found.groups if isinstance(found, Shift) else 0
@@ -464,7 +464,7 @@ def test_cases_of_the_shift_walk():
 @MASKS
 @DTYPES
 @HEAD_DIMS
-def test_one_pass_backward_in_shift_walk(d, dtype, causal):
+def test_one_pass_backward_is_accurate_in_shift_walk(d, dtype, causal):
     for n, lead, groups in [
         (128, (1,), 1), (128, (3,), 2), (256, (2,), 1), (384, (2, 5), 4),
         (1024, (3,), 3), (2048, (2, 6), 4),
@@ -515,7 +515,7 @@ def list_orders(heads: int, shared: int, causal: bool) -> list[Ordered]:
 @needs_hopper
 @MASKS
 @pytest.mark.parametrize("case", ORDERED)
-def test_one_pass_backward_in_ordered_walk(case, causal):
+def test_one_pass_backward_is_accurate_in_ordered_walk(case, causal):
     n_q, n_k, lead, lead_k, d = ORDERED[case]
     heads = {"lead": lead, "lead_k": lead_k}
     q, k, v, do = inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", **heads)
@@ -533,7 +533,7 @@ def test_one_pass_backward_in_ordered_walk(case, causal):
 
 @needs_hopper
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_grouped_heads_of_transposed_views():
+def test_compiled_gradients_of_transposed_views_agree_with_eager():
     torch.compiler.reset()
     heads = {"lead": (1, 32), "lead_k": (1, 8)}
     inputs = make_inputs(8192, 8192, 128, torch.bfloat16, "cuda", **heads)
@@ -570,7 +570,7 @@ def test_padding_keys_are_masked_for_low_scores():
 @MASKS
 @DTYPES
 @HEAD_DIMS
-def test_all_lengths(d, dtype, causal):
+def test_hopper_kernels_are_accurate_at_every_length(d, dtype, causal):
     for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
         inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
         first = attend(*inputs, causal)
@@ -582,7 +582,7 @@ def test_all_lengths(d, dtype, causal):
 @needs_hopper
 @MASKS
 @DTYPES
-def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
+def test_both_forward_configurations_for_64_columns_are_accurate(dtype, causal):
     for config in (SHORT_FORWARD, CONFIGS["forward"][64]):
         for n_q, n_k in [(1000, 1000), (65, 2000), (2000, 130)]:
             q, k, v, do = inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
@@ -594,7 +594,7 @@ def test_both_forward_configurations_of_head_dimension_64(dtype, causal):
 @needs_hopper
 @MASKS
 @HEAD_DIMS
-def test_batches_grouped_heads_and_scales(d, causal):
+def test_batches_grouped_heads_and_scales_are_accurate(d, causal):
     """With 400 heads each program computes several items."""
     for batch, heads, shared in [(3, 5, 5), (2, 6, 2), (1, 6, 1), (1, 1, 1)]:
         heads = {"lead": (batch, heads), "lead_k": (batch, shared)}
@@ -608,7 +608,7 @@ def test_batches_grouped_heads_and_scales(d, causal):
 
 @needs_hopper
 @pytest.mark.parametrize("d", sorted(set(TILE_DIMS) - {64, 80, 128}))
-def test_other_head_dimensions(d):
+def test_remaining_head_dimensions_are_accurate(d):
     for n, lead in [(333, (2,)), (2048, (8, 8))]:
         inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
         check_against_reference(attend(*inputs, True), *inputs, True)
@@ -617,7 +617,7 @@ def test_other_head_dimensions(d):
 @needs_hopper
 @MASKS
 @HEAD_DIMS
-def test_views_between_poisoned_rows(d, causal):
+def test_memory_around_views_is_not_read(d, causal):
     """Tensors are (b, n, h, d) views, and all memory around them is NaN."""
     b, h, n = 2, 3, 333
     parts = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
@@ -679,7 +679,7 @@ def test_public_class_runs_the_hopper_kernels(backend, n, monkeypatch):
     ],
     ids=["two passes", "one pass", "ordered"],
 )
-def test_gradients_of_tensors_unreadable_by_tma(
+def test_gradients_of_tensors_unreadable_by_tma_are_right(
     n, lead, d, walk, layout, backend, monkeypatch
 ):
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
@@ -697,7 +697,7 @@ def test_gradients_of_tensors_unreadable_by_tma(
 
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
-def test_output_gradient_unreadable_by_tma(n, monkeypatch):
+def test_output_gradient_unreadable_by_tma_is_supported(n, monkeypatch):
     """The layouts of q, k and v decide the backend, even if TMA can't read do."""
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
@@ -711,7 +711,7 @@ def test_output_gradient_unreadable_by_tma(n, monkeypatch):
 @pytest.mark.parametrize("backend", ["hopper", "auto"])
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("way", BATCHED)
-def test_batched_gradients(way, n, backend, monkeypatch):
+def test_batched_gradients_equal_single_passes(way, n, backend, monkeypatch):
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
@@ -722,7 +722,7 @@ def test_batched_gradients(way, n, backend, monkeypatch):
 
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
-def test_launch_in_a_thread_without_cuda_context(n):
+def test_thread_without_cuda_context_can_launch(n):
     """The launch must create the context, because memory and kernels are cached."""
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     options = True, 0.125
@@ -743,7 +743,7 @@ def test_launch_in_a_thread_without_cuda_context(n):
 
 
 @needs_hopper
-def test_long_tensors():
+def test_head_beyond_two_to_the_31_elements_equals_a_call_alone():
     """The last head, beyond 2³¹ elements, equals a call with that head alone."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128
     q, k, v, do = (

@@ -46,13 +46,13 @@ def check_equal_scores(q: Tensor, k: Tensor, causal: bool, backend: str) -> None
 @pytest.mark.parametrize("sign", [1, -1], ids=["positive", "negative"])
 @pytest.mark.parametrize("value", [49920.0, 133120.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_equal_huge_scores(dtype, value, sign, causal, round_fma_once, device):
+def test_equal_huge_scores_return_v(dtype, value, sign, causal, round_fma_once, device):
     x = torch.full((1, 1, 40, 64), value, dtype=dtype, device=device)
     check_equal_scores(x, sign * x, causal, "triton")
 
 
 @pytest.mark.parametrize("value", [133120.0])
-def test_equal_huge_scores_in_splits(value, round_fma_once, device):
+def test_splits_of_equal_huge_scores_give_equal_weights(value, round_fma_once, device):
     """With one query, the loop over keys is split and partial results are combined."""
     from systems.attention.triton.launches import launch_forward
 
@@ -102,7 +102,7 @@ def check_rows_near_huge_scores(n: int, d: int, dtype, backend: str, device) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_near_huge_scores(dtype, round_fma_once, device):
+def test_rows_near_huge_scores_are_accurate(dtype, round_fma_once, device):
     check_rows_near_huge_scores(70, 32, dtype, "triton", device)
 
 
@@ -116,7 +116,7 @@ def require_hopper() -> None:
 @pytest.mark.parametrize("n", [1, 300, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
 @pytest.mark.parametrize("value", VALUES)
-def test_equal_huge_scores_on_hopper(value, d, n, causal):
+def test_equal_huge_scores_return_v_on_hopper(value, d, n, causal):
     require_hopper()
     # The longer length gets enough heads for the one-pass backward.
     heads = 16 if n == 4096 else 1
@@ -128,14 +128,14 @@ def test_equal_huge_scores_on_hopper(value, d, n, causal):
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1000, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
-def test_rows_near_huge_scores_on_hopper(d, n):
+def test_rows_near_huge_scores_are_accurate_on_hopper(d, n):
     require_hopper()
     check_rows_near_huge_scores(n, d, torch.bfloat16, "hopper", "cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "hopper"])
-def test_different_huge_scores_on_a_gpu(backend):
+def test_different_huge_scores_select_one_key(backend):
     """q and k are normal, scaled by a million, so softmax selects one key."""
     if backend == "hopper":
         require_hopper()

@@ -62,7 +62,7 @@ LAYOUTS = {
 
 
 @parametrize_pairs(cls=CLASSES, layout=list(LAYOUTS), causal=[False, True])
-def test_strided_views_into_nan_memory(cls, layout, causal, device):
+def test_results_do_not_depend_on_strides(cls, layout, causal, device):
     """Results don't depend on strides, and no memory between elements is read."""
     inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
     expected = run_class(cls, *inputs, causal)
@@ -77,7 +77,7 @@ def test_strided_views_into_nan_memory(cls, layout, causal, device):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_expanded_keys_and_output_gradient(cls, device):
+def test_expanded_keys_and_output_gradient_are_supported(cls, device):
     """The gradient of o.sum() has stride zero; keys are expanded over the batch."""
     q, k, v, _ = make_inputs(40, 70, 16, device=device, lead=(3,))
     k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
@@ -102,7 +102,7 @@ def test_kernels_write_exactly_their_outputs(d, causal, device):
         assert torch.equal(output, expected[name]), name
 
 
-def check_float32(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
+def check_float32_results(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
     leaves = tuple(x.requires_grad_() for x in (q, k, v))
     o = flash_attention(*leaves, causal=causal, backend=backend)
     expected = run_reference(q, k, v, do, causal)
@@ -115,19 +115,19 @@ def check_float32(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
 
 
 @parametrize_pairs(backend=BACKENDS, kv_heads=[1, 2, 4], causal=[False, True])
-def test_grouped_heads(backend, kv_heads, causal, device):
+def test_grouped_heads_equal_sdpa(backend, kv_heads, causal, device):
     heads = {"lead": (2, 4), "lead_k": (2, kv_heads)}
     q, k, v, do = make_inputs(33, 40, 16, device=device, **heads)
-    o = check_float32(backend, q, k, v, do, causal)
+    o = check_float32_results(backend, q, k, v, do, causal)
     sdpa = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     torch.testing.assert_close(o, sdpa, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_leading_dimensions(backend, lead, device):
+def test_leading_dimensions_are_kept(backend, lead, device):
     inputs = make_inputs(20, 20, 16, device=device, lead=lead)
-    assert check_float32(backend, *inputs, causal=True).shape == inputs[0].shape
+    assert check_float32_results(backend, *inputs, causal=True).shape == inputs[0].shape
 
 
 def test_output_has_the_memory_layout_of_q(device):
@@ -149,7 +149,7 @@ def nested_tensor(*parts: torch.Tensor) -> torch.Tensor:
 
 
 def qkv(*options, K=None, V=None) -> list[Any]:
-    """Return valid q, k and v (K and V if given), followed by the options."""
+    """Return [q, k, v, *options] with valid tensors, or with K and V if given."""
     q = zeros(2, 8, 4)
     return [q, q if K is None else K, q if V is None else V, *options]
 
@@ -210,7 +210,7 @@ def test_invalid_input_is_rejected_before_any_launch(backend, message, monkeypat
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_smallest_and_the_largest_scale(backend, device):
+def test_smallest_and_largest_scale_give_right_results(backend, device):
     q, k, v = (torch.randn(8, 4, device=device) for _ in range(3))
     o = flash_attention(q, k, v, causal=True, scale=2.0**-126, backend=backend)
     counts = torch.arange(1, 9, device=device)[:, None]
@@ -222,7 +222,7 @@ def test_the_smallest_and_the_largest_scale(backend, device):
     torch.testing.assert_close(o, (v.sum(0) - v.flip(0)) / 7)
 
 
-def test_inputs_that_only_the_kernels_reject(device):
+def test_kernels_reject_more_inputs_than_pytorch_tiles(device):
     named = "one of auto, hopper, triton, torch, first, got 'cuda'"
     for error, message, tensor, options in (
         (TypeError, "one of float32, .* got float64", zeros(8, 4).double(), {}),
@@ -241,7 +241,7 @@ def test_inputs_that_only_the_kernels_reject(device):
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("differentiated", [False, True])
-def test_more_rows_than_int32_are_rejected(which, differentiated, device):
+def test_more_than_two_to_the_30_rows_are_rejected(which, differentiated, device):
     """The error comes before memory is allocated, so expanded tensors are enough."""
     tensors = [zeros(1, 1, 1, device=device) for _ in range(2)]
     tensors[which] = tensors[which].expand(1, 2**30 + 1, 1)
@@ -282,7 +282,7 @@ def test_second_derivatives_and_forward_mode_are_refused(backend, device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("way", BATCHED)
-def test_batched_gradients(way, backend, device):
+def test_batched_gradients_equal_single_passes(way, backend, device):
     q, k, v, _ = make_inputs(20, 33, 16, device=device, lead=(2, 4), lead_k=(2, 2))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = flash_attention(*leaves, causal=True, backend=backend)
@@ -344,7 +344,7 @@ def test_function_transforms_raise_a_clear_error(backend, transform, device):
 
 
 def page_example(beginning: str) -> str:
-    """Return the page's code example whose last line begins with this text."""
+    """Return the code in flash_any_shape.md whose last line begins with this text."""
     page = (ROOT / "docs" / "flash_any_shape.md").read_text(encoding="utf-8")
     blocks = [part.partition("```")[0].strip() for part in page.split("```python\n")]
     (code,) = [x for x in blocks if x.splitlines()[-1].startswith(beginning)]
@@ -352,7 +352,7 @@ def page_example(beginning: str) -> str:
 
 
 @pytest.mark.parametrize(("n_q", "n_k"), [(5, 21), (20, 20), (1, 70)])
-def test_page_example_of_the_flash_attn_mask(n_q, n_k, device):
+def test_page_example_equals_the_flash_attn_mask(n_q, n_k, device):
     """flash-attn aligns its mask at the last query, which sees all keys."""
     q, k, v, do = make_inputs(n_q, n_k, 16, device=device, lead=(2, 3))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
@@ -365,7 +365,7 @@ def test_page_example_of_the_flash_attn_mask(n_q, n_k, device):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
-def test_page_example_of_the_flash_attn_layout(device):
+def test_page_example_accepts_the_flash_attn_layout(device):
     q, k, v = (torch.randn(2, 20, 3, 16, device=device) for _ in range(3))
     names: dict[str, Any] = {"q": q, "k": k, "v": v}
     exec(page_example("o = flash_attention(*(x.transpose"), names | globals(), names)
@@ -381,7 +381,7 @@ def test_forward_saves_only_tensors_for_backward(cls, device):
     assert sorted(x.shape for x in o.grad_fn.saved_tensors) == sorted(saved)
 
 
-def test_gradients_of_only_some_inputs(device):
+def test_gradient_of_v_alone_is_right(device):
     q, k, v, do = make_inputs(20, 30, 16, device=device)
     v.requires_grad_()
     (dv,) = torch.autograd.grad(flash_attention(q, k, v), v, do)
@@ -418,7 +418,7 @@ def test_importing_kernels_loads_no_records(device):
 
 
 def test_importing_the_package_loads_no_torch():
-    """The package imports without torch, and no kernel imports the reference."""
+    """The package imports without torch, and `dispatch` without the reference."""
     code = """
 import sys, systems.attention
 assert "torch" not in sys.modules and "triton" not in sys.modules

@@ -64,7 +64,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("said", WRONG)
 @pytest.mark.parametrize("recorded", [False, True])
-def test_invalid_options_that_equal_cached_ones(said, recorded, device):
+def test_invalid_options_that_equal_cached_ones_are_rejected(said, recorded, device):
     """Test causal=1 after causal=True: both are equal as keys of a cache."""
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
     if recorded:

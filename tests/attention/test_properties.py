@@ -1,4 +1,4 @@
-"""Attention and its gradients against float64, on random inputs."""
+"""Compare attention and its gradients with float64, on random inputs."""
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -28,7 +28,7 @@ lengths = st.integers(1, 90)
     scale=st.sampled_from([None, 0.01, 1.0]),
     seed=st.integers(0, 2**31),
 )
-def test_attention_of_any_shape(cls, device, n_q, n_k, d, lead, causal, scale, seed):
+def test_any_shape_is_accurate(cls, device, n_q, n_k, d, lead, causal, scale, seed):
     inputs = make_inputs(n_q, n_k, d, device=device, lead=lead, seed=seed)
     results = run_class(cls, *inputs, causal, scale)
     check_against_reference(results, *inputs, causal, scale)

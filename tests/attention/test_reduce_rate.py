@@ -9,7 +9,7 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 @pytest.mark.gpu
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 @pytest.mark.parametrize(("programs", "steps", "each"), [(4, 6, 3), (132, 993, 16384)])
-def test_all_programs_add(programs, steps, each):
+def test_all_programs_add_to_all_tiles(programs, steps, each):
     """Each tile gets the same number of additions, or one more."""
     from systems.attention.hopper.reduce_rate import ROWS, add_ones
 

@@ -168,7 +168,7 @@ def test_device_of_a_tensor_becomes_current(monkeypatch):
     assert use_device_of(second) is use_device_of(torch.zeros(1)) is NO_DEVICE_CHANGE
 
 
-def test_layout_without_a_batch_dimension():
+def test_layout_has_four_dimensions():
     x = torch.zeros(4, 8, 16).transpose(0, 1)
     assert make_layout(*shape_and_strides(x)) == ((1, 8, 4, 16), (0, 16, 128, 1))
     assert make_layout(*shape_and_strides(x[None])).shape == (1, 8, 4, 16)

@@ -46,21 +46,21 @@ def test_operators_pass_opcheck(device):
         torch.autograd.grad(o.sum(), leaves, create_graph=True)
 
 
-def loss_of_function(q, k, v):
+def apply_function(q, k, v):
     return flash_attention(q * 2, k, v, causal=True).cos()
 
 
-def loss_of_tiles(q, k, v):
+def apply_tiles(q, k, v):
     return flash_attention(q * 2, k, v, causal=True, backend="torch").cos()
 
 
-def loss_of_class(q, k, v):
+def apply_class(q, k, v):
     return FlashAttentionTriton.apply(q * 2, k, v, True).cos()
 
 
 @quiet
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", [loss_of_function, loss_of_class, loss_of_tiles])
+@pytest.mark.parametrize("function", [apply_function, apply_class, apply_tiles])
 def test_compile_makes_one_graph(function, dynamic, device):
     """There is no graph break, and results are bitwise equal to eager."""
     torch.compiler.reset()
@@ -75,7 +75,7 @@ def test_compile_makes_one_graph(function, dynamic, device):
         assert all(map(torch.equal, ours, theirs))
 
 
-def test_autocast_under_compile(device):
+def test_autocast_under_compile_equals_eager(device):
     torch.compiler.reset()
     q, k, v, _ = make_inputs(20, 20, 16, device=device)
 
@@ -107,7 +107,7 @@ def test_lengths_share_a_compilation_of_the_pytorch_tiles(monkeypatch):
     assert 1 <= len(graphs) <= 6
 
 
-# Under a compiler, only vmap is supported; torch warns that it loops over the batch.
+# Compiled calls support only vmap; torch warns that it loops over the batch.
 one_by_one = pytest.mark.filterwarnings("ignore:There is a performance drop:")
 CALLS = {
     "function": lambda q, k, v: flash_attention(q, k, v, causal=True),
@@ -118,7 +118,7 @@ CALLS = {
 @quiet
 @one_by_one
 @pytest.mark.parametrize("call", CALLS)
-def test_compiled_vmap(call, device):
+def test_compiled_vmap_equals_a_batched_call(call, device):
     """Values and gradients are right, also if the mapped dimension is not the first."""
     torch.compiler.reset()
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(2, 3))
@@ -168,7 +168,7 @@ def test_compiled_calls_reject_the_same_transforms(call, transform, device):
         compiled(x)
 
 
-def test_compiled_call_inside_unrelated_forward_mode(device):
+def test_compiled_call_inside_unrelated_forward_mode_is_allowed(device):
     """The call is allowed, because none of its inputs has a tangent."""
     torch.compiler.reset()
     x = torch.randn(2, 3, 20, 16, device=device)
@@ -203,7 +203,7 @@ class AttendInAutocast(torch.nn.Module):
             return flash_attention(q, k, v, causal=True)
 
 
-def test_autocast_inside_an_exported_program(device):
+def test_autocast_inside_an_exported_program_equals_eager(device):
     q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
     module = AttendInAutocast()
     o = torch.export.export(module, (q, k, v)).module()(q, k, v)
@@ -219,7 +219,7 @@ def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash", "flash_torch"])
 def test_model_gradients_agree_across_attentions(attention, device):
-    """Gradient errors are at most twice the errors of eager attention."""
+    """Errors are at most twice eager attention's, plus a margin for rounding."""
 
     def seeded_model(name: str) -> BasicsTransformerLM:
         torch.manual_seed(0)

@@ -49,7 +49,7 @@ def test_warm_up_steps_are_separate_samples():
     assert metrics["warmup_forward_ms"][0] > 5 * min(metrics["forward_ms"])
 
 
-def test_recompiles_are_counted_in_warm_up_else_errors():
+def test_recompiling_after_warm_up_is_an_error():
     with compiling.fresh("cpu"):
         metrics = measure(make_step(compiling.compiled(torch.sin), [4, 5, 5]), 2, 1)
         assert (metrics["graphs"], metrics["recompiles"]) == (2, 0)

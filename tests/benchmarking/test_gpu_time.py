@@ -35,7 +35,7 @@ def test_gpu_time_of_a_phase_sums_its_kernels(monkeypatch):
     "error", [TraceError("no kernel\nof a GPU"), torch.OutOfMemoryError("no kernel\n")]
 )
 def test_row_without_a_profile_gives_the_reason(error, monkeypatch):
-    """A row without a profile keeps its other times."""
+    """An error of the profiler is not raised: its first line is the reason."""
 
     def fail(*_, **__):
         raise error
@@ -66,7 +66,7 @@ def test_rounds_append_samples_after_a_warm_up(monkeypatch):
 
 @pytest.fixture
 def fake_do_bench(monkeypatch):
-    """Replace Triton's benchmark: record the options, return `times`."""
+    """Replace do_bench; return the list of its options, and the times it returns."""
     import triton.testing
 
     calls, times = [], [1.0]

@@ -1,4 +1,4 @@
-"""Test libraries of attention ("peers"): results, errors and options of each."""
+"""Test peers (attention implementations): their results, errors and options."""
 
 import sys
 from functools import partial
@@ -21,7 +21,7 @@ from systems.records.outcome import NotInstalled, Unsupported
 @pytest.mark.parametrize(
     "name", ["ours", "ours_triton", "plain", "tiles", "sdpa", "sdpa_flash"]
 )
-def test_each_peer_computes_attention(name, causal, device):
+def test_peers_compute_attention(name, causal, device):
     q, k, v, do = random_inputs((1, 2, 40, 16), torch.float32, device)
     if name == "sdpa_flash" and device == "cuda":
         q, k, v, do = random_inputs((1, 2, 40, 16), torch.bfloat16, device)
@@ -52,7 +52,7 @@ def test_missing_library_is_a_row_and_other_errors_raise(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     with pytest.raises(NotInstalled, match="^not installed: .*peers"), only("fa4"):
         attention("fa4", True, 8, "cpu")
-    # Only PyTorch's message means that FlashAttention-4 refuses the input.
+    # Only "FA4 ... unsupported" raised for sdpa_fa4 means a refused input here.
     refused = RuntimeError("FA4 backward unsupported: head dimension")
     assert peers.find_refusal("sdpa_fa4", refused) == str(refused)
     assert peers.find_refusal("plain", refused) == ""
@@ -138,7 +138,7 @@ def test_flash_attention_4_gets_the_deterministic_flag(fake_flash_4):
     assert fake_flash_4 == [(True, False), (True, True)]
 
 
-def test_inputs_that_flash_attention_4_rejects(fake_flash_4):
+def test_inputs_that_flash_attention_4_rejects_are_unsupported(fake_flash_4):
     q, k, v, do = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
     with pytest.raises(Unsupported, match="AssertionError: head dim"), only("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
@@ -161,7 +161,7 @@ def test_gpu_errors_do_not_count_as_unsupported(fake_flash_4, d, said):
 
 @pytest.mark.parametrize("error", [TypeError, AssertionError, ValueError])
 def test_errors_outside_the_library_are_raised(fake_flash_4, error):
-    """An error outside the library's code is raised unchanged."""
+    """An error outside FlashAttention-4's code is raised unchanged."""
     with pytest.raises(error, match="^ours$"), only("fa4"):
         raise error("ours")
     with pytest.raises(RuntimeError, match="No available kernel"), only("fa4"):
@@ -196,7 +196,7 @@ def test_grouped_heads_are_shared(name, device):
 def test_what_ran_names_the_backend_of_sdpa():
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     assert what_ran("sdpa", q, k, v, True) == "flash_attention"
-    # The result depends on the surrounding context.
+    # The context around the call chooses SDPA's backend.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert what_ran("sdpa", q, k, v, True) == "math"
     assert what_ran("plain", q, k, v, True) == "plain"

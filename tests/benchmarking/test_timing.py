@@ -1,4 +1,4 @@
-"""Timing: synchronization, warm-up, and the phases of a training step."""
+"""Test timing: synchronization, warm-up, and the phases of a training step."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""The workload of experiments: each mode runs its passes."""
+"""Test that modes of a workload run their phases and inputs are reproducible."""
 
 from contextlib import contextmanager
 

@@ -54,7 +54,7 @@ def measured_dtypes(config: Config, device: str, monkeypatch) -> dict:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("part", ["toy", "transformer"])
 @EVERYWHERE
-def test_dtypes_of_model_parts(part, dtype, device, monkeypatch):
+def test_model_parts_have_the_expected_dtypes(part, dtype, device, monkeypatch):
     found = measured_dtypes(Config(part, dtype), device, monkeypatch)
     expected = {"toy": TOY, "transformer": TRANSFORMER}[part]
     for name, text in expected.items():
@@ -63,7 +63,7 @@ def test_dtypes_of_model_parts(part, dtype, device, monkeypatch):
     assert found.keys() - expected.keys() <= {"forward_operations", "forward_casts"}
 
 
-# Lists of operations in PyTorch's documentation for CUDA.
+# Operations by list in PyTorch's documentation of autocast on CUDA.
 LISTS = {
     "lower": "matmul bmm addmm einsum linear scaled_dot_product_attention",
     "wide": "exp log pow rsqrt reciprocal softmax log_softmax sum cumsum norm softplus "

@@ -1,4 +1,4 @@
-"""The experiments' grids, command lines and phases."""
+"""Test the experiments: grids, command lines, phases and rows."""
 
 import gc
 import json
@@ -124,7 +124,7 @@ def test_grid_contains_the_assignment_s_cells(stem, fields):
     assert set(ASKED[stem, fields]) <= found
 
 
-def test_modules_are_listed_and_leaderboard_settings():
+def test_stems_list_all_modules_and_leaderboard_settings_are_right():
     modules = (ROOT / "systems" / "experiments").glob("[!_]*.py")
     assert sorted(STEMS) == sorted(path.stem for path in modules)
     ceiling, *implementations = flash_leaderboard.configs()
@@ -166,7 +166,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("options", BAD, ids=" ".join)
-def test_bad_option_value_gives_one_line(options, capsys, monkeypatch):
+def test_bad_option_exits_with_a_reason(options, capsys, monkeypatch):
     of = make_stem(lambda config: pytest.fail("it must not run"))
     code, out, err = run_command(capsys, monkeypatch, of, *options)
     assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
@@ -182,7 +182,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_impossible_number_gives_one_line(line, capsys, monkeypatch):
+def test_impossible_number_gives_a_one_line_error(line, capsys, monkeypatch):
     stem, *options = line.split()
     module = import_module(STEMS[stem].module)
     code, out, err = run_command(capsys, monkeypatch, module, *options)
@@ -211,12 +211,12 @@ def test_terminal_shows_that_it_is_measuring(capsys, monkeypatch):
 FULL = "CUDA out of memory. Tried to allocate 2.50 GiB"
 
 
-def fill_the_gpu(config=None):
+def raise_out_of_memory(config=None):
     raise torch.OutOfMemoryError(f"{FULL}. See the manual.")
 
 
 def test_out_of_memory_is_a_row(capsys, monkeypatch):
-    of = make_stem(fill_the_gpu)
+    of = make_stem(raise_out_of_memory)
     code, out, _ = run_command(capsys, monkeypatch, of)
     assert code == 0 and out.splitlines()[-1] == f"out of memory: {FULL}"
     code, out, _ = run_command(capsys, monkeypatch, of, "--json")
@@ -244,7 +244,7 @@ def test_printed_table_has_phases_and_total(capsys, monkeypatch):
 
 def test_out_of_memory_in_the_compiler_is_a_row():
     """The compiler wraps errors of its backend."""
-    row = compiler_error_row(fill_the_gpu)
+    row = compiler_error_row(raise_out_of_memory)
     assert (row.status, row.reason) == ("out_of_memory", FULL)
     with pytest.raises(RuntimeError, match="no such kernel"):
         compiler_error_row(lambda: ValueError("no such kernel"))
@@ -275,8 +275,8 @@ def test_cpu_compiler_errors_are_unsupported(error, said, monkeypatch):
     assert ("path with a space" in (row.reason or "")) == bool(given)
 
 
-def test_out_of_memory_check_without_torch(monkeypatch):
-    """Without torch there is no out-of-memory error to look for."""
+def test_only_memory_error_is_out_of_memory_without_torch(monkeypatch):
+    """Without torch, only Python's own MemoryError means out of memory."""
     monkeypatch.delitem(sys.modules, "torch")
     assert out_of_memory_reason(ValueError("CUDA out of memory.")) is None
     assert out_of_memory_reason(MemoryError()) == "no memory left for Python"
@@ -359,7 +359,7 @@ def test_attention_times_passes_and_lists_saved_tensors(
     assert count_samples(metrics) == expected
     graphs = int(execution == "compiled")
     assert (metrics["graphs"], metrics["recompiles"]) == (graphs, 0)
-    # Autograd saves two score matrices of 2 x 24 x 24 numbers and, if eager, a mask.
+    # Two 2 x 24 x 24 score matrices are saved and, if eager and causal, a mask.
     kept = [tensor for tensor in metrics["saved"] if tensor["adds_bytes"] >= 24 * 24]
     matrices = [tensor for tensor in kept if tensor["adds_bytes"] == 2 * 24 * 24 * 4]
     assert len(matrices) == 2 and (len(kept) == 3) == (causal and execution == "eager")
@@ -406,7 +406,7 @@ def test_compile_times_every_phase_and_counts_graphs(
 def test_precompiled_row_keeps_first_step_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
 ):
-    """The row keeps precompilation's first steps, and stores its own as `again_...`."""
+    """The row keeps precompilation's first-step times; its own are `again_...`."""
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )
@@ -455,7 +455,7 @@ def test_precompiled_row_compiles_nothing(quick_compiler, monkeypatch, tmp_path)
     assert first < row.metrics["warmup_forward_ms"][0] / 3
 
 
-def test_failing_compilation_of_adamw_or_model(quick_compiler, monkeypatch):
+def test_only_failing_adamw_compilation_is_unsupported(quick_compiler, monkeypatch):
 
     def backend(graph, inputs):
         if any(node.target == "mul_" for node in graph.graph.nodes) == broken_optimizer:
@@ -554,7 +554,7 @@ def test_flash_benchmarking_times_three_passes(use_cpu):
 
 @pytest.mark.slow
 def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
-    """After do_bench, rounds of GPU time alternate between the rows of a group."""
+    """do_bench times both rows before the first round of GPU time."""
     done = []
     monkeypatch.setattr(
         gpu_time, "pass_times_ms", lambda *_: done.append("do_bench") or {"a_ms": [1.0]}
@@ -603,7 +603,7 @@ def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
     assert flash.metrics["ran"] == "flash_attention"
     names = [f"{of}_relative_error" for of in ("o", "dq", "dk", "dv")]
     assert all(0 < plain.metrics[name] < 1e-6 for name in names)
-    # Short shapes also time calls.
+    # In short shapes, single calls are timed as well.
     rounds = flash_peers.ROUNDS_OF_CALLS if n <= flash_peers.SHORT else 0
     assert calls == ["plain", "sdpa_flash"] * rounds
     times = plain.metrics.get("call_ms", [])
@@ -643,7 +643,7 @@ def test_exact_gradients_equal_those_of_autograd(causal, group, monkeypatch):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_leaderboard_accumulates_gradients(use_cpu, monkeypatch):
+def test_leaderboard_expands_a_scalar_output_gradient(use_cpu, monkeypatch):
     seen = []
 
     def attend(q, k, v):

@@ -1,4 +1,4 @@
-"""Profiles of training steps; on a CPU, operations stand in for kernels."""
+"""Test profiles of training steps; on a CPU, operations stand in for kernels."""
 
 import copy
 import gzip
@@ -63,7 +63,7 @@ def test_copy_of_an_annotated_model_uses_its_weights():
 
 
 @pytest.mark.parametrize("mode", kernel_profile.MODES)
-def test_profile_of_each_mode(cpu_root, mode):
+def test_profile_counts_the_kernels_of_each_mode(cpu_root, mode):
     metrics = kernel_profile.run(replace(CONFIG, mode=mode))
     names = ["forward"] if mode == "forward" else list(phases.PHASES)
     for name in names:

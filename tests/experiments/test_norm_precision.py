@@ -1,4 +1,4 @@
-"""Test the stages of a norm: results, rounding, and marks of overflow."""
+"""Test a norm's intermediate results: values, rounding and marks of overflow."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_a_running_mean_rounds_after_each_addition(dtype):
     [*norm_precision.configs()[:11], *norm_precision.configs()[55:66]],
     ids=str,
 )
-def test_stage_dtypes_follow_the_configuration(config):
+def test_intermediate_dtypes_follow_the_configuration(config):
     x = torch.ones(1, 2, config.width, dtype=norm_precision.DTYPES[config.dtype])
     found = norm_precision.computed(x, config)
     assert found["output"].dtype == x.dtype

@@ -1,4 +1,4 @@
-"""Profiles of a step by PyTorch and Nsight Systems: a row's metrics, and tables."""
+"""Test profiles of a step by PyTorch and Nsight Systems: metrics and tables."""
 
 import pytest
 

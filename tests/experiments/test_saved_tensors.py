@@ -42,7 +42,7 @@ def test_recomputing_pairs_of_blocks_saves_two_inputs():
 
 @pytest.mark.slow
 def test_compiled_norm_saves_three_tensors_not_six(monkeypatch):
-    # Without the tests' shape checks, which compilers can't trace.
+    # Remove the tests' shape checks, which compilers can't trace.
     forward = inspect.unwrap(RMSNorm.forward)
     monkeypatch.setattr(RMSNorm, "forward", forward)
     assert (run_part("norm")["saved"], run_part("norm", True)["saved"]) == (6, 3)

@@ -88,8 +88,8 @@ def test_attention_flops_equal_pytorch_s_counter():
     assert matmuls["forward"] + matmuls["dkdv"] + matmuls["dq"] == both + 2
 
 
-def test_parts_of_attention_by_hand():
-    """Each part reads or writes every score once."""
+def test_attention_part_costs_equal_hand_counts():
+    """A matmul moves n scores, the mask 4 n numbers, and softmax 8 n."""
     shape = {"context": 40, "batch": 2, "d_model": 48, "num_heads": 3}
     parts = costs.attention_part_costs(**shape, num_layers=5, element_bytes=4)
     n, inputs = 5 * 2 * 3 * 40**2, 5 * 2 * 40 * 48

@@ -47,7 +47,7 @@ AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": Tru
 
 @pytest.mark.parametrize("again", AGAIN, ids=str)
 def test_step_flops_equal_pytorch_s_counter(again):
-    """Compare FLOPs of a step with plain attention, for each recomputation."""
+    """Count the FLOPs of a step with plain attention, for each recomputation."""
     p = Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
     d_model, d_ff, layers, heads = astuple(p.shape)
     model = BasicsTransformerLM(p.vocab, p.context, d_model, layers, heads, d_ff)
@@ -88,7 +88,7 @@ def test_the_command_prints_what_fits():
 
 
 @pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint some"])
-def test_wrong_option_gives_one_line(wrong):
+def test_wrong_option_gives_a_one_line_error(wrong):
     ended = run_fit(*wrong.split())
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ") and wrong.split()[0] in ended.stderr

@@ -51,7 +51,7 @@ def record_pass(monkeypatch, *fields, **others) -> dict:
 
 
 def allocator_peaks(monkeypatch, p: Pass) -> dict[int, int]:
-    """Return the allocator's peaks in the second step of `p`, by stage: 0 until the
+    """Return the allocator's peaks in the second step of `p`, by interval: 0 until the
     gradient of the head's input exists, 1 backward of the final norm, then backward of
     each block from the last to the first, and the rest of the step.
     """
@@ -124,7 +124,7 @@ def test_category_formulas_equal_recorded_passes(
 
 
 def random_passes() -> list[Pass]:
-    """Generate random passes: every precision, attention and checkpointing."""
+    """Return random passes with every precision, attention and recomputation."""
     draw = random.Random(0)
     drawn = []
     for number in range(12):
@@ -172,7 +172,7 @@ def test_peak_formula_equals_the_allocator_s_peak(monkeypatch, p):
         assert expected == pytest.approx(found[place], rel=near), begins
 
 
-def test_residual_stream_bytes(monkeypatch):
+def test_residual_is_one_saved_fp32_tensor(monkeypatch):
     """The sum x + attention(...) of a block is one saved fp32 tensor, also in bf16."""
     monkeypatch.setitem(SIZES, "tested", SHAPES["scores"])
     for precision in ("fp32", "bf16"):
@@ -182,7 +182,7 @@ def test_residual_stream_bytes(monkeypatch):
         assert row["residual_dtype"] == "torch.float32"
 
 
-def test_parameter_counts_of_published_models():
+def test_formula_gives_published_parameter_counts():
     """Test grouped-query attention and tied embeddings; Qwen's biases don't count."""
     llama_8b, llama_1b = ModelSize(4096, 14336, 32, 32), ModelSize(2048, 8192, 16, 32)
     qwen = ModelSize(896, 4864, 24, 14)

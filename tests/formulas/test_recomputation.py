@@ -1,4 +1,4 @@
-"""Peaks with recomputation, by formula, against passes on fake tensors."""
+"""Compare formulas of peak memory with recomputation with passes on fake tensors."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ WAYS = [
 
 
 def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
-    """Return the peak of a pass that allocates gradients, and with existing ones."""
+    """Return two peaks of a pass in bytes: without and with existing gradients."""
     monkeypatch.setitem(SIZES, "tested", p.shape)
     with allocator(monkeypatch) as memory:
         model = build_model("tested", p.context, p.vocab, p.attention)
@@ -66,7 +66,7 @@ def test_both_peaks_equal_their_formulas(
     assert list(strategy_peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
 
 
-def test_inputs_kept_by_the_forward_pass():
+def test_forward_pass_keeps_16_2_or_1_inputs_by_strategy():
     """The forward pass of eight blocks keeps 16, 2 or 1 inputs, by strategy."""
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
@@ -76,7 +76,7 @@ def test_inputs_kept_by_the_forward_pass():
         assert more == (inputs - 8) * residual_bytes(p)
 
 
-def test_inputs_kept_by_halving():
+def test_halving_keeps_one_input_plus_one_per_set_bit():
     assert [count_kept_inputs("halving", 8, block) for block in range(1, 9)] == [
         1 + (block - 1).bit_count() for block in range(1, 9)
     ]
@@ -84,8 +84,8 @@ def test_inputs_kept_by_halving():
     assert enclosing_halves(3, 3) == [True, True] and enclosing_halves(3, 1) == [False]
 
 
-def test_nested_runs_in_closed_form():
-    """Counts equal the page's formulas for N blocks if N is a power of two."""
+def test_nested_runs_match_closed_forms():
+    """For 2^k blocks, forward passes and kept inputs match closed forms."""
     for log in range(1, 7):
         n = 2**log
         assert n * forward_passes("halving", n) == n * (3 + log) / 2
@@ -96,8 +96,8 @@ def test_nested_runs_in_closed_form():
     assert 5 * forward_passes("halving", 5) == 2 * 5 + 3
 
 
-def test_peaks_of_recomputation_by_hand():
-    """With existing gradients, both strategies have the same peak: the forward pass."""
+def test_recompute_block_keeps_one_more_gradient():
+    """With existing gradients, the strategies have equal peaks, in the forward pass."""
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     (made, kept), (by_hand, kept_by_hand) = (
         strategy_peaks(p, "runs"),
@@ -112,7 +112,7 @@ def test_peaks_of_recomputation_by_hand():
     assert held == {x for x in names if " of the " in x and x.startswith("backward")}
 
 
-def test_best_run_lengths():
+def test_best_run_lengths_are_square_roots():
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
     root, weighed = best_run_lengths(p)
     assert root == math.sqrt(32)

@@ -62,7 +62,7 @@ def test_neutral_operations_are_simplified():
 
 
 @pytest.mark.parametrize("wrong", [1.5, "3", None])
-def test_expressions_reject_other_operands(wrong):
+def test_expressions_reject_non_integers_and_cubes(wrong):
     with pytest.raises(TypeError, match=type(wrong).__name__):
         Expression("d") + wrong
     with pytest.raises(TypeError, match="raised to 3"):

@@ -116,7 +116,7 @@ FROZEN = {
 
 @pytest.mark.parametrize("frozen", FROZEN)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradients_of_partly_frozen_models(strategy, frozen):
+def test_gradients_of_partly_frozen_models_are_equal(strategy, frozen):
     expected, found = tiny_model(), checkpointed_model(strategy)
     ids = torch.randint(50, (2, 16))
     for model in (expected, found):

@@ -1,4 +1,4 @@
-"""The model has the course's parameter counts, checkpoint keys and results."""
+"""Test the model's parameter counts, checkpoint keys, results and rotary tables."""
 
 import copy
 import io
@@ -31,7 +31,7 @@ def toy_model() -> BasicsTransformerLM:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_parameter_counts(size):
+def test_each_size_has_its_parameter_count(size):
     with torch.device("meta"):
         model = build_model(size, 128)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[size]
@@ -57,7 +57,7 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 def plain_forward(weights: dict, ids: torch.Tensor, heads: int, layers: int):
-    """Compute the same network by loops and complex numbers, without model code."""
+    """Compute the model's logits by loops and complex numbers, without its code."""
 
     def norm(x, weight):
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
@@ -134,13 +134,13 @@ def test_initialization_is_a_truncated_normal():
         assert 2.8 * std < weight.abs().max().item() <= 3 * std
 
 
-def test_norm_computes_in_fp32_and_returns_the_input_dtype():
+def test_norm_and_softmax_do_not_overflow():
     norm = model_module.RMSNorm(8)
     x = torch.full((1, 8), 1000.0, dtype=torch.float16)
     # 1000² overflows fp16, whose largest number is 65504.
     assert norm(x).dtype == torch.float16
     assert torch.allclose(norm(x).float(), torch.ones(8), atol=1e-3)
-    # The exponential of a large score overflows in every dtype.
+    # exp(1000) overflows in every dtype.
     found = model_module.softmax(torch.tensor([1000.0, 0.0]), dim=-1)
     assert torch.equal(found, torch.tensor([1.0, 0.0]))
 
@@ -149,7 +149,7 @@ def tiny_model() -> BasicsTransformerLM:
     return BasicsTransformerLM(50, 1000, 24, 2, 3, 40)
 
 
-def build_with(dtype=torch.float32, device=None):
+def build_tiny(dtype=torch.float32, device=None):
     """Return a model made with this default dtype and device."""
     torch.set_default_dtype(dtype)
     torch.set_default_device(device)
@@ -190,13 +190,13 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 # Ways to make a model, and the dtype of the resulting model, by name.
 ORIGINS = {
     "built": (tiny_model, FP32),
-    "built in bf16": (lambda: build_with(BF16), BF16),
-    "built in fp64": (lambda: build_with(FP64), FP64),
+    "built in bf16": (lambda: build_tiny(BF16), BF16),
+    "built in fp64": (lambda: build_tiny(FP64), FP64),
     "cast to fp64": (lambda: tiny_model().to(FP64), FP64),
     "cast to fp16 and back": (lambda: tiny_model().to(FP16).to(FP32), FP32),
-    "built in bf16, cast to fp32": (lambda: build_with(BF16).float(), FP32),
+    "built in bf16, cast to fp32": (lambda: build_tiny(BF16).float(), FP32),
     "meta in bf16": (lambda: allocate_on_cpu(build_on_meta().to(BF16)), BF16),
-    "meta as default": (lambda: allocate_on_cpu(build_with(device="meta")), FP32),
+    "meta as default": (lambda: allocate_on_cpu(build_tiny(device="meta")), FP32),
     "moved to meta": (lambda: allocate_on_cpu(tiny_model().to("meta")), FP32),
     "weights given to meta": (lambda: load_weights(build_on_meta()), FP32),
     "bf16 given to meta": (lambda: load_weights(build_on_meta(), BF16), BF16),
@@ -211,7 +211,7 @@ ORIGINS = {
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_rotary_angles_of_models_of_any_origin(origin):
+def test_rotary_angles_are_right_for_any_origin_of_a_model(origin):
     build, dtype = ORIGINS[origin]
     model = build()
     # Checkpoints don't contain the angles, so they must be right without loading.

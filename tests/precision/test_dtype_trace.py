@@ -1,4 +1,4 @@
-"""Dtypes of a pass by module, gradient and optimizer state."""
+"""Test the traced dtypes of modules, gradients and optimizer states."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ class MixedModel(nn.Module):
         return self.narrow(self.wide(x).half())
 
 
-def test_dtype_trace_of_modules_gradients_and_states():
+def test_dtype_trace_names_dtypes_of_modules_gradients_and_states():
     model, loss = MixedModel(), nn.CrossEntropyLoss()
     optimizer = AdamW(model.parameters())
     with DtypeTrace(model, loss, optimizer) as trace:
@@ -34,7 +34,7 @@ def test_dtype_trace_of_modules_gradients_and_states():
     assert trace.gradients == {f"{name}.weight": own[name] for name in own}
     assert {name: trace.output_gradients[name] for name in own} == own
     assert trace.join_dtypes(trace.gradients) == "fp16, fp32"
-    # Four casts outside of both halves: to fp16 and fp32, forward and backward.
+    # The forward pass has one cast, to fp16; the last cast of the step is to fp32.
     assert trace.forward_casts == 1 and trace.result_dtype("", "_to_copy") == "fp16"
     assert trace.result_dtype("", "_to_copy", last=True) == "fp32"
     # The trace keeps the states of the last parameter, by name.

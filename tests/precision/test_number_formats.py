@@ -1,4 +1,4 @@
-"""Number formats against NumPy and PyTorch; stalls against sums added one by one."""
+"""Compare number formats with NumPy and PyTorch, and stalls with sums."""
 
 from fractions import Fraction
 

@@ -37,7 +37,7 @@ def test_digest_has_spans_sums_and_counts_by_pass():
     assert (top["phase"], top["calls"], top["category"]) == ("forward", 1.5, "matmul")
     times = [top[f"{of}_ms"] for of in ("total", "median", "max", "start")]
     assert times == [0.0175, 0.01, 0.02, 0.0]
-    # Kernels outside of marks have a row, too.
+    # Kernels outside of all phases have a row, too.
     rows = metrics["kernels"]
     assert [row["total_ms"] for row in rows if row["phase"] == ""] == [0.0005]
     with pytest.raises(TraceError, match="has 2 steps with kernels, not 3: profile ag"):

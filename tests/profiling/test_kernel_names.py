@@ -12,7 +12,7 @@ from systems.profiling.kernel_names import (
 )
 from tests.factories import RESULTS
 
-# PyTorch's names, shortened where they repeat.
+# Kernel names of PyTorch and its libraries, shortened where they repeat.
 COPY = (
     "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_"
     "impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)::"
@@ -106,10 +106,10 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_short_names_and_categories(name):
+def test_known_kernels_have_short_names_and_categories(name):
     short = short_name(name)
     assert (short, kernel_category(name)) == KNOWN[name] and short_name(short) == short
-    # A kernel that sums partial results is no matmul.
+    # These kernels only add the partial results of a split matmul.
     is_sum = name in (REDUCED, SPLIT_K.format("split_k_kernel"))
     assert is_split_k_sum(name) == is_split_k_sum(short) == is_sum
 
@@ -123,7 +123,7 @@ def test_phase_decides_the_category_of_unfused_kernels():
     assert kernel_category(LOG, ("step", "loss")) == "softmax"
 
 
-def test_categories_of_compiled_kernels_in_records():
+def test_compiled_kernels_are_elementwise_or_reductions():
     """torch.compile names a kernel after all fused operations: `exp`, `max`, ..."""
     names: set[str] = set()
     for path in RESULTS.glob("*/attention*.json"):

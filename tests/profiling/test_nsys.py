@@ -1,4 +1,4 @@
-"""Nsight Systems' command line, with a stand-in that fails on request."""
+"""Test Nsight Systems' command line, with a stand-in that fails on request."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def test_old_report_is_not_reused(fake_nsys, tmp_path):
         nsys.profile(WORK, report, tmp_path)
 
 
-def test_broken_nsys_gives_one_line(fake_nsys, tmp_path):
+def test_broken_nsys_gives_the_reason(fake_nsys, tmp_path):
     (fake_nsys.folder / "nsys").write_text("#!/no/such/interpreter\n")
     with pytest.raises(NsysError, match=r"nsys --version can't be run \(No such file"):
         nsys.find_nsys()

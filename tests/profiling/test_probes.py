@@ -129,8 +129,8 @@ def test_saved_tensors_count_memory_once():
     x = torch.randn(5, 3, requires_grad=True)
     saved = SavedTensors([x])
     with saved.phase("forward"):
-        # exp saves its result; the first matmul saves x and exp's result; the second
-        # matmul saves both operands.
+        # exp saves its result, e; the multiplication saves e and x; the matmul saves
+        # both operands.
         e = x.exp()
         y = (e * x).T @ e
     with saved.phase("backward"):

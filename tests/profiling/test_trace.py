@@ -1,4 +1,4 @@
-"""Readers of PyTorch's and Nsight Systems' traces: phases, rows, one-line errors."""
+"""Test readers of PyTorch's and Nsight Systems' traces: phases, rows and errors."""
 
 import gzip
 import json
@@ -62,7 +62,7 @@ TIMES = st.integers(0, 9)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(TIMES, TIMES)), st.lists(TIMES))
-def test_find_open_spans(spans, launches):
+def test_find_open_spans_lists_spans_around_each_launch(spans, launches):
     inside = find_open_spans(
         [Span("", start, start + length, MAIN) for start, length in spans],
         [Launch(MAIN, time) for time in launches],
@@ -92,7 +92,7 @@ def make_trace(old=False):
 
     for name, start, end in PHASES:
         add_event(cats["mark"], name, MAIN, start, end - start)
-    # Ranges that are not phases: a range on the GPU, an operation, another process.
+    # Ranges that are not phases: one on the GPU, and PyTorch's own of the optimizer.
     add_event("gpu_user_annotation", "backward", 7, 55, 30)
     add_event(cats["mark"], "Optimizer.step#AdamW.step", MAIN, 0, 100)
     for name, thread, at, start, duration, number in KERNELS:
@@ -182,7 +182,7 @@ BROKEN_TORCH = {
 
 
 @pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
-def test_broken_torch_trace_gives_one_line(tmp_path, text):
+def test_broken_torch_trace_gives_a_one_line_error(tmp_path, text):
     said = read_error(torch_trace.read_trace, write(tmp_path / "t.json", text))
     assert re.search(rf"t\.json {BROKEN_TORCH[text]}", said)
 
@@ -203,7 +203,7 @@ WRONG_EVENTS = [
 
 
 @pytest.mark.parametrize(("category", "change"), WRONG_EVENTS, ids=str)
-def test_invalid_event_gives_one_line(tmp_path, category, change):
+def test_invalid_event_gives_a_one_line_error(tmp_path, category, change):
     content = make_trace()
     next(e for e in content["traceEvents"] if e.get("cat") == category).update(change)
     text = read_error(torch_trace.read_trace, write(tmp_path / "t.json", content))
@@ -220,7 +220,7 @@ def test_kernel_names_may_have_any_bytes(tmp_path, odd):
     assert totals(kernels) == expected
 
 
-def test_undecodable_traces_give_one_line(tmp_path):
+def test_undecodable_traces_give_a_one_line_error(tmp_path):
     contents = {
         "foreign.json": b"\xff\xfe\x00",
         "deep.json": b"[" * 100_000,
@@ -382,12 +382,12 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("table", WITHOUT)
-def test_export_without_a_table_gives_one_line(tmp_path, table):
+def test_export_without_a_table_names_what_is_missing(tmp_path, table):
     with pytest.raises(TraceError, match=WITHOUT[table]):
         nsys.read_export(write_db(tmp_path / "r.sqlite", without=(table,)), MARKS)
 
 
-def test_truncated_export_gives_one_line(tmp_path):
+def test_truncated_export_gives_a_one_line_error(tmp_path):
     whole = write_db(tmp_path / "r.sqlite").read_bytes()
     contents = {
         whole[: len(whole) // 2]: "is no whole SQLite export .*: export the report aga",
@@ -422,7 +422,7 @@ WRONG_ROWS = [
 
 
 @pytest.mark.parametrize("wrong", WRONG_ROWS)
-def test_invalid_row_of_an_export_gives_one_line(tmp_path, wrong):
+def test_invalid_row_of_an_export_gives_a_one_line_error(tmp_path, wrong):
     path = write_db(tmp_path / "r.sqlite")
     run_sql(path, wrong)
     text = r"r\.sqlite is no whole SQLite export .*: export the report again with nsys$"

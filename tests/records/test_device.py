@@ -89,7 +89,7 @@ LESS = {
 }
 
 
-def test_visible_gpus(fake_nvml, monkeypatch):
+def test_visible_gpus_follow_cuda_visible_devices(fake_nvml, monkeypatch):
     fake_nvml.nvmlDeviceGetCount = lambda: 3
     assert visible_gpus() == ["0", "1", "2"]
     assert find_gpu("0") == WHOLE and find_gpu("1") is None
@@ -104,7 +104,7 @@ def test_visible_gpus(fake_nvml, monkeypatch):
     assert visible_gpus() == []
 
 
-def test_newest_cuda_of_the_driver(fake_nvml):
+def test_newest_cuda_comes_from_the_driver(fake_nvml):
     assert newest_cuda() == (13, 1)
     for refused in ("nvmlSystemGetCudaDriverVersion", "nvmlInit"):
         fake_nvml.refused = {refused}
@@ -139,7 +139,7 @@ def test_find_gpu_by_index_uuid_or_mig_slice(fake_nvml, monkeypatch, visible):
 
 
 def test_driver_without_nvml_is_reported(fake_nvml, monkeypatch):
-    """A container may have only the compute part of the driver, which torch needs."""
+    """A container may have what torch needs of the driver, but no NVML."""
     text = "needs a GPU and none was found"
     fake_nvml.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere"])

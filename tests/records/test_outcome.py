@@ -1,4 +1,4 @@
-"""Errors that are results of a row, such as out of memory on a CPU."""
+"""Test errors that become a row's result, such as out of memory on a CPU."""
 
 import pytest
 
@@ -20,7 +20,7 @@ OUT_OF_MEMORY = [
         *((text, text) for text in OUT_OF_MEMORY),
     ],
 )
-def test_out_of_memory_errors_of_a_cpu(text, reason):
+def test_cpu_errors_are_recorded_as_out_of_memory(text, reason):
     def run(config):
         raise RuntimeError(text)
 

@@ -212,7 +212,7 @@ def test_unused_modules_do_not_change_the_hash(rehash):
     "name",
     ["records__store", "records__source_hash", "formulas__costs", "running__command"],
 )
-def test_modules_that_cannot_change_a_measurement(rehash, name):
+def test_modules_that_cannot_change_a_measurement_are_not_hashed(rehash, name):
     stem = f"from systems.{name.replace('__', '.')} import f\nf()"
     before = rehash(stem=stem, **{name: "from systems.a import f"}, a="f = 1")
     assert rehash(**{name: "from systems.a import f\nf()"}, a="f = 2") == before

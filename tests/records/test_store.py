@@ -22,7 +22,7 @@ from systems.records.store import RecordError
 from systems.records.summary import summarize
 
 
-def example() -> Record:
+def example_record() -> Record:
     gpu = ("NVIDIA H200", "nvidia-h200", "9.0", 2**37, "570.1", 700.0, [1200, 1980])
     small, large = {"size": "small", "context": 128}, {"size": "2.7B", "context": 1024}
     metrics = {"forward_ms": [1.5, 2.25], "peak_bytes": 7}
@@ -64,22 +64,22 @@ def refusal(path: Path, text: str | bytes) -> str:
 
 def test_record_round_trips_through_a_file(tmp_path):
     path = tmp_path / "new" / "folder" / "r.json"
-    store.write(example(), path)
-    assert store.read(path) == example()
+    store.write(example_record(), path)
+    assert store.read(path) == example_record()
     assert os.listdir(path.parent) == ["r.json"]
 
 
-def test_json_layout_of_a_record():
-    lines = store.to_json(example()).splitlines()
+def test_json_starts_with_the_schema_and_has_a_line_per_row():
+    lines = store.to_json(example_record()).splitlines()
     assert lines[1] == ' "schema": 2,' and lines[2].startswith(' "digest": "')
     rows = [json.loads(x.rstrip(",")) for x in lines if x.startswith("  ")]
-    assert rows == to_builtins(example().rows)
+    assert rows == to_builtins(example_record().rows)
 
 
 def test_times_are_rounded_to_nanoseconds():
-    """Other metrics, such as losses, keep all digits."""
+    """Single times and other metrics, such as losses, keep all digits."""
     samples = {"forward_ms": [0.2016629999985753, 1], "loss": [0.1234567891]}
-    record = example()
+    record = example_record()
     record.rows = [Row({}, "ok", samples | {"last_ms": 0.1234567})]
     (row,) = json.loads(store.to_json(record))["rows"]
     kept = {"forward_ms": [0.201663, 1], "loss": [0.1234567891], "last_ms": 0.1234567}
@@ -87,7 +87,7 @@ def test_times_are_rounded_to_nanoseconds():
 
 
 def test_complete_record_has_every_row():
-    record = example()
+    record = example_record()
     assert record.complete
     record.rows[0].status = "failed"
     assert not record.complete
@@ -96,14 +96,14 @@ def test_complete_record_has_every_row():
 
 
 def test_rows_are_found_by_configuration():
-    record = example()
+    record = example_record()
     small, large = record.rows
     assert record.row({"size": "small", "context": 128}) is small
     assert record.find(size="2.7B") is large
     assert record.row({"size": "small"}) is record.find(size="2.7B", context=8) is None
 
 
-# (field of the example, invalid value, error message).
+# (field of the example, invalid value, end of the error message).
 FAULTS = [
     ("device", {"name": "x"}, "missing required field `slug` - at `$.device`"),
     ("rows.1.extra", 1, "Object contains unknown field `extra` - at `$.rows[1]`"),
@@ -155,7 +155,7 @@ FAULTS = [
 
 
 def change_field(name: str, value: object) -> dict:
-    data = json.loads(store.to_json(example()))
+    data = json.loads(store.to_json(example_record()))
     *inside, last = name.split(".")
     at: Any = data
     for part in inside:
@@ -170,7 +170,7 @@ def test_invalid_field_is_named_with_its_file(path, name, value, message):
     assert found.endswith(message), found
 
 
-# (kind of record, status, reason, number of metrics) of rows.
+# Valid rows as (kind of record, status, reason, number of metrics).
 ROWS = {
     ("measured", "ok", None, 1),
     ("measured", "unsupported", "why", 0),
@@ -184,7 +184,7 @@ def test_a_row_has_numbers_or_a_reason():
     kinds, statuses = ("measured", "reported"), ("ok", "unsupported")
     for case in product(kinds, statuses, (None, "why"), (0, 1)):
         kind, status, reason, count = case
-        record = example()
+        record = example_record()
         record.kind, record.source = kind, None if kind == "measured" else "a paper"
         record.rows = [Row({}, status, {"x": 1} if count else {}, reason)]
         assert (not [*record_faults(record)]) == (case in ROWS), case
@@ -214,18 +214,18 @@ def test_limits_are_inclusive(path, name):
         assert name.removesuffix(".0").split(".")[-1] in text
 
 
-def test_maximum_size_of_a_record(path):
-    text = store.to_json(example()).encode()
+def test_records_up_to_the_size_limit_are_read(path):
+    text = store.to_json(example_record()).encode()
     path.write_bytes(text.ljust(store.LONGEST_BYTES))
     path.with_name("link").symlink_to(path)
-    assert store.read(path) == store.read(path.with_name("link")) == example()
+    assert store.read(path) == store.read(path.with_name("link")) == example_record()
     assert refusal(path, text.ljust(store.LONGEST_BYTES + 1)).startswith("has 8388609 ")
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")])
 @pytest.mark.parametrize("at", ["loss", "loss[1]", "table[0][part]"])
 def test_non_finite_metrics_are_rejected(path, value, at):
-    record, name = example(), at.partition("[")[0]
+    record, name = example_record(), at.partition("[")[0]
     store.write(record, path)
     before = path.read_bytes()
     nested = {"loss": value, "loss[1]": [1.0, value]}.get(at, [{"part": value}])
@@ -258,8 +258,8 @@ def test_invalid_json_is_reported(path, content):
 @pytest.mark.parametrize("depth", [100, 900, 1100, 100_000])
 @pytest.mark.parametrize("place", ['"x": {}', '"x": [{{"y": {}}}]', '"x_ms": {}'])
 @pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
-def test_deeply_nested_records(path, place, depth, opened, closed):
-    text, deep = store.to_json(example()), opened * depth + "1" + closed * depth
+def test_deep_nesting_raises_only_record_errors(path, place, depth, opened, closed):
+    text, deep = store.to_json(example_record()), opened * depth + "1" + closed * depth
     path.write_text(text.replace('"peak_bytes": 7', place.format(deep)))
     try:
         assert store.read(path).edited and depth < 1000
@@ -269,7 +269,7 @@ def test_deeply_nested_records(path, place, depth, opened, closed):
 
 
 def test_truncated_records_are_rejected(path):
-    text = store.to_json(example()).encode().rstrip()
+    text = store.to_json(example_record()).encode().rstrip()
     for length in range(len(text)):
         refusal(path, text[:length])
 
@@ -279,7 +279,7 @@ def test_truncated_records_are_rejected(path):
     "error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()]
 )
 def test_failed_write_keeps_the_old_record(path, monkeypatch, call, error):
-    record = example()
+    record = example_record()
     store.write(record, path)
     before = path.read_bytes()
 
@@ -311,7 +311,7 @@ REFUSED = {
 @pytest.mark.parametrize("fault", REFUSED)
 def test_invalid_records_are_not_written(path, fault):
     """A record that can be written but not read would be lost."""
-    record = example()
+    record = example_record()
     REFUSED[fault](record)
     with pytest.raises(RecordError) as raised:
         store.write(record, path)
@@ -328,13 +328,13 @@ def test_special_files_are_rejected(tmp_path):
             store.read(tmp_path / f"{name}.json")
 
 
-def test_other_json_is_rejected(path):
+def test_missing_foreign_or_huge_files_are_rejected(path):
     """Python rejects an integer of 5000 digits, and 100 GB would fill the memory."""
     with pytest.raises(FileNotFoundError):
         store.read(path)
     assert refusal(path, '{"name": "some"}').startswith("schema is None, this version")
     digits = f'"peak_bytes": {"1" * 5000}'
-    text = store.to_json(example()).replace('"peak_bytes": 7', digits)
+    text = store.to_json(example_record()).replace('"peak_bytes": 7', digits)
     assert "out of range" in refusal(path, text)
     with open(path, "wb") as file:
         file.truncate(10**11)
@@ -342,18 +342,18 @@ def test_other_json_is_rejected(path):
         store.read(path)
 
 
-def test_writing_replaces_symbolic_links(path):
+def test_writing_follows_no_symbolic_link(path):
     other = path.with_name("other")
     other.write_text("not ours")
     path.with_name(".r.json.tmp").symlink_to(other)
-    store.write(example(), path)
-    assert other.read_text() == "not ours" and store.read(path) == example()
+    store.write(example_record(), path)
+    assert other.read_text() == "not ours" and store.read(path) == example_record()
     assert not path.is_symlink()
 
 
 def test_records_are_replaced_atomically(path, monkeypatch):
     """The new file is flushed before it replaces the old one."""
-    store.write(example(), path)
+    store.write(example_record(), path)
     calls, replace, fsync = [], os.replace, os.fsync
 
     def record_fsync(handle):
@@ -362,12 +362,12 @@ def test_records_are_replaced_atomically(path, monkeypatch):
 
     def record_replace(source, target):
         calls.append("replace")
-        assert store.read(path) == example() and store.read(source).rows == []
+        assert store.read(path) == example_record() and store.read(source).rows == []
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", record_replace)
     monkeypatch.setattr(os, "fsync", record_fsync)
-    record = example()
+    record = example_record()
     record.rows = []
     store.write(record, path)
     assert calls == ["fsync", "replace"] and store.read(path).rows == []

@@ -13,7 +13,7 @@ A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
 
 @pytest.fixture
 def set_cuda(monkeypatch):
-    """Set the CUDA version of torch, and the newest that the driver supports."""
+    """Return a function that sets torch's CUDA version and the driver's newest one."""
 
     def set_versions(built: str | None, runs: tuple[int, int] | None) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

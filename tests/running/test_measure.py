@@ -68,7 +68,7 @@ def read_row(path: Path, index: int):
     return row
 
 
-def fail_at(monkeypatch, index: int, error: Exception) -> None:
+def fail_row(monkeypatch, index: int, error: Exception) -> None:
     real = fake_stem.run
 
     def run(config):
@@ -79,7 +79,7 @@ def fail_at(monkeypatch, index: int, error: Exception) -> None:
     monkeypatch.setattr(fake_stem, "run", run)
 
 
-def test_a_whole_run(run, record_file):
+def test_run_writes_a_complete_record(run, record_file):
     outcome = run()
     assert outcome.code == 0 and "no commit is noted" not in outcome.stderr
     assert outcome.events[0] == {"event": "start", "total": 6, "done": 0}
@@ -252,14 +252,14 @@ def test_deadline_stops_between_rows(run, monkeypatch, record_file, partial_file
 def test_old_record_stays_until_the_new_is_complete(
     run, monkeypatch, record_file, partial_file
 ):
-    """A partial and a new record never exist together."""
+    """When the new record replaces the old one, the partial record is gone."""
     run()
     old = store.read(record_file)
     old.command = "an earlier one"
     store.write(old, record_file)
     assert run(deadline=time.time() - 1).code == 0
     with monkeypatch.context() as broken:
-        fail_at(broken, 1, RuntimeError("no"))
+        fail_row(broken, 1, RuntimeError("no"))
         assert run().measured == ALL
     assert store.read(record_file) == old and partial_file.exists()
     seen, replaced = [], os.replace
@@ -294,7 +294,7 @@ def test_failed_rows_are_retried_not_published(
     run, monkeypatch, record_file, partial_file
 ):
     with monkeypatch.context() as broken:
-        fail_at(broken, 4, RuntimeError("no such kernel\nand more"))
+        fail_row(broken, 4, RuntimeError("no such kernel\nand more"))
         outcome = run()
         failed = {"event": "failed", "failed": 1, "missing": 0}
         assert outcome.code == 1 and outcome.events[-1] == failed
@@ -308,7 +308,7 @@ def test_failed_rows_are_retried_not_published(
 
 def test_cuda_error_stops_the_run(run, monkeypatch):
     error = "CUDA error: an illegal memory access was encountered"
-    fail_at(monkeypatch, 4, RuntimeError(error))
+    fail_row(monkeypatch, 4, RuntimeError(error))
     outcome = run()
     assert outcome.code == 1 and outcome.measured == [6, 5, 4]
     assert outcome.events[-1] == {"event": "failed", "failed": 1, "missing": 3}
@@ -330,7 +330,7 @@ def test_invalid_metrics_fail_their_row(run, monkeypatch, partial_file):
         return metrics[config.index][0]
 
     monkeypatch.setattr(fake_stem, "run", return_strange)
-    # pytest's stderr rejects invalid UTF-8, a user's does not.
+    # Under pytest, stderr rejects invalid UTF-8; a user's stderr does not.
     monkeypatch.setattr(groups.traceback, "print_exc", lambda: None)
     assert run().measured == ALL
     rows = {row.config["index"]: row for row in store.read(partial_file).rows}
@@ -374,7 +374,7 @@ def test_full_disk_keeps_finished_rows(run, monkeypatch, partial_file, call):
     assert len(os.listdir(partial_file.parent)) == 2
 
 
-def test_unwritable_folder_gives_one_line(run, tmp_path, partial_file):
+def test_unwritable_folder_gives_a_remedy(run, tmp_path, partial_file):
     other = "remove what is in the way, or give another --results"
     (tmp_path / "file").write_text("in the way")
     message = run(results=tmp_path / "file").error
@@ -408,7 +408,7 @@ def test_missing_commit_is_reported(run, monkeypatch, record_file, tmp_path, why
 
 
 @pytest.mark.parametrize("text", ["", "main", "be1169", "be1169b\n", "a" * 65])
-def test_invalid_commit_gives_one_line(run, monkeypatch, record_file, text):
+def test_invalid_commit_is_rejected(run, monkeypatch, record_file, text):
     monkeypatch.setenv("GIT_COMMIT", text)
     message = run().error
     assert message.startswith("GIT_COMMIT must be a commit, 7 to 64 digits of 0-9 and")
@@ -416,7 +416,7 @@ def test_invalid_commit_gives_one_line(run, monkeypatch, record_file, text):
     assert not record_file.exists()
 
 
-def test_unknown_experiment_or_grid_gives_one_line(capsys, tmp_path):
+def test_unknown_experiment_or_grid_is_rejected(capsys, tmp_path):
     for stem, grid in (("nosuch", "full"), ("warmup", "huge")):
         with pytest.raises(typer.Exit):
             measure.main(stem, tmp_path, grid)
@@ -425,7 +425,7 @@ def test_unknown_experiment_or_grid_gives_one_line(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_experiment_that_needs_a_gpu(run, monkeypatch):
+def test_experiment_that_needs_a_gpu_refuses_a_cpu(run, monkeypatch):
     only_quick_on_cpu = replace(fake_stem_entry("cuda"), quick=("cuda", "cpu"))
     monkeypatch.setitem(STEMS, "fake", only_quick_on_cpu)
     monkeypatch.setattr(machine, "find_gpu", lambda: None)

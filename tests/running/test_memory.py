@@ -29,13 +29,13 @@ def write_system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path
         ("MemAvailable: much\n", None),
     ],
 )
-def test_free_memory_of_the_host(tmp_path, text, free):
+def test_free_host_memory_is_read_from_meminfo(tmp_path, text, free):
     assert free_host_bytes(write_system(tmp_path, text)) == free
     assert free_host_bytes(tmp_path / "nowhere") is None
 
 
 def control_group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
-    """Return the files of a control group."""
+    """Return the names and texts of a control group's files."""
     folder = f"sys__fs__cgroup__{name}memory-"
     stat = f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}"
     return {f"{folder}max": limit, f"{folder}current": used, f"{folder}stat": stat}
@@ -53,13 +53,13 @@ def control_group(name: str, limit: str | int, used: int, files: int = 0) -> dic
         ("0::/job", control_group("job__", "max", GIB), 8 * GIB),
         # The group's path exists only outside of the container.
         ("0::/../../job", control_group("", 4 * GIB, GIB), 3 * GIB),
-        # Version 1 of control groups is also mounted; a group is unreadable.
+        # Version 1 beside version 2; version 1 alone; a group that lacks files.
         ("4:memory:/job\n0::/", control_group("", 4 * GIB, GIB), 3 * GIB),
         ("4:memory:/job", {}, 8 * GIB),
         ("0::/job", {"sys__fs__cgroup__job__memory-max": GIB}, 8 * GIB),
     ],
 )
-def test_free_memory_in_a_container(tmp_path, path, files, free):
+def test_container_limits_reduce_free_memory(tmp_path, path, files, free):
     root = write_system(tmp_path, proc__self__cgroup=path, **files)
     assert free_host_bytes(root) == free
 

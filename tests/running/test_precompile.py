@@ -75,7 +75,7 @@ def test_pending_rows_are_divided_among_processes(stem, shares, done, monkeypatc
 
 
 @pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
-def test_number_of_compiling_processes(shares, monkeypatch, room, count):
+def test_memory_limits_the_compiling_processes(shares, monkeypatch, room, count):
     monkeypatch.setattr(precompile, "available_cores", lambda: 16)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (room, room))
     configs = precompile.grid_configs("compile", "full")
@@ -103,7 +103,7 @@ def test_the_largest_rows_share_a_process():
     assert precompile.shares_that_fit(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
 
 
-def test_cases_without_precompilation(stem, shares, monkeypatch, capsys):
+def test_useless_precompilation_is_skipped(stem, shares, monkeypatch, capsys):
     precompile.compile_ahead("fake", "full", CONFIGS[:14], NEVER)
     precompile.compile_ahead("warmup", "full", CONFIGS, NEVER)
     precompile.compile_ahead("fake", "full", CONFIGS, time.time() - 60)
@@ -136,7 +136,7 @@ def test_deadline_or_process_limit_ends_all_children(
     assert [child.poll() for child in children] == started * [-signal.SIGTERM]
 
 
-# A child process with a temporary folder, which may ignore SIGTERM.
+# A child process that has a temporary folder and, if deaf, ignores SIGTERM.
 CHILD = """
 import signal, sys, time
 from tempfile import TemporaryDirectory
@@ -163,7 +163,7 @@ def child_command(kind: str, parent: int, folder: Path) -> dict:
     }
 
 
-def test_terminated_children_leave_no_folder(tmp_path, monkeypatch):
+def test_terminated_child_leaves_no_folder_unless_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile, "GRACE", 2)
     kinds = "deaf", "hears"
     children = [

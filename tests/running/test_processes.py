@@ -1,4 +1,4 @@
-"""Rows that are measured in new processes."""
+"""Test rows that are measured in new processes."""
 
 import os
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from tests import fake_stem
 CUDA_ERROR = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
 
 
-def test_rows_in_new_processes(run, monkeypatch, tmp_path, record_file):
+def test_each_row_runs_in_its_own_process(run, monkeypatch, tmp_path, record_file):
     log = tmp_path / "log"
     monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
     monkeypatch.setenv("FAKE_ROWS", "3")

@@ -1,4 +1,4 @@
-"""Records depend on software and on tuned launch configurations."""
+"""Test that records depend on software and on tuned launch configurations."""
 
 import json
 from dataclasses import dataclass
@@ -84,8 +84,8 @@ def test_changed_tuned_configs_make_a_record_stale(write_tuned):
     )
     assert load.is_fresh(record)
     found = tuned.read(write_tuned)
-    # The file is tuned again, with equal or other results, or is for other kernels,
-    # which makes it unused.
+    # Tune again with equal results, with other results, and with other kernels, for
+    # which the file is unused.
     for change, fresh in (
         ({"measured_utc": "2026-01-02 00:00"}, True),
         ({"entries": [found["entries"][0] | {"d": 32}]}, False),

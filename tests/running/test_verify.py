@@ -93,7 +93,7 @@ def test_verify_skips_first_start_metrics(run, monkeypatch, old_record):
 
 
 def test_verify_covers_attentions_without_numbers(run, monkeypatch, record_file):
-    """Rows out of memory count, too: their code must be unchanged."""
+    """The verified hash covers the attention of rows out of memory, too."""
 
     @dataclass(frozen=True)
     class Config:
@@ -209,5 +209,5 @@ SLOWER = [KERNELS[1] | {"total_ms": 1.1}, KERNELS[0]]
         ("mean_error", STEPS, [0.0, None, 1.001 * 0.0025283], False),
     ],
 )
-def test_verify_tolerances(name, old, new, same):
+def test_metrics_agree_within_tolerances(name, old, new, same):
     assert verify.metrics_agree(name, old, new) == same

@@ -35,7 +35,7 @@ LINES = [
 ASSEMBLY = "".join(f"  /*{16 * i:04x}*/  {x} ;\n" for i, x in enumerate(LINES))
 
 
-def test_hottest_loop_counts():
+def test_hottest_loop_counts_instructions_and_spills():
     assert hottest_loop(ASSEMBLY) == {
         "instructions": 14,
         "spilled": 1,
@@ -43,14 +43,14 @@ def test_hottest_loop_counts():
     }
 
 
-def test_hottest_loop_of_other_kernels_is_empty():
+def test_hottest_loop_needs_matmuls_and_exponentials():
     assert hottest_loop(ASSEMBLY.replace("HMMA", "FFMA")) == {}
     assert hottest_loop(ASSEMBLY.replace("EX2", "RCP")) == {}
 
 
-def test_instructions_per_score_of_the_shortest_loop():
+def test_instructions_per_score_are_of_the_shortest_loop():
     assert instructions_per_score(ASSEMBLY) == 11
-    # If the loop with comparisons is no loop, the other loop counts.
+    # Without its backward jump the first loop is none, so the second loop counts.
     assert instructions_per_score(ASSEMBLY.replace("0x20 ;", "0xf00 ;")) == 14
     assert instructions_per_score(ASSEMBLY.replace("HMMA", "FFMA")) == 0
 
@@ -60,7 +60,7 @@ def test_compiled_file_has_every_step():
         assert list(found["steps"]) == [*FORWARD, *BACKWARD]
         for kernels in found["steps"].values():
             assert kernels and all(k["per_score"] > 1 for k in kernels)
-            # Shared memory is at most 227 KiB per SM.
+            # On Hopper, a thread block has at most 227 KiB of shared memory.
             assert all(0 < k["shared_bytes"] <= 227 * 1024 for k in kernels)
 
 

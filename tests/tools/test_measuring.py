@@ -1,4 +1,4 @@
-"""Measuring experiments in child processes."""
+"""Test how experiments are measured in child processes."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def replace_child(monkeypatch):
     return replace
 
 
-def run_one(stem: str = "fake") -> Outcome:
+def run_single_task(stem: str = "fake") -> Outcome:
     (outcome,) = run_all(iter([Task(stem, [])]))
     return outcome
 
@@ -54,24 +54,24 @@ def run_one(stem: str = "fake") -> Outcome:
         (f"print({ROW!r}); print({DONE!r}, flush=True); {KILL}", -9),
     ],
 )
-def test_child_without_final_report_has_crashed(replace_child, code, shown):
+def test_child_without_report_or_clean_exit_has_crashed(replace_child, code, shown):
     """A child must send its final report and then exit by itself."""
     replace_child(code)
-    outcome = run_one()
+    outcome = run_single_task()
     again = "run again to go on from the last row"
     assert (outcome.code, outcome.rows) == (1, {"ok": 1})
     assert outcome.message == f"crashed (exit code {shown}); {again}"
 
 
 def test_child_with_final_report_has_measured(replace_child, capsys):
-    """Reports may arrive in pieces; other output is printed without markup."""
+    """Reports may arrive in pieces; markup in a failed row is printed as text."""
     replace_child(
         "import sys, time\n"
         f"print({json.dumps(FAILED)!r})\n"
         f"for part in ({ROW[:9]!r}, {ROW[9:]!r}, '\\n', {DONE!r}, '\\n'):\n"
         "    print(part, end='', flush=True); time.sleep(0.05)\n"
     )
-    outcome = run_one()
+    outcome = run_single_task()
     rows = {"failed": 1, "ok": 1}
     assert (outcome.code, outcome.message, outcome.rows) == (0, "measured", rows)
     assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_failing_start_ends_other_children(replace_child, monkeypatch):
     assert started[0].returncode == -signal.SIGTERM
 
 
-def test_missing_or_different_gpus_give_one_line(monkeypatch, capsys):
+def test_first_gpus_rejects_missing_or_different_gpus(monkeypatch, capsys):
     kinds = {"0": make_gpu("X"), "1": make_gpu("X"), "2": make_gpu("Y")}
     monkeypatch.setattr(at_once, "find_gpu", kinds.get)
     monkeypatch.setattr(at_once, "gpu_uuid", {"0": "a", "1": "b"}.get)
@@ -182,6 +182,6 @@ def test_missing_or_different_gpus_give_one_line(monkeypatch, capsys):
     assert "no GPU is GPU-a, see `nvidia-smi -L`" in refusal_text(2, "0", "GPU-a")
 
 
-def test_sort_longest_first():
+def test_unknown_and_long_experiments_are_sorted_first():
     stems = ["model_sizes", "flash_peers", "unknown"]
     assert sort_longest_first(stems) == ["unknown", "flash_peers", "model_sizes"]

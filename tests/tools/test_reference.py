@@ -1,4 +1,4 @@
-"""Links of the quick reference and the code reference."""
+"""Test entries and links of the quick reference and the code reference."""
 
 import re
 

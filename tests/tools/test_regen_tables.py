@@ -1,4 +1,4 @@
-"""The command that measures, renders and checks."""
+"""Test regen_tables.py, the command that measures, renders and checks."""
 
 import os
 import re
@@ -42,7 +42,7 @@ from tools.render import everything, load
 
 @pytest.fixture
 def run_regen(monkeypatch, tmp_path, capsys):
-    """Run the command in this process, without a GPU, on temporary folders."""
+    """Return a function that runs the command without a GPU, on temporary folders."""
     monkeypatch.setattr(load, "GENERATED", tmp_path / "generated")
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(pages, "check_pages", lambda root: [])
@@ -89,13 +89,13 @@ WRONG = {
     # An unset shell variable gives an empty argument.
     "--results ''": f"{INVALID} '--results': ",
     "--only warmup --only compile": f"{WANTED}; --quick runs it on a CPU, compile need",
-    # A repeated name is measured once.
+    # A repeated name counts once.
     "--only warmup --only warmup": f"{WANTED}; --quick runs it on a CPU\n",
 }
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_wrong_or_ignored_options_give_one_line(run_regen, options):
+def test_wrong_or_ignored_options_give_a_one_line_error(run_regen, options):
     done = run_regen(*shlex.split(options))
     assert (done.code, done.out.strip()) == (2, "")
     assert done.err.startswith(f"error: {WRONG[options]}")
@@ -103,7 +103,7 @@ def test_wrong_or_ignored_options_give_one_line(run_regen, options):
 
 
 @pytest.mark.slow
-def test_run_measures_renders_and_lists_skipped(tree):
+def test_run_measures_renders_and_names_skipped_experiments(tree):
     done = regen_tables(tree, "--only", "fake", "--only", "gpu_only")
     assert done.returncode == 0, done.stderr
     skipped = "skipped: needs a GPU and none was found; --quick runs it on a CPU"
@@ -132,7 +132,7 @@ def test_run_measures_renders_and_lists_skipped(tree):
 
 
 @pytest.mark.slow
-def test_crashing_experiment_leaves_the_others(tree):
+def test_crashing_experiment_does_not_stop_the_others(tree):
     done = regen_tables(tree)
     message = "crashed (exit code -9); run again to go on from the last row"
     assert done.returncode == 1 and message in done.stdout
@@ -153,7 +153,7 @@ def test_reduced_grid_has_its_own_records_and_tables(tree, tmp_path):
     flags = "--only", "fake", "--only", "gpu_only", "--results", str(results)
     done = regen_tables(tree, "--quick", *flags)
     assert done.returncode == 0, done.stderr
-    # On a CPU the quick grid includes rows that the full grid skips.
+    # On a CPU the quick grid of gpu_only is measured, unlike its full grid.
     assert sorted(file_contents(results)) == [
         "quick/cpu/.gpu_only.json.lock",
         "quick/cpu/gpu_only.json",
@@ -232,8 +232,8 @@ def test_signals_end_the_process_of_a_row(tree, tmp_path, told, code, said):
 # all take three minutes.
 QUICK_SECONDS = 120
 REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
-# These stems run by command: they start processes, use the interpreter, or have code
-# that no compiler traces here.
+# Stems whose reduced grids are measured by the command. The other ones are measured in
+# the process of the tests.
 BY_COMMAND = ("warmup", "flash_ablation", "end_to_end")
 COMPILE_ON_A_CPU = ("compile", "attention")
 
@@ -270,7 +270,7 @@ def test_reduced_grids_by_command_are_fast(tmp_path):
 )
 @pytest.mark.usefixtures("use_cpu", "skip_shape_checks")
 def test_reduced_grids_are_fast_and_render(stem, monkeypatch):
-    # Initializing models takes half of the time.
+    # Initialize models fast, because that takes half of the time.
     monkeypatch.setattr(
         torch.nn.init, "trunc_normal_", lambda x, std, **_: x.uniform_(-std, std)
     )
@@ -318,8 +318,8 @@ def test_list_fits_in_eighty_columns():
 
 
 @pytest.mark.parametrize("options", ["--only model_sizes", "--list", "--check"])
-def test_unreadable_record_gives_one_line(run_regen, tmp_path, options):
-    """Measuring names the record and continues with the other records."""
+def test_unreadable_record_is_named_in_one_line(run_regen, tmp_path, options):
+    """If it was to be measured, the error begins with the name of its experiment."""
     path = tmp_path / "results/meta/model_sizes.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 2')
@@ -345,7 +345,7 @@ def test_invalid_results_folder_is_rejected(rerun, tmp_path, options, name):
     assert file_contents(tmp_path) == before
 
 
-def test_other_results_keep_the_guide_s_tables(rerun, tmp_path):
+def test_results_elsewhere_keep_the_guide_s_tables(rerun, tmp_path):
     other, shown = tmp_path / "other", tmp_path / "shown"
     other.mkdir()
     before = file_contents(tmp_path / "generated")
@@ -362,7 +362,7 @@ def test_other_results_keep_the_guide_s_tables(rerun, tmp_path):
 
 
 def test_rendering_replaces_symbolic_links(rerun, tmp_path):
-    """While a file is replaced, readers see either the old or the new content."""
+    """A reader that opened the old file before still reads all of its content."""
     path, other = tmp_path / "generated/model_sizes-table.md", tmp_path / "other"
     other.write_text("not ours")
     before = path.read_text()
@@ -390,7 +390,7 @@ def test_rendering_rejects_folders_of_other_files(rerun, tmp_path):
 
 
 def test_interrupted_rendering_can_be_repeated(rerun, tmp_path, monkeypatch):
-    """Rendering also continues in a new folder with only rendered files."""
+    """Rendering continues in a folder that contains only rendered files."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
     write, written = rendering.write_atomically, []
 
@@ -478,7 +478,7 @@ def test_stale_record_is_a_warning(rerun, tmp_path):
     record = store.read(path)
     record.source_hash = "older"
     store.write(record, path)
-    # Pages show the difference, too.
+    # Rendered files show the age of records, so they differ, too.
     assert rerun("--check").code == 1
     assert rerun("--render").code == 0
     assert "**stale**" in (tmp_path / "generated/model_sizes-table.md").read_text()

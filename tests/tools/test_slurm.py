@@ -1,4 +1,4 @@
-"""The batch script, submitted to a real Slurm on this machine."""
+"""Test the batch script, with a real Slurm on this machine."""
 
 import os
 import re

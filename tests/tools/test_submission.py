@@ -1,4 +1,4 @@
-"""Files to hand in: the archive of committed files, and the write-up's PDF."""
+"""Test files to hand in: the archive of committed files and the write-up's PDF."""
 
 import os
 import re
@@ -101,7 +101,7 @@ def test_mkdocs_errors_are_reported(capsys, monkeypatch):
     assert capsys.readouterr().err.endswith("no site: WARNING - no such link\n")
 
 
-def test_uncommitted_files_and_missing_chromium(run_main, tmp_path, monkeypatch):
+def test_uncommitted_files_and_no_browser_are_reported(run_main, tmp_path, monkeypatch):
     require_git()
     root = tmp_path / "repository"
     root.mkdir()
@@ -139,7 +139,7 @@ def test_sigterm_ends_child_processes(tmp_path, monkeypatch):
         os.kill(int(pid.read_text()), 0)
 
 
-def test_failing_browser_gives_one_line(tmp_path, monkeypatch, capsys):
+def test_failing_browser_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CHROMIUM", "/nonexistent/chromium")
     with pytest.raises(SystemExit):
         submission.write_pdf(tmp_path / "writeup.pdf", None, "", tmp_path)
@@ -156,8 +156,8 @@ def test_pdf_has_title_outline_and_readable_pages(tmp_path, gpu, chromium, reque
     if gpu:
         command = ["tools/submission.py", "--into", tmp_path, "--gpu", gpu]
     else:
-        # Print the site of other tests; another test checks that the command builds
-        # one.
+        # Print the site of other tests; with a GPU, the command builds a site of its
+        # own.
         command = ["-c", PRINT, tmp_path, request.getfixturevalue("site")]
     line = [sys.executable, *command]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)

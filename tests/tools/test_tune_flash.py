@@ -1,4 +1,4 @@
-"""The search for launch configurations, and how kernels use its file."""
+"""Test the search for launch configurations, and how kernels use its results."""
 
 import errno
 import multiprocessing
@@ -34,7 +34,7 @@ MS = {OURS: 1.0, FAST: 0.5, TIE: 0.995, WRONG: 0.1}
 
 
 @pytest.mark.parametrize("gpu", CONFIGS)
-def test_candidates_of_a_search(gpu):
+def test_candidates_start_with_our_config_and_are_few(gpu):
     for arithmetic in ARITHMETICS:
         for kernel in KERNELS:
             found = list_candidates((arithmetic, kernel, 128, True), gpu)
@@ -50,7 +50,7 @@ def test_candidates_of_a_search(gpu):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_find_fault_reports_wrong_results(kernel, monkeypatch):
-    """If loops were split, as on a large GPU, other kernels would run."""
+    """The check must not split loops, because split loops run other kernels."""
     asked = []
     monkeypatch.setattr(tune_flash, "CHECKED_N", 80)
     monkeypatch.setattr(launches, "count_splits", lambda *_: asked.append(1) or 4)
@@ -136,7 +136,7 @@ def test_ties_keep_our_config_and_searches_resume(fake_a100):
     assert entry["config"][3] == OURS.stages
     entries = tune_candidates(fake_a100, OURS, key=("half", "dq", 128, True))
     assert [entry["d"] for entry in entries] == [64, 128]
-    # Entries start over with --force, other kernels or another Triton.
+    # With --force or changed kernels, the search starts over.
     assert read_or_create(fake_a100.path, fake_a100.device, True)["entries"] == []
     changed = tuned.read(fake_a100.path) | {"source_hash": "other"}
     tune_flash.write_content(changed, fake_a100.path)
@@ -176,7 +176,7 @@ assert tuned.configs("no-such-gpu", "3.7.1") == {} and tuned.kernels_hash()
 
 
 def test_reading_the_tuning_file_needs_no_packages():
-    # The reader must not import the kernels' package.
+    # The file's reader imports none of msgspec, torch and Triton.
     subprocess.run([sys.executable, "-c", WITHOUT_PACKAGES], cwd=ROOT, check=True)
 
 
@@ -212,7 +212,7 @@ def error_line(capture, *arguments) -> str:
     return line
 
 
-def test_tuning_that_cannot_start_gives_one_line(fake_tuning, capsys, monkeypatch):
+def test_tuning_that_cannot_start_gives_the_reason(fake_tuning, capsys, monkeypatch):
     line = error_line(capsys, ["fp8"])
     assert line == "error: --arithmetic fp8: is none of half, high, highest"
     fake_tuning.path.write_text("{")

@@ -80,7 +80,7 @@ class Pool:
 
 
 def training_step() -> tuple[Pool, list[Mark]]:
-    """Return a step whose gradient reuses the address of a forward temporary."""
+    """Return a step's pool and marks; its gradient reuses a temporary's address."""
     pool = Pool(weight=40 * MIB, m=40 * MIB, v=40 * MIB, workspace=8 * MIB)
     address = {name: place for name, (place, _) in pool.live.items()}
     owners = {address["weight"]: ("weights", "layers.0.w")}
@@ -150,7 +150,7 @@ def test_older_blocks_live_from_the_first_event():
     assert [(b.start, b.end) for b in blocks if b.older] == [(0, 1)]
 
 
-def test_digest_of_a_history_by_hand(history):
+def test_digest_of_a_hand_made_history_is_right(history):
     found = digest(history, timeline=True)
     assert found["peak_requested_bytes"] == 278 * MIB
     assert found["peak_phase"] == "backward"
@@ -237,7 +237,7 @@ def drop_free(snapshot):
 
 
 def drop_block(snapshot):
-    """Remove the gradient's block from the final pool."""
+    """Remove blocks of 40 MiB from the pool; the history allocated one of them."""
     segments = snapshot["segments"]
     kept = [s for s in segments if s["blocks"][-1].get("requested_size") != 40 * MIB]
     snapshot["segments"] = kept

@@ -109,7 +109,7 @@ def test_calculator_responds_fast_and_explains_errors(page, site):
     names = root.locator("select[name=size] option").all_inner_texts()
     assert {"2.7B (2026: xl)", "small"} <= set(names)
     expect(verdict).to_contain_text(re.compile("[Ff]it"))
-    # Take the fastest of several runs, because other processes slow some down.
+    # Take the fastest of seven inputs, because other processes slow some down.
     milliseconds = page.evaluate("""() => {
         const input = document.querySelector("#calculator input[name=context]")
         const press = (value) => {
@@ -145,7 +145,7 @@ def test_calculator_responds_fast_and_explains_errors(page, site):
     page.reload()
     expect(verdict).to_have_text(said)
     expect(root.locator("input[name=num_layers]")).to_have_value("30")
-    # An old address has no groups of KV heads.
+    # An old address gives no number of KV heads.
     page.goto((site / "calculator.html").as_uri() + "#num_heads=10&d_model=640")
     expect(root.locator("input[name=kv_heads]")).to_have_value("10")
     root.locator("input[name=num_heads]").fill("20")

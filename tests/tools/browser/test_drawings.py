@@ -1,4 +1,4 @@
-"""Figures and drawings, in both colour schemes, step by step and in print."""
+"""Test figures and drawings in both colour schemes, step by step and in print."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_drawings_step_by_keyboard_and_print_the_end(
     expect(sentences.first).to_be_hidden()
     page.keyboard.press("ArrowLeft")
     expect(frames.nth(1)).to_be_visible()
-    # From the last frame, continue to the first.
+    # Go to the last frame, and from there back to the first.
     for _ in range(frames.count() - 2):
         page.keyboard.press("ArrowRight")
     expect(frames.last).to_be_visible()

@@ -1,4 +1,4 @@
-"""Every page fits all screens and paper, is readable, and begins with its answer."""
+"""Test that pages fit screens and paper, are accessible, and open with an answer."""
 
 import re
 import tomllib
@@ -94,7 +94,7 @@ def find_faults(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
 
     def resize(size: Any) -> None:
         page.set_viewport_size(size)
-        # Scrolling elements get keyboard focus after layout.
+        # Scrolling elements become focusable only after layout.
         page.evaluate(TWO_FRAMES)
 
     yield from layout_faults(name, page.evaluate("look.layout()"))
@@ -140,7 +140,7 @@ def locate(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[
 
 
 def layout_faults(name: str, seen: dict[str, Any]) -> Iterator[str]:
-    """Return faults of a page's layout on a wide screen, with folds closed."""
+    """Yield faults of a page's layout on a wide screen, with folds closed."""
     if not LOOKED_UP.search(name):
         if seen["height"] > 10_000:
             yield f"{seen['height']} pixels long"

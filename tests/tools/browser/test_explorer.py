@@ -57,7 +57,7 @@ def test_the_explorer_filters_sorts_and_downloads(page: Page, site: Path) -> Non
     expect(status).to_contain_text(re.compile(r"^([\d,]+) of \1 lines match"))
     page.locator("#explorer input[name=words]").fill("no such words")
     expect(rows).to_have_count(0)
-    # Every GPU can be selected, even while no row matches.
+    # Any GPU can be selected; if none of its rows match, the other filters are cleared.
     page.locator("#explorer select[name=GPU]").select_option(
         "NVIDIA A100-SXM4-40GB, reported"
     )

@@ -1,4 +1,4 @@
-"""Interactive parts of pages work."""
+"""Test tabs, copy buttons, folds and links of pages in the browser."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_selected_tab_is_kept_across_pages(page: Page, site: Path) -> None:
     firsts = page.locator(".tabbed-set > input:first-of-type")
     checked = "all => all.map((one) => one.checked)"
     assert firsts.count() > 3 and all(firsts.evaluate_all(checked))
-    # Choosing another GPU's tab here changes only this set of tabs.
+    # In the write-up, choosing another GPU's tab changes only this set of tabs.
     page.locator(second).first.click()
     page.evaluate(TWO_FRAMES)
     assert firsts.evaluate_all(checked).count(False) == 1
@@ -50,7 +50,7 @@ def test_copied_commands_contain_no_prompt(page: Page, pages: list[Path]) -> Non
 
 
 def test_wide_elements_align_and_folds_break_in_print(page, site):
-    """Next to the contents, wide elements end at one edge; prose is narrower."""
+    """On a page, all wide elements have the same right edge."""
     edges = """() => [...document.querySelectorAll(
             "article > :is(.highlight, .table-frame:has(.dense), details, figure)")]
         .filter((one) => one.checkVisibility())

@@ -1,4 +1,4 @@
-"""The published site, below a repository's address."""
+"""Test the published site under a repository's path, and its 404 page."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -83,7 +83,7 @@ def test_site_works_under_a_sub_path(
     context.close()
 
 
-def test_404_page_of_a_site_without_a_url(
+def test_404_page_works_without_a_site_url(
     browser: Browser, site: Path, tmp_path: Path
 ) -> None:
     """The site was built without an address, and copied into a server's folder."""

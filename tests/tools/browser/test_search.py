@@ -28,7 +28,7 @@ LOOKED_UP = re.compile(r"/api/|/(writeup|explorer|reference|errata)\.html")
 
 
 def test_search_index_omits_axis_labels(site: Path, pages: list[Path]) -> None:
-    """Figures are twice on each page, so the index omits the words at their axes."""
+    """A page has each figure in two widths; the index omits their axis labels."""
     texts: dict[str, str] = {}
     index = json.loads((site / "search/search_index.json").read_text("utf-8"))
     for entry in index["docs"]:

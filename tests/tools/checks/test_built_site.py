@@ -1,4 +1,4 @@
-"""The checker of the built site, on small sites with one fault each."""
+"""Test the checker of the built site on small sites with one fault each."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ FAULTS = IN_TEXT | IN_ADDRESSES | IN_STRUCTURE
 
 @pytest.mark.parametrize("body", FAULTS)
 def test_faults_in_a_page_are_found(tmp_path, body):
-    # The clean page ends with headings of a lower level.
+    # After the clean page's last heading, an <h3> would be no jump of levels.
     found = findings(tmp_path, body if "<h3>" in body else CLEAN + body)
     assert found and all(one.startswith(f"index.html: {FAULTS[body]}") for one in found)
 

@@ -1,4 +1,4 @@
-"""The checker of pages, on one page and one source file with one fault."""
+"""Test the checker of pages on a page and a source file with one fault."""
 
 import re
 from pathlib import Path

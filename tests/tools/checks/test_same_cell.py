@@ -1,4 +1,4 @@
-"""Findings about GPU times that differ between records of the same cell."""
+"""Test findings about GPU times that differ between records of the same cell."""
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_one_phase_in_twenty_may_differ(cells, ms, named):
     assert len(differences(record)) == named
 
 
-def test_which_experiments_are_compared():
+def test_experiments_with_equal_passes_are_compared():
     clock = step_record("end_to_end", mode="step", attention="eager")
     (line,) = differences(clock, profile_record())
     assert "17.000 ms in kernel_profile, 18.000 ms in end_to_end" in line

@@ -1,4 +1,4 @@
-"""Test which members of a module the code reference shows."""
+"""Test which fields of a class the code reference shows."""
 
 from griffe import temporary_visited_module
 

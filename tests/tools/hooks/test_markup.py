@@ -1,4 +1,4 @@
-"""The Markdown extension that post-processes the HTML of other extensions."""
+"""Test the Markdown extension that post-processes the HTML of other extensions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_maths_is_converted_to_mathml() -> None:
     assert built.count("\\(") == 1 and "\\[" not in built
 
 
-def test_spacing_of_names_and_signs() -> None:
+def test_signs_and_function_names_have_their_spacing() -> None:
     def spacing(tex: str) -> list[tuple[str, str]]:
         return [
             (part.tag.partition("}")[2], part.get("form", part.get("rspace", "")))
@@ -100,7 +100,7 @@ def test_wrong_formula_names_its_page(tmp_path, caplog):
     assert "'index.md'" in caplog.text
 
 
-def test_markup_of_a_whole_page() -> None:
+def test_whole_page_gets_numbers_tooltips_and_maths() -> None:
     extensions = ["tables", "abbr", "pymdownx.arithmatex", hooks.__name__]
     options = {"pymdownx.arithmatex": {"generic": True}}
     page = Markdown(extensions=extensions, extension_configs=options).convert(
@@ -211,12 +211,12 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_column_classes_by_content(kind: str) -> None:
+def test_content_decides_the_class_of_a_column(kind: str) -> None:
     columns = [column.split("|") for column in KINDS[kind]]
     assert [cells for cells in columns if hooks.column_class(cells) != kind] == []
 
 
-def test_number_format_and_unit_spacing() -> None:
+def test_numbers_and_units_are_typeset() -> None:
     cells = ["3072 <em>-1024.5</em>", "<code>-1024 ms</code>", "10,240", "0.0001", "7"]
     rows = "".join(f"<tr><td>{cell}</td><td>x</td></tr>" for cell in ["1", *cells])
     built = hooks.finish_page(
@@ -251,7 +251,7 @@ def test_column_alignment_follows_all_cells() -> None:
     assert "style" not in framed
 
 
-def test_sort_key_of_shapes_and_rules_between_groups() -> None:
+def test_shapes_sort_by_length_and_groups_have_rules() -> None:
     heads = [hooks.SHAPES, "ours, ms", "ours, GB", "both", "SDPA, ms", "SDPA, GB"]
     cells = ["4k · d 64 · causal · 16 heads", *"12345"]
     page = "".join(
@@ -267,7 +267,7 @@ def test_sort_key_of_shapes_and_rules_between_groups() -> None:
     assert hooks.find_group_starts(others) == set()
 
 
-def test_one_tooltip_per_word_and_section():
+def test_a_word_has_one_tooltip_per_section():
     word = '<abbr title="A queue.">stream</abbr>'
     built = hooks.thin_tooltips(
         f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"

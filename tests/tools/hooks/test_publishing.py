@@ -1,4 +1,4 @@
-"""The publishing hook and the templates."""
+"""Test the publishing hook and the theme's templates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from material.plugins.search.plugin import Parser
 from systems import ROOT
 from tools.hooks import publishing
 
-# The theme's blocks around the templates.
+# A stand-in for the theme's base.html, which the templates extend.
 BASE = """{% block htmltitle %}{% endblock %}{% block extrahead %}{% endblock %}
 {% block header %}<div class="md-search" role="dialog"></div>{% endblock %}
 {% block content %}{% endblock %}"""

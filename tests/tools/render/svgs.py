@@ -55,7 +55,7 @@ def parse_figures(text: str, kind: str) -> list[html.HtmlElement]:
 
 def parse_words(svg: html.HtmlElement) -> Iterator[Word]:
     for word in svg.iter("text"):
-        # Attributes are inherited from groups; sizes are in drawings.css.
+        # Texts inherit attributes from groups; drawings.css sets the default size.
         around = [word, *word.iterancestors()][::-1]
         given = [(name, one.get(name)) for one in around for name in GIVEN]
         look = {"font-size": "11"} | {name: value for name, value in given if value}
@@ -139,7 +139,7 @@ def crosses(word: Word, segment: Segment) -> bool:
     left, right = word.left + 1, word.right - 1
     top, bottom = word.bottom - 0.68 * word.size, word.bottom - 0.04 * word.size
     x1, y1, x2, y2 = segment
-    # Liang and Barsky: the part of the line inside the box, from `start` to `end`.
+    # Clip the line to the box (Liang-Barsky): keep the part from `start` to `end`.
     start, end = 0.0, 1.0
     for step, room in (
         (x1 - x2, x1 - left),
@@ -157,7 +157,7 @@ def crosses(word: Word, segment: Segment) -> bool:
     return start <= end
 
 
-def draw_some(lot: str, one_in: int = 1):
+def sample_figures(lot: str, one_in: int = 1):
     """Return a `draw_svg` that draws one of `one_in` figures, at one width, to save
     time. Others stay blank. The text `lot` decides which figures are drawn.
     """

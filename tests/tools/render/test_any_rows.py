@@ -39,7 +39,7 @@ def lose_rows(record: Record, pattern: str, status: str | None) -> Record:
     return replace(record, rows=rows, expected_rows=len(rows))
 
 
-def move_to_other_gpu(record: Record) -> Record:
+def move_to_unknown_gpu(record: Record) -> Record:
     """Return a copy as if measured on a GPU without a data sheet, without GPU times."""
     rows = []
     for row in record.rows:
@@ -51,11 +51,11 @@ def move_to_other_gpu(record: Record) -> Record:
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("pattern", LOST)
 @pytest.mark.parametrize("stem", STEMS)
-def test_facts_and_claims_with_missing_rows(stem, pattern, status):
+def test_missing_rows_leave_no_nan_in_facts_and_claims(stem, pattern, status):
     builder = import_module(f"tools.render.stems.{stem}")
     smaller = lose_rows(full_record(stem), pattern, status)
     names = builder.facts(None).keys()
-    for record in (smaller, move_to_other_gpu(smaller)):
+    for record in (smaller, move_to_unknown_gpu(smaller)):
         facts = builder.facts(record)
         verdicts = [verdict(claim, record) for claim in list_claims(builder)]
         assert facts.keys() == names
@@ -70,11 +70,11 @@ def test_facts_and_claims_with_missing_rows(stem, pattern, status):
     ("pattern", "status"), [("all", "out_of_memory"), ("all", None), ("half", None)]
 )
 @pytest.mark.parametrize("stem", STEMS)
-def test_tables_and_figures_with_missing_rows(stem, pattern, status):
-    """If a second GPU lacks half of the rows, the first GPU's text stays the same."""
+def test_missing_rows_leave_no_nan_in_tables_and_figures(stem, pattern, status):
+    """Text of two GPUs, one without half of the rows, has each GPU's own lines."""
     full = full_record(stem)
     smaller = lose_rows(full, pattern, status)
-    records = [smaller] if pattern == "all" else [full, move_to_other_gpu(smaller)]
+    records = [smaller] if pattern == "all" else [full, move_to_unknown_gpu(smaller)]
     fragments = import_module(f"tools.render.stems.{stem}").fragments
     files = fragments(records)
     shown = "\n".join(text for name, text in files.items() if name.endswith(".md"))
@@ -94,15 +94,15 @@ def test_tables_and_figures_with_missing_rows(stem, pattern, status):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_figures")
-def test_rendering_everything_with_missing_rows(tmp_path):
-    """Each experiment lacks other rows, on one of two GPUs."""
+def test_everything_is_rendered_with_missing_rows(tmp_path):
+    """Each experiment lacks different rows, on one of two GPUs."""
     lot = random.Random(0)
     for stem in STEMS:
         full = full_record(stem)
         smaller = lose_rows(full, lot.choice([*LOST]), lot.choice(STATUSES))
-        records = (full, move_to_other_gpu(smaller))
+        records = (full, move_to_unknown_gpu(smaller))
         if lot.random() < 0.5:
-            records = (smaller, move_to_other_gpu(full))
+            records = (smaller, move_to_unknown_gpu(full))
         for record in records:
             store.write(record, tmp_path / record.device.slug / f"{stem}.json")
     files = everything.render_all(tmp_path)

@@ -102,7 +102,7 @@ def test_hand_made_drawings_are_valid_and_used():
     for path in (DOCS / "drawings").iterdir():
         text = path.read_text("utf-8")
         ElementTree.fromstring(text)
-        # The first line describes the drawing, and no blank line ends the HTML block.
+        # The first line ends in a description, and no blank line ends the HTML block.
         assert re.match(r"<svg class=[^>]*\.\">\n  <!-- .+ -->\n", text), path.name
         assert "\n\n" not in text and len(text) < 12_000
 

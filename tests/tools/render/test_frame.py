@@ -1,4 +1,4 @@
-"""Frames (tables of rows): select, join, derive, pivot, print."""
+"""Test frames (tables of rows): select, join, derive, pivot, print."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_columns_are_medians_and_sums_of_phases(small_frame):
     assert (own["step_ms"], own["step ±"]) == (6.0, "6.00 ± 1.41")
 
 
-def test_selecting_and_sorting_rows(small_frame):
+def test_rows_are_selected_and_sorted(small_frame):
     assert small_frame.where(mode="forward").column("bytes") == [2]
     assert len(small_frame.where(bool, size=("small", "2.7B"))) == 4
     ordered = small_frame.where(mode="step").arrange(
@@ -48,7 +48,7 @@ def test_selecting_and_sorting_rows(small_frame):
     assert frame(None) == [] and not frame(None).one(size="small")
 
 
-def test_missing_numbers_and_misspelt_columns(small_frame):
+def test_missing_numbers_have_reasons_and_misspelt_columns_raise(small_frame):
     full, absent = small_frame.one(**FULL.config), small_frame.one(size="xl")
     assert f"{full['bytes']}, {absent['bytes']}" == "out of memory, not measured"
     assert str(full["forward ±"]) == str(full["step_ms"] / 2) == "out of memory"
@@ -60,7 +60,7 @@ def test_missing_numbers_and_misspelt_columns(small_frame):
     assert (small_frame[0].get("at_once", 1), full.get("at_once", 1)) == (1, 1)
 
 
-def test_joining_rows(small_frame):
+def test_rows_are_joined_by_columns(small_frame):
     steps = small_frame.where(mode="step").join("fp32", precision="fp32")
     steps.derive(gain=lambda x: x["fp32"]["step_ms"] / x["step_ms"])
     assert dropna(steps.column("gain")) == [3.0, 1.0, 1.0]
@@ -70,7 +70,7 @@ def test_joining_rows(small_frame):
     assert [x["pass"].get("bytes", 0) for x in steps] == [2, 0, 2, 0]
 
 
-def test_pivoting_an_axis_to_columns(small_frame):
+def test_pivot_turns_an_axis_into_columns(small_frame):
     modes = small_frame.where(precision="bf16").pivot("mode", "forward", "step")
     assert [(x["size"], x["step"].reason) for x in modes] == [
         ("small", ""),
@@ -86,7 +86,7 @@ def test_pivoting_an_axis_to_columns(small_frame):
     )
 
 
-def test_columns_of_wall_clock_and_gpu_time():
+def test_gpu_columns_name_launch_bound_rows():
     gpu = {"forward_gpu_ms": [2.0], "backward_gpu_ms": [1.5]}
     wall = {"forward_ms": [3.0], "backward_ms": [2.0]}
     rows = make_row({"n": 1}, **wall, **gpu), make_row({"n": 2}, **wall)

@@ -1,4 +1,4 @@
-"""The primary GPU that mkdocs.yml names, and which records are read."""
+"""Test the primary GPU that mkdocs.yml names, and which records are read."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tools.render import load
 
 @pytest.fixture
 def read_primary(monkeypatch, tmp_path):
-    """Return the primary GPU for this text in mkdocs.yml."""
+    """Return a function that reads the primary GPU from such text in mkdocs.yml."""
     monkeypatch.setattr(load, "ROOT", tmp_path)
 
     def write_and_read(text: str) -> str:
@@ -51,7 +51,7 @@ def test_primary_gpu_without_records_is_rejected(read_primary, tmp_path):
     assert len(load.load_records(tmp_path / "results")["warmup"]) == 2
 
 
-def test_record_age():
+def test_record_age_depends_on_hashes():
     record = read_record("warmup")
     present = source_hash(STEMS["warmup"].module, ["eager"])
     for measured, verified, age in (

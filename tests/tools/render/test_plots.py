@@ -132,7 +132,7 @@ def draw_crossing(figure: Figure) -> None:
 
 
 @pytest.mark.parametrize(("width", "columns"), [(WIDE, 2), (NARROW, 1)])
-def test_odd_number_of_panels(width, columns):
+def test_panels_fill_two_columns_or_one(width, columns):
     drawn = Figure(figsize=(width / 72, 3))
     made = plots.panels(drawn, 3, beside=2, sharey=True)
     assert len(made) == 3 and drawn.axes == made

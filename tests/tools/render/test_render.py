@@ -1,4 +1,4 @@
-"""Rendered files: provenance, and errors of builders."""
+"""Test rendered files: provenance, misplaced records and errors of builders."""
 
 import pytest
 
@@ -40,8 +40,8 @@ def test_misplaced_record_is_rejected(tmp_path):
         load.load_records(tmp_path)
 
 
-def test_absent_metrics_are_not_measured():
-    """Records of older code may lack numbers."""
+def test_absent_metrics_show_not_measured():
+    """Records of older code may lack metrics."""
     record = read_record("warmup")
     for row in record.rows:
         del row.metrics["forward_ms"]
@@ -51,7 +51,7 @@ def test_absent_metrics_are_not_measured():
 
 
 def test_rendering_errors_name_the_records(monkeypatch):
-    """The error names the record, but does not say that the record is damaged."""
+    """The error keeps its type, and a note names the record."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         everything.build_stem("warmup", [read_record("warmup")])
@@ -68,5 +68,5 @@ def test_rendering_errors_name_the_records(monkeypatch):
         ("16,384 tokens", "16,384 tokens"),
     ],
 )
-def test_rounding_in_sentences(exact, told):
+def test_numbers_in_sentences_are_rounded(exact, told):
     assert markdown.round_numbers(exact) == told

@@ -1,4 +1,4 @@
-"""Missing numbers, and how they are printed."""
+"""Test missing numbers, and how they are printed."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_ranges_ignore_missing_numbers():
     assert span([FULL, 2.0]) == "2.00" and span([FULL, 2.0, 1.0]) == "1.00 to 2.00"
 
 
-def test_range_of_rows_out_of_memory():
+def test_range_of_missing_numbers_gives_the_reason():
     assert span([MISSING, FULL]) == fmt(least([MISSING, FULL])) == "out of memory"
     assert most(iter([FULL])) is FULL and describe_range([FULL]) == "ran out of memory"
     assert span([MISSING]) == span([]) == fmt(most([])) == "not measured"
@@ -58,7 +58,7 @@ def test_table_lines_give_each_reason_once():
     ]
 
 
-def test_notice_for_rows_out_of_memory():
+def test_notice_tells_out_of_memory_from_not_measured():
     out = make_record("warmup", Row({"n": 1}, "out_of_memory", reason="CUDA"))
     assert per_device([out], lambda record: "") == NOTHING_FITS
     timed = make_record("warmup", make_row({"n": 1}, a_ms=[1.0]))

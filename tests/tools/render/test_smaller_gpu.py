@@ -1,4 +1,4 @@
-"""On a GPU with 40 GB, rows that do not fit are out of memory on every page."""
+"""Test that pages of a GPU with 40 GiB show rows that don't fit as out of memory."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from systems.records import store
-from tests.factories import RECORDS, limit_memory, make_gpu
-from tests.tools.render.svgs import draw_some
+from tests.factories import RECORDS, make_gpu, simulate_smaller_gpu
+from tests.tools.render.svgs import sample_figures
 from tools.render import everything, load, plots
 
 RESIDUE = re.compile(r"not\s+measured|\bnan\b", re.IGNORECASE)
@@ -15,20 +15,20 @@ OUT_OF_MEMORY = re.compile("out of memory|OOM")
 
 
 def render_smaller(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
-    """Render everything for a GPU with this memory; return stems that lost rows."""
+    """Render everything for a GPU with this memory; return files and OOM stems."""
     name = f"NVIDIA A100-SXM4-80GB limited to {gib} GiB"
     gpu, lost = make_gpu(name, capability="8.0", memory_bytes=gib * 2**30), set()
     for path in RECORDS:
         record = store.read(path)
         if path.parent.name == "nvidia-h200":
-            record = limit_memory(record, gpu)
+            record = simulate_smaller_gpu(record, gpu)
             if any(row.status == "out_of_memory" for row in record.rows):
                 lost.add(record.stem)
         store.write(record, results / record.device.slug / path.name)
     with pytest.MonkeyPatch.context() as patch:
         (results.parent / "mkdocs.yml").write_text(f"extra:\n  primary_gpu: {gpu.slug}")
         patch.setattr(load, "ROOT", results.parent)
-        patch.setattr(plots, "draw_svg", draw_some("", 8))
+        patch.setattr(plots, "draw_svg", sample_figures("", 8))
         files = everything.render_all(results)
     return files, lost
 
@@ -42,7 +42,7 @@ def find_increases(
 
 
 @pytest.mark.slow
-def test_rendering_for_a_gpu_with_less_memory(tmp_path):
+def test_rows_that_do_not_fit_are_out_of_memory(tmp_path):
     """Some rows fit on no current GPU, so compare with a GPU of 1,000 GiB."""
     enough, always = render_smaller(tmp_path / "1000", 1000)
     small, lost = render_smaller(tmp_path / "40", 40)

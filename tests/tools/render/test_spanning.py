@@ -54,7 +54,7 @@ def test_calculator_equals_measured_memory(records):
         assert peak_bytes(p) == pytest.approx(point["bytes"], rel=0.01)
 
 
-def test_spanning_pages_without_records(records):
+def test_spanning_pages_without_records_say_not_measured(records):
     files, facts = ladder.fragments({}), envelope.facts({})
     assert {*ladder.facts({}).values()} == {"not measured"}
     assert calculator.facts({})["worst"] == "not measured"
@@ -85,7 +85,7 @@ def test_ladder_omits_hopper_steps_elsewhere():
         assert "specialization" not in files[name]
 
 
-def test_launch_bound_example(records):
+def test_bottleneck_examples_have_their_bottleneck(records):
     launches, softmax, products = envelope.bottleneck_examples(
         load.primary_record(records, "kernel_profile")
     )

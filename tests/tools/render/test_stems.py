@@ -117,7 +117,7 @@ def test_lower_bounds_use_the_higher_clock():
         assert rates["products"] == pytest.approx(132 * hertz * 4096)
 
 
-def test_shortest_length_out_of_memory():
+def test_shortest_oom_length_exceeds_the_memory():
     for gib, length in ((140, 32768), (2000, 131072)):
         gpu = make_gpu(memory_bytes=gib * GIB)
         record = make_record("attention", device=gpu)
@@ -126,7 +126,7 @@ def test_shortest_length_out_of_memory():
         assert peak_bytes(n - 1) <= gib * GIB < peak_bytes(n)
 
 
-def test_passes_of_10b_by_gpu_memory():
+def test_10b_runs_no_pass_in_40_gib():
     record = read_record("end_to_end")
     record.device.memory_bytes = 40 * GIB
     assert end_to_end.facts(record)["runs_of_10B"] == "can run none of its passes"
@@ -155,14 +155,14 @@ def test_idle_time_needs_the_same_gpu_and_software(differs):
     config = {"size": "small", "context": 128, "mode": "forward", "precision": "fp32"}
     x = kernel_rows.passes(profile).one(**config)
     assert (fmt(x["wall_ms"]) == "not measured") == bool(differs)
-    # Idle time is 0 if kernels took longer than the timed run.
+    # Idle time is 0 if the profiled kernels took longer than the timed pass.
     if not differs:
         x.row.clock.metrics["forward_ms"] = [0.1]
         assert kernel_rows.passes(profile).one(**config)["idle_share"] == 0
 
 
 def test_kernels_with_equal_tiles_are_separate():
-    """Two kernels whose names differ only in the number of pipeline stages."""
+    """The kernels' names differ only in the number of pipeline stages."""
     name = (
         "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
     )

@@ -1,4 +1,4 @@
-"""Problems, the write-up and records use the same names."""
+"""Test that problems, the write-up, claims and records agree."""
 
 import copy
 import re
@@ -80,7 +80,7 @@ def test_answers_need_all_records_of_the_primary_gpu(records):
     assert not writeup.answered_pages(others)["mixed_precision"]
 
 
-def test_claims_of_a_gpu_with_few_records(records, monkeypatch):
+def test_gpu_with_few_records_shows_only_its_own_numbers(records, monkeypatch):
     for module in (load, student):
         monkeypatch.setattr(module, "primary_gpu", lambda: "nvidia-h100-80gb-hbm3")
     files = student.fragments(records) | calculator.fragments(records)
@@ -92,8 +92,8 @@ def test_claims_of_a_gpu_with_few_records(records, monkeypatch):
     assert "H100" not in envelope.predict_others(lambda peak: 1.0)
 
 
-def test_answers_from_the_meta_device(records):
-    """Part (f) of the problem needs only shapes, so no GPU has a record for it."""
+def test_records_of_the_meta_device_answer_a_problem(records):
+    """Saved tensors follow from shapes, so no GPU has a record of them."""
     ours = [r for r in records["saved_tensors"] if r.kind == "measured"]
     assert [record.device.slug for record in ours] == ["meta"]
     assert writeup.answered_pages(records)["saved_tensors"]
