@@ -25,7 +25,7 @@ REMEDIES = {
 
 
 def lacks(*modules: str) -> str:
-    """Return advice on how to install the first missing module, or "" if all exist."""
+    """Return advice on the first missing module, or "" if all modules exist."""
     for module in modules:
         with suppress(ModuleNotFoundError):
             if find_spec(module):
@@ -61,7 +61,7 @@ def import_fault(error: BaseException) -> str:
     folders = tuple(f"{ROOT / name}{os.sep}" for name in ("systems", "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if frame.filename.startswith(folders)]
-    # If an import failed, it is this project's last line in the traceback.
+    # If an import failed, its statement is this project's last line in the traceback.
     importing = r"(?:from |import |import_module\(\")(\w+)"
     package = re.match(importing, lines[-1]) if lines else None
     if package is None or package[1] in ("systems", "tools"):
@@ -147,7 +147,7 @@ def run_as_command(
         if code := 2 * (not isinstance(error, BrokenPipeError)):
             print(f"error: {error.strerror or error}", file=sys.stderr)
     except Exception as error:
-        # Detect a usage error by this method: its class differs between typer versions.
+        # Detect usage errors by `format_message`: typer versions differ in their class.
         if (message := getattr(error, "format_message", None)) is None:
             raise
         print(f"error: {printable(message())}", file=sys.stderr)

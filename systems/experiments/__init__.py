@@ -1,4 +1,4 @@
-"""Table of experiments by name ("stem"), which is also that of module and record."""
+"""Table of experiments by name ("stem"); module and record share this name."""
 
 import sys
 from dataclasses import dataclass

@@ -96,7 +96,7 @@ def run(config: Config) -> dict[str, object]:
             device,
         )
         return toy_dtypes(trace)
-    # A narrow model as deep as `small`, because depth sets the number of operations.
+    # Use a narrow model as deep as `small`: depth sets the number of operations.
     with torch.device(device):
         model = BasicsTransformerLM(
             64,

@@ -2,8 +2,8 @@
 both, in the assignment's 80 configurations (batch 1, one head, causal).
 
 `forward_ms`, `backward_ms` and `both_ms` come from Triton's `do_bench`, as the
-assignment asks. `forward_gpu_ms` and so on are GPU time; its rounds alternate between
-implementations.
+assignment asks. `forward_gpu_ms` and so on are GPU time, measured in rounds in which
+implementations alternate.
 
     python -m systems.experiments.flash_benchmarking --dtype bf16 --d 64 --n 16384
 """

@@ -39,7 +39,7 @@ def forward_passes(strategy: str, layers: int) -> float:
     if strategy == "halving":
         # A block is computed in the forward pass, for its own backward pass, and once
         # for each first half around it but the outermost, to get the second half's
-        # input. PyTorch stops recomputing when all saved tensors exist.
+        # input. PyTorch stops there, because all saved tensors exist.
         blocks = range(1, layers + 1)
         firsts = sum(
             not s for block in blocks for s in enclosing_halves(layers, block)[1:]

@@ -104,8 +104,8 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        # Import this now, or the import would be timed as part of the first row that
-        # compiles or runs an optimizer.
+        # Import Inductor now, or its import would be timed as part of the first row
+        # that compiles or runs an optimizer.
         import_module("torch._inductor.compile_fx")
     # Exclude imported modules from the garbage collection before each row.
     gc.freeze()

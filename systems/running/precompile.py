@@ -163,7 +163,7 @@ def cold_samples(folder: Path | None) -> dict[str, Any]:
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
     """Run the rows with these indices (from 0) of an experiment's grid once."""
-    # Do this first, because the parent may end during the slow imports.
+    # Watch the parent first, because it may end during the slow imports.
     end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), grid_configs(stem, grid)
     for row in rows:

@@ -60,7 +60,7 @@ def git_state() -> Git | None:
     own: Any = {"env": environment_for_git(), "capture_output": True, "text": True}
 
     def git(*arguments: str) -> str:
-        # Without this option git locks the index, so that a commit could fail.
+        # Without --no-optional-locks, git locks the index, so a commit could fail.
         line = ("git", "--no-optional-locks", "-C", ROOT, *arguments)
         done = subprocess.run(line, check=True, **own)
         return done.stdout.strip()
