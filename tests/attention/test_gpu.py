@@ -162,7 +162,7 @@ def assert_near(actual, inputs, causal: bool) -> None:
         torch.testing.assert_close(actual[name], x, **close)
 
 
-def test_maximum_number_of_rows_is_exact():
+def test_maximum_number_of_rows_gives_exact_results():
     """Test one key with all the weight, and 2³⁰ keys with equal weights."""
     n = 2**30
     one, many = (

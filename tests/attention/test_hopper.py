@@ -480,7 +480,7 @@ def test_one_pass_backward_is_accurate_in_shift_walk(d, dtype, causal):
             assert all(map(torch.equal, walked, launch_one_pass(*arguments)))
 
 
-# Shapes that only the ordered walk supports, by reason: (n_q, n_k, heads, KV heads, d).
+# Shapes for the ordered walk, by what they test: (n_q, n_k, heads, KV heads, d).
 ORDERED = {
     "shared heads": (1024, 1024, (2, 8), (2, 2), 128),
     "shared heads, 64 columns": (1024, 1024, (2, 8), (2, 2), 64),

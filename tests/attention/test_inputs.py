@@ -1,4 +1,4 @@
-"""Inputs that flash attention supports and rejects: strides, heads, dtypes."""
+"""Test inputs that flash attention supports or rejects: strides, heads, dtypes."""
 
 import math
 import os

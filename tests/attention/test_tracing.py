@@ -1,4 +1,4 @@
-"""Flash attention under torch.compile and torch.export, and in the model."""
+"""Test flash attention under torch.compile and torch.export, and in the model."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""GPU time: sums of kernel times, and options of Triton's benchmark."""
+"""Test GPU time: sums of kernel times, and samples of Triton's benchmark."""
 
 from statistics import median
 from typing import Any

@@ -107,7 +107,7 @@ def test_the_two_parts_of_an_error_add_up(new_record):
         total = Fraction(x["device_result"])
         assert x["of_term"] + x["of_adding"] == x["error"]
         assert total - Fraction(str(x["term"])) * x["steps"] == x["error"]
-    # In fp32, sums of 16-bit terms are exact.
+    # In fp32, these sums of 16-bit terms are exact.
     assert found.one(name="fp16_in_fp32")["of_adding"] == 0
     assert found.one(name="bf16_in_fp32")["of_adding"] == 0
     assert found.one(name="fp32_in_fp32")["of_adding"] != 0

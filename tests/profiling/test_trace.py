@@ -92,7 +92,7 @@ def make_trace(old=False):
 
     for name, start, end in PHASES:
         add_event(cats["mark"], name, MAIN, start, end - start)
-    # Ranges that are not phases: one on the GPU, and PyTorch's own of the optimizer.
+    # Add ranges that are no phases: one on the GPU, and one by PyTorch's optimizer.
     add_event("gpu_user_annotation", "backward", 7, 55, 30)
     add_event(cats["mark"], "Optimizer.step#AdamW.step", MAIN, 0, 100)
     for name, thread, at, start, duration, number in KERNELS:

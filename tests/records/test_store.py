@@ -52,7 +52,7 @@ def path(tmp_path) -> Path:
     return tmp_path / "r.json"
 
 
-def refusal(path: Path, text: str | bytes) -> str:
+def read_error(path: Path, text: str | bytes) -> str:
     """Return the error message of reading this text as a record, without the path."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(RecordError) as raised:
@@ -166,7 +166,7 @@ def change_field(name: str, value: object) -> dict:
 
 @pytest.mark.parametrize(("name", "value", "message"), FAULTS)
 def test_invalid_field_is_named_with_its_file(path, name, value, message):
-    found = refusal(path, json.dumps(change_field(name, value)))
+    found = read_error(path, json.dumps(change_field(name, value)))
     assert found.endswith(message), found
 
 
@@ -210,7 +210,7 @@ def test_limits_are_inclusive(path, name):
         path.write_text(json.dumps(change_field(name, value)))
         store.read(path)
     for value in (least - 1, most + 1):
-        text = refusal(path, json.dumps(change_field(name, value)))
+        text = read_error(path, json.dumps(change_field(name, value)))
         assert name.removesuffix(".0").split(".")[-1] in text
 
 
@@ -219,7 +219,7 @@ def test_records_up_to_the_size_limit_are_read(path):
     path.write_bytes(text.ljust(store.LONGEST_BYTES))
     path.with_name("link").symlink_to(path)
     assert store.read(path) == store.read(path.with_name("link")) == example_record()
-    assert refusal(path, text.ljust(store.LONGEST_BYTES + 1)).startswith("has 8388609 ")
+    assert read_error(path, text.ljust(2**23 + 1)).startswith("has 8388609 ")
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")])
@@ -236,7 +236,7 @@ def test_non_finite_metrics_are_rejected(path, value, at):
     # The old record stays, and no other file remains.
     assert path.read_bytes() == before and os.listdir(path.parent) == ["r.json"]
     text = json.dumps(change_field(f"rows.0.metrics.{name}", nested))
-    assert refusal(path, text).startswith("is not JSON")
+    assert read_error(path, text).startswith("is not JSON")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_non_finite_metrics_are_rejected(path, value, at):
     ],
 )
 def test_invalid_json_is_reported(path, content):
-    text = refusal(path, content)
+    text = read_error(path, content)
     assert re.fullmatch("is not JSON .*; delete it to measure again", text)
 
 
@@ -265,13 +265,13 @@ def test_deep_nesting_raises_only_record_errors(path, place, depth, opened, clos
         assert store.read(path).edited and depth < 1000
     except RecordError as error:
         assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
-    refusal(path, text.replace('"context": 128', f'"context": {deep}', 1))
+    read_error(path, text.replace('"context": 128', f'"context": {deep}', 1))
 
 
 def test_truncated_records_are_rejected(path):
     text = store.to_json(example_record()).encode().rstrip()
     for length in range(len(text)):
-        refusal(path, text[:length])
+        read_error(path, text[:length])
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -332,10 +332,10 @@ def test_missing_foreign_or_huge_files_are_rejected(path):
     """Python rejects an integer of 5000 digits, and 100 GB would fill the memory."""
     with pytest.raises(FileNotFoundError):
         store.read(path)
-    assert refusal(path, '{"name": "some"}').startswith("schema is None, this version")
+    assert read_error(path, '{"name": "x"}').startswith("schema is None, this version")
     digits = f'"peak_bytes": {"1" * 5000}'
     text = store.to_json(example_record()).replace('"peak_bytes": 7', digits)
-    assert "out of range" in refusal(path, text)
+    assert "out of range" in read_error(path, text)
     with open(path, "wb") as file:
         file.truncate(10**11)
     with pytest.raises(RecordError, match="has 100000000000 bytes, no record is long"):

@@ -1,4 +1,4 @@
-"""Fixtures: an experiment measured in this process, and its files."""
+"""Fixtures that measure an experiment in this process, and the paths of its files."""
 
 import json
 from pathlib import Path

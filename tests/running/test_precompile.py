@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation: which rows, how many processes, and how they end."""
+"""Test compilation ahead of time: its rows, its processes, and how they end."""
 
 import os
 import signal

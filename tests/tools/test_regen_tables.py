@@ -319,7 +319,7 @@ def test_list_fits_in_eighty_columns():
 
 @pytest.mark.parametrize("options", ["--only model_sizes", "--list", "--check"])
 def test_unreadable_record_is_named_in_one_line(run_regen, tmp_path, options):
-    """If it was to be measured, the error begins with the name of its experiment."""
+    """With --only, the error begins with the name of the experiment."""
     path = tmp_path / "results/meta/model_sizes.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"schema": 2')
@@ -478,7 +478,7 @@ def test_stale_record_is_a_warning(rerun, tmp_path):
     record = store.read(path)
     record.source_hash = "older"
     store.write(record, path)
-    # Rendered files show the age of records, so they differ, too.
+    # The record's age is rendered, so rendered files are outdated as well.
     assert rerun("--check").code == 1
     assert rerun("--render").code == 0
     assert "**stale**" in (tmp_path / "generated/model_sizes-table.md").read_text()

@@ -146,7 +146,7 @@ def test_hidden_rows_show_on_click_and_in_print(page: Page, pages: list[Path]) -
     control.uncheck()
     page.emulate_media(media="print")
     expect(visible).to_have_count(all_rows.count())
-    # With another display, Chromium omits buttons from repeated table heads.
+    # With another `display`, Chromium omits buttons from repeated table heads.
     display = "button => getComputedStyle(button).display"
     assert frame.locator("button").first.evaluate(display) == "contents"
     height = frame.evaluate("frame => frame.scrollHeight - frame.clientHeight")

@@ -1,4 +1,4 @@
-"""Pages of several experiments: explorer, calculator, ladder, copied answers."""
+"""Test pages of several experiments: explorer, calculator, ladder, answers."""
 
 import json
 import re
