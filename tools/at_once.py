@@ -1,8 +1,8 @@
-"""Choose the GPUs that measure in parallel for `regen_tables.py --at-once 4`, and the
+"""Choose the GPUs that measure in parallel for `regen_tables.py --at-once N`, and the
 order of the experiments.
 
-The GPUs share the host's cores, memory and power, so launch-bound rows may take longer
-in wall-clock time than on a machine of their own. GPU times are not affected.
+The GPUs share the host's cores and memory, so launch-bound rows may take longer in
+wall-clock time than on a machine of their own. GPU times are not affected.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from tools.rendering import fail
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the ids of `count` visible GPUs. Exit if they are of several models."""
+    """Return the ids of the first `count` visible GPUs. Exit if they are not alike."""
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
         fail(f"{flag} {why_no_gpu()}: leave it out")

@@ -8,9 +8,9 @@ from tempfile import NamedTemporaryFile
 
 import triton
 
-# A line of SASS: address and instruction, without its predicate.
+# Matches a line of SASS: its address, and its instruction without the predicate.
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(?:{ *)?(?:@!?\w+ +)?([A-Z][^;]*);")
-# A branch and the address that it jumps to.
+# Matches a branch and the address that it jumps to.
 BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
 

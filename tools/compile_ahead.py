@@ -168,7 +168,7 @@ def require_compiler() -> None:
 def compile_launch(
     gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> Result:
-    """Return the kernels that a launcher compiles. Leave the stand-in driver active."""
+    """Return a launch's compiled kernels or error. Leave the stand-in driver active."""
     stand_in: Any = StandInDriver(gpu)
     driver.set_active(stand_in)
     major, minor = gpu.capability
@@ -244,7 +244,7 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile the bf16 Hopper kernels, with both tile orders of one-pass backward."""
+    """Compile the bf16 Hopper kernels, with both walks of the one-pass backward."""
     hopper.plan_forward.cache_clear()
     hopper.plan_backward.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()

@@ -103,7 +103,7 @@ def plan_task(
     if state in ("fresh", "verified"):
         return Outcome(stem, f"{state} already (--force measures again)")
     if time.time() >= deadline:
-        # Don't spend seconds on starting each remaining child.
+        # Don't spend seconds on starting a child that would stop at once.
         return Outcome(stem, OUT_OF_TIME)
     arguments = [str(results.resolve()), "--grid", grid, "--deadline", str(deadline)]
     arguments += ["--seen", str(seen)]
@@ -113,7 +113,7 @@ def plan_task(
 
 
 def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
-    """Run a child process per task, one at a time on each GPU; "" is the first GPU."""
+    """Run a child process per task, one at a time per GPU; "" is CUDA's default."""
     outcomes, free, running = [], list(gpus), list[Child]()
     with progress_bars() as bars, DefaultSelector() as selector:
         try:
@@ -162,7 +162,7 @@ class Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, task.stem, *task.arguments, *own],
             cwd=ROOT,
-            # Let the child import from `cwd`, even if the user forbids it.
+            # Override PYTHONSAFEPATH, so that the child can import from `cwd`.
             env=os.environ | {"PYTHONSAFEPATH": ""} | visible | task.environment,
             stdout=subprocess.PIPE,
             # A process group, so that one signal also ends the processes of its rows.
@@ -191,7 +191,7 @@ class Child:
                 total, done = report["total"], report["done"]
                 self.bars.update(self.bar, total=total, completed=done)
             case "there":
-                # Print their origin, because they may be old or somebody else's.
+                # Print the origin of rows, which may be old or somebody else's.
                 rows, commit = report["rows"], report["commit"][:10]
                 origin = f"{report['since']} UTC, commit {commit}"
                 print_line(f"{outcome.stem}: {rows} rows are there, of {origin}")
@@ -226,7 +226,7 @@ class Child:
         if code < 0:
             # The child was killed, and the process of its row may still run.
             signal_group(self.process, signal.SIGTERM)
-        # Without a reported outcome or a known exit code, the child has crashed.
+        # A child without a reported outcome, or with an unknown exit code, has crashed.
         if not outcome.message or code not in (0, 1, 2):
             again = "run again to go on from the last row"
             outcome.message = f"crashed (exit code {code}); {again}"

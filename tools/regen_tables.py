@@ -1,5 +1,5 @@
-"""Measure experiments without a fresh record, then rewrite the guide's tables, figures
-and numbers.
+"""Measure the experiments that have no fresh record, then rewrite the guide's tables,
+figures and numbers.
 
 Finished rows survive an interruption: run the same command again to go on. On a Slurm
 cluster, use `sbatch tools/regen_tables.sbatch`. Examples:
@@ -125,10 +125,10 @@ def command(
             fail(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
         fail(f"{[*others, '--generated'][0]} does not go with {action}")
-    with report_errors_in_one_line(measures := action in ("measuring", "--verify")):
+    with report_errors(measures := action in ("measuring", "--verify")):
         if action == "measuring":
             require_valid_commit()
-        require_folders(action, results, generated, measures)
+        require_results_folder(action, results, generated, measures)
         if listed:
             return print_states(results)
         if render:
@@ -145,8 +145,8 @@ def command(
 
 
 @contextmanager
-def report_errors_in_one_line(measures: bool) -> Iterator[None]:
-    """Turn errors and Ctrl-C into one line on standard error and exit code 2."""
+def report_errors(measures: bool) -> Iterator[None]:
+    """Turn Ctrl-C and errors of files into one line on standard error, exit code 2."""
     try:
         yield
     except RecordError as error:
@@ -171,10 +171,10 @@ def require_valid_commit() -> None:
         fail(str(error))
 
 
-def require_folders(
+def require_results_folder(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Exit if the folder `results` is missing or does not suit the action."""
+    """Exit if the folder `results` does not suit the action."""
     from tools.render.load import is_quick
 
     is_own = results.resolve() == RESULTS.resolve()
@@ -204,7 +204,7 @@ def measure(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure missing or stale experiments. Exit if kernels can't be stored."""
+    """Measure experiments without a fresh record. Exit if kernels can't be stored."""
     need("torch", "fcntl")
     from systems.records.device import find_gpu
     from systems.running.machine import compiled_folder, why_unwritable
@@ -238,7 +238,7 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Print all outcomes and render. Return the exit code; exit if all were skipped."""
+    """Print outcomes, render full grids, return the exit code. Exit if all skipped."""
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)
         fail(f"nothing was measured: {', '.join(reasons)}")

@@ -39,7 +39,7 @@ def render_texts(results: Path) -> dict[str, str]:
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:
     """Render into docs/generated or another folder, and delete what is not rendered any
-    more. Exit if the other folder has a file of unknown prefix. Return the exit code.
+    more. Exit if the other folder holds files that were not rendered. Return 0.
     """
     from tools.render import load
 
@@ -52,7 +52,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     wanted = render_texts(results)
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
-    # Files with these prefixes were rendered by an older version.
+    # Extra files with these prefixes were rendered by an older version.
     own = {name.partition("-")[0] for name in ("", *wanted)}
     for name in sorted(extra) if generated else ():
         if re.sub(r"-.*|^\..*\.tmp$", "", name) not in own:
@@ -89,8 +89,8 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
             )
     found = load.load_records(results)
     records = [record for of_stem in found.values() for record in of_stem]
-    findings += [*same_cell.check_cells(found), *grids.check_grids(found)]
-    for message in load.stale_records(records):
+    findings += [*same_cell.check_gpu_times(found), *grids.check_grids(found)]
+    for message in load.stale_warnings(records):
         print(printable(f"warning: {message}"))
     for finding in sorted(findings):
         print(printable(finding))

@@ -42,13 +42,13 @@ def execute_notebook(path: Path) -> str:
         sockets = Config(ConnectionFileMixin=socket)
         # Join the pieces of a cell's output, whose number depends on timing.
         options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
-        # Import from this folder, wherever the command was given.
+        # Run in ROOT, so that imports work wherever the command was given.
         place = {"metadata": {"path": str(ROOT)}}
         client = NotebookClient(notebook, config=sockets, resources=place, **options)
         try:
             client.execute()
         except (AssertionError, CancelledError):
-            # After Ctrl-C, nbclient ends the kernel and then misses it.
+            # After Ctrl-C, nbclient ends the kernel, then fails because it is gone.
             raise KeyboardInterrupt from None
     # Drop the Python version, which differs between machines.
     notebook.metadata["language_info"] = {"name": "python"}

@@ -1,4 +1,4 @@
-"""Print the state of each record: fresh, verified, stale, partial or missing."""
+"""Print the state of each record, such as fresh, stale, partial or missing."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from systems.experiments import STEMS
 
 
 def read_state(path: Path) -> tuple[str, Any]:
-    """Return a record's state and the record, if any. Raise RecordError if damaged."""
+    """Return a state and the record, if any. Raise RecordError for a damaged record."""
     from systems.records import store
     from systems.running.resuming import partial_path
     from tools.render.load import read_record, record_age
@@ -23,7 +23,7 @@ def read_state(path: Path) -> tuple[str, Any]:
     except store.UnreadableError:
         raise
     except (FileNotFoundError, NotADirectoryError, store.RecordError):
-        # An unreadable partial record counts as missing: measuring starts over.
+        # A damaged partial record counts as missing: measuring starts over.
         return "missing", None
 
 

@@ -41,8 +41,8 @@ FOOTER = (
     'color: #57606a">{subject} · <span class="pageNumber"></span> / '
     '<span class="totalPages"></span></div>'
 )
-# JavaScript that inserts GPU and dates below the title, keeps only this GPU's tab in
-# each set of tabs, and turns links to other pages into text (not local paths).
+# JavaScript that inserts GPU and dates below the title, keeps one GPU's tab alone where
+# a set of tabs has it, and turns links to other pages into text (not local paths).
 PREPARE_PAGE = """([gpu, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
@@ -109,7 +109,7 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 
 
 def run_command(failure: str, *command: str) -> str:
-    """Return a command's output. On failure exit with its last warning or line."""
+    """Return a command's output. On failure exit with its last error or last line."""
     try:
         environment = environment_for_git() | {"PYTHONSAFEPATH": ""}
         options: Any = {"env": environment, "stderr": subprocess.PIPE}
@@ -165,10 +165,10 @@ def flatten_outline(outline: list[Any]) -> Iterator[Any]:
 
 def write_zip(target: Path) -> None:
     with replace_when_complete(target) as path:
-        git("archive", "--format=zip", "--prefix=code/", f"--output={path}", "HEAD")
+        run_git("archive", "--format=zip", "--prefix=code/", f"--output={path}", "HEAD")
 
 
-def git(*options: str) -> str:
+def run_git(*options: str) -> str:
     return run_command("code.zip holds what is committed", "git", *options)
 
 
@@ -190,7 +190,7 @@ def main(
         label = records[0].device.name if gpu else None
         if not into.is_dir():
             fail(f"--into {into}: no such folder")
-        changes = git("status", "--porcelain", "-unormal").splitlines()
+        changes = run_git("status", "--porcelain", "-unormal").splitlines()
         write_zip(into / "code.zip")
         print("wrote code.zip")
         for change in changes:

@@ -56,11 +56,11 @@ from tools.rendering import fail
 
 # Heads and length of the timed case, and length of the checked case with one head.
 HEADS, N, CHECKED_N = 16, 4096, 512
-# A candidate must take less than this share of the current configuration's time.
+# To win, a candidate may take at most this share of the current one's time.
 TIE = 0.99
 # The largest relative error of a correct result, well above rounding errors.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
-# Bounds of accumulators per thread: more would spill a thread's 255 registers, fewer
+# Bounds on accumulators per thread: more would spill a thread's 255 registers, fewer
 # would leave the tensor cores idle.
 MAX_ACCUMULATORS, MIN_ACCUMULATORS = 200, 6
 
@@ -164,7 +164,7 @@ def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]
     return best._asdict() | {"config": list(best.config)} | pass_times
 
 
-def read_or_create(path: Path, device: Device, force: bool) -> dict[str, Any]:
+def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
     """Return the file's content, to resume the search, if kernels and Triton version
     are the same; otherwise, or with `force`, content without entries.
     """
@@ -246,7 +246,7 @@ def main(
     problem = ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        content = read_or_create(path, device, force)
+        content = resume_or_start(path, device, force)
         # Fail before any timing if the file can't be written.
         write_content(content, path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Time forward, backward and optimizer of one model.
+"""Time the forward pass, the backward pass and the optimizer of one model.
 
 python docs/scripts/1_clock.py --size small --context 256
 """
@@ -20,15 +20,15 @@ synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchron
 
 def time_ms(function):
     """Run the function once; return its wall-clock time in ms and its result."""
-    synchronize()  # The GPU must be idle when the clock starts ...
+    synchronize()  # The GPU must be idle when the clock starts.
     start = perf_counter()
     result = function()
-    synchronize()  # ... and finished when it stops.
+    synchronize()  # The GPU must be idle when the clock stops.
     return (perf_counter() - start) * 1e3, result
 
 
 def time_step(model, optimizer, tokens, targets):
-    """Return the times of one training step's three parts, in ms."""
+    """Return the wall-clock times of phases of a training step, in ms."""
     optimizer.zero_grad()
     forward_ms, logits = time_ms(lambda: model(tokens))
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -38,7 +38,7 @@ def time_step(model, optimizer, tokens, targets):
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of each time for one model size."""
+    """Print mean and standard deviation of each phase's time for one model size."""
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))

@@ -1,4 +1,4 @@
-"""Time every model size; a size that runs out of memory gets a line that says so.
+"""Time the training steps of model sizes; report sizes that run out of memory.
 
 python docs/scripts/2_sizes.py --context 128 --warmup 5
 """
@@ -20,15 +20,15 @@ synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchron
 
 def time_ms(function):
     """Run the function once; return its wall-clock time in ms and its result."""
-    synchronize()  # The GPU must be idle when the clock starts ...
+    synchronize()  # The GPU must be idle when the clock starts.
     start = perf_counter()
     result = function()
-    synchronize()  # ... and finished when it stops.
+    synchronize()  # The GPU must be idle when the clock stops.
     return (perf_counter() - start) * 1e3, result
 
 
 def time_step(model, optimizer, tokens, targets, options):
-    """Return the times of one training step's parts, in ms."""
+    """Return the wall-clock times of phases of a training step, in ms."""
     optimizer.zero_grad()
     forward_ms, logits = time_ms(lambda: model(tokens))
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -40,7 +40,7 @@ def time_step(model, optimizer, tokens, targets, options):
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of each time for one model size."""
+    """Print mean and standard deviation of each phase's time for one model size."""
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))

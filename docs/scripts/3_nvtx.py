@@ -1,4 +1,4 @@
-"""Name the phases and the parts of attention in a profile by Nsight Systems.
+"""Mark phases and the operations of attention for a profile by Nsight Systems.
 
 nsys profile -o small -- python docs/scripts/3_nvtx.py --size small
 """
@@ -21,7 +21,7 @@ synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchron
 
 # --8<-- [start:annotated]
 def annotated_attention(q, k, v, mask):
-    """Compute what the model's attention computes, each part in a range of its own."""
+    """Compute the model's attention, with NVTX ranges around its three operations."""
     with nvtx.range("scores"):
         scores = torch.einsum("...qe,...ke->...qk", q, k) / k.shape[-1] ** 0.5
         scores = torch.where(mask, scores, float("-inf"))
@@ -33,17 +33,17 @@ def annotated_attention(q, k, v, mask):
 
 
 def time_ms(name, function):
-    """Run the function in a range; return its wall-clock time in ms and its result."""
-    synchronize()  # The GPU must be idle when the clock starts ...
+    """Run the function in an NVTX range; return its wall-clock ms and its result."""
+    synchronize()  # The GPU must be idle when the clock starts.
     start = perf_counter()
     with nvtx.range(name):
         result = function()
-        synchronize()  # ... and finished when it stops.
+        synchronize()  # The GPU must be idle when the clock stops.
     return (perf_counter() - start) * 1e3, result
 
 
 def time_step(model, optimizer, tokens, targets):
-    """Return the times of one training step's three parts, in ms."""
+    """Return the wall-clock times of phases of a training step, in ms."""
     optimizer.zero_grad()
     forward_ms, logits = time_ms("forward", lambda: model(tokens))
     loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -53,7 +53,7 @@ def time_step(model, optimizer, tokens, targets):
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of each time for one model size."""
+    """Print mean and standard deviation of each phase's time for one model size."""
     with torch.device(DEVICE):
         model = transformer.build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))

@@ -1,4 +1,4 @@
-"""Time every model size in fp32 or under bf16 autocast.
+"""Time the training steps of model sizes in fp32 or under bf16 autocast.
 
 python docs/scripts/4_autocast.py --precision bf16
 """
@@ -21,15 +21,15 @@ synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchron
 
 def time_ms(function):
     """Run the function once; return its wall-clock time in ms and its result."""
-    synchronize()  # The GPU must be idle when the clock starts ...
+    synchronize()  # The GPU must be idle when the clock starts.
     start = perf_counter()
     result = function()
-    synchronize()  # ... and finished when it stops.
+    synchronize()  # The GPU must be idle when the clock stops.
     return (perf_counter() - start) * 1e3, result
 
 
 def time_step(model, optimizer, tokens, targets, options):
-    """Return the times of one training step's parts, in ms."""
+    """Return the wall-clock times of phases of a training step, in ms."""
     autocast = torch.autocast(DEVICE, torch.bfloat16)
     optimizer.zero_grad()
     with autocast if options.precision == "bf16" else nullcontext():
@@ -43,7 +43,7 @@ def time_step(model, optimizer, tokens, targets, options):
 
 
 def measure(size, options):
-    """Print the mean and standard deviation of each time for one model size."""
+    """Print mean and standard deviation of each phase's time for one model size."""
     with torch.device(DEVICE):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))

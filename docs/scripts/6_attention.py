@@ -1,4 +1,4 @@
-"""Time plain attention and read the memory that it keeps for its backward pass.
+"""Time plain attention, and read the memory in use before its backward pass.
 
 python docs/scripts/6_attention.py --d 16 32 64 128 --compile
 """
@@ -18,10 +18,10 @@ synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchron
 
 def time_ms(function):
     """Run the function once; return its wall-clock time in ms and its result."""
-    synchronize()  # The GPU must be idle when the clock starts ...
+    synchronize()  # The GPU must be idle when the clock starts.
     start = perf_counter()
     result = function()
-    synchronize()  # ... and finished when it stops.
+    synchronize()  # The GPU must be idle when the clock stops.
     return (perf_counter() - start) * 1e3, result
 
 

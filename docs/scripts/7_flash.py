@@ -1,4 +1,4 @@
-"""Time attention with `do_bench`: plain, PyTorch's fused one and FlashAttention here.
+"""Time plain attention, SDPA and this guide's FlashAttention with `do_bench`.
 
 python docs/scripts/7_flash.py --d 64 --dtype bfloat16
 """
@@ -15,7 +15,7 @@ DEVICE = "cuda"
 
 
 def plain_attention(q, k, v):
-    """Compute causal attention with every score in memory."""
+    """Compute causal attention with the whole score matrix in HBM."""
     row = torch.arange(q.shape[-2], device=DEVICE)
     scores = q @ k.mT / q.shape[-1] ** 0.5
     scores = scores.masked_fill(row[:, None] < row, float("-inf"))

@@ -433,7 +433,7 @@ def rerun(run_regen, model_sizes, tmp_path):
 
 
 def test_findings_fail_the_check(rerun, monkeypatch):
-    monkeypatch.setattr(same_cell, "check_cells", lambda found: ["a differs"])
+    monkeypatch.setattr(same_cell, "check_gpu_times", lambda found: ["a differs"])
     monkeypatch.setattr(pages, "check_pages", lambda root: [f"{root.name}/a.md:1: b"])
     done = rerun("--check")
     findings = f"a differs\n{ROOT.name}/a.md:1: b\n2 findings\n"

@@ -25,7 +25,7 @@ from systems.attention.triton.tuned import ARITHMETICS, KERNELS
 from systems.records.source_hash import Reach
 from tests.factories import make_gpu
 from tools import tune_flash
-from tools.tune_flash import Candidate, find_fault, list_candidates, read_or_create
+from tools.tune_flash import Candidate, find_fault, list_candidates, resume_or_start
 
 CUDA = torch.device("cuda")
 KEY = ("half", "dq", 64, True)
@@ -103,7 +103,7 @@ def published_config(kernel="dq", causal=True) -> Config:
 
 
 def tune_candidates(fake_a100, *configs: Config, key=KEY):
-    found = read_or_create(fake_a100.path, fake_a100.device, False)
+    found = resume_or_start(fake_a100.path, fake_a100.device, False)
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
     tune_flash.time_candidates(
@@ -137,10 +137,10 @@ def test_ties_keep_our_config_and_searches_resume(fake_a100):
     entries = tune_candidates(fake_a100, OURS, key=("half", "dq", 128, True))
     assert [entry["d"] for entry in entries] == [64, 128]
     # With --force or changed kernels, the search starts over.
-    assert read_or_create(fake_a100.path, fake_a100.device, True)["entries"] == []
+    assert resume_or_start(fake_a100.path, fake_a100.device, True)["entries"] == []
     changed = tuned.read(fake_a100.path) | {"source_hash": "other"}
     tune_flash.write_content(changed, fake_a100.path)
-    assert read_or_create(fake_a100.path, fake_a100.device, False)["entries"] == []
+    assert resume_or_start(fake_a100.path, fake_a100.device, False)["entries"] == []
 
 
 CHANGED = "with kernels that have changed since: our tables are used"

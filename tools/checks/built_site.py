@@ -126,7 +126,7 @@ def prose_parts(element: Element) -> Iterator[str]:
 
 
 def check_structure(page: Element, main: Element) -> Iterator[str]:
-    """Yield a finding for each faulty id, image, table, code block, tab or formula."""
+    """Yield findings about ids, images, tables, code blocks, tabs and formulas."""
     for name, count in Counter(page.xpath("//@id")).items():
         if count > 1:
             yield f"id {name!r} occurs {count} times"
@@ -181,7 +181,7 @@ def find_addresses(
 
 
 def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[str]:
-    """Yield a finding if a local file is missing or a remote file would be loaded."""
+    """Yield a finding for a dead local link, or a remote file that the page loads."""
     parts = urlsplit(url)
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if parts.scheme in {"http", "https"} or parts.netloc:

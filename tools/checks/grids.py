@@ -11,7 +11,7 @@ from tools.render.load import is_fresh
 
 
 def check_grids(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a finding for each record whose rows differ from its experiment's grid."""
+    """Yield a finding for each fresh record whose rows differ from the grid."""
     for stem, records in found.items():
         if lacks("torch", *STEMS[stem].needs):
             continue

@@ -16,7 +16,7 @@ CLOSE, MOST = 1.03, 1.05
 MOST_BEYOND = 1 / 20
 
 
-def check_cells(found: Mapping[str, list[Record]]) -> Iterator[str]:
+def check_gpu_times(found: Mapping[str, list[Record]]) -> Iterator[str]:
     """Yield a finding for each phase whose GPU times differ by over a factor of CLOSE.
     Yield none if no factor exceeds MOST and at most MOST_BEYOND of the phases differ.
     """

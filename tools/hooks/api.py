@@ -1,8 +1,8 @@
 """A griffe extension that selects what the code reference shows.
 
-Functions and classes that a page links are expanded, others are collapsed. Kernels are
-left out, because other pages show their code. Experiments show only `Config`, `configs`
-and `run`.
+Functions and classes that a page links to are expanded, others are collapsed. Kernels
+are left out, because other pages show their code. Experiments show only `Config`,
+`configs` and `run`.
 """
 
 import re
@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 class LinkedNames(Extension):
-    """Marks names that a page links, and hides kernels and helpers of experiments."""
+    """Marks names that pages link to; hides kernels and helpers of experiments."""
 
     def __init__(self) -> None:
         pages = DOCS.rglob("*.md")

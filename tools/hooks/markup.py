@@ -327,7 +327,7 @@ FIRST_WORD = re.compile(r"[^,\s]+")
 
 
 def find_size(head: str, text: str) -> str:
-    """Return the model size at the start of a cell, or "" in other columns."""
+    """Return the model size at the start of a cell in a column of sizes, else ""."""
     word = FIRST_WORD.match(text) if head in ("size", "model", "step") else None
     return word[0] if word and word[0] in ORDER else ""
 
@@ -342,7 +342,7 @@ def cell_sort_key(head: str, text: str) -> int | None:
 
 
 def find_group_starts(heads: list[str]) -> set[int]:
-    """Return the first column of each group of headers that agree up to a comma."""
+    """Return the first column of each group of headers, which agree up to a comma."""
     topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
     runs = [(name, len(list(run))) for name, run in groupby(topics)]
     starts = accumulate((length for _, length in runs), initial=0)

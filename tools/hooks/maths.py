@@ -21,7 +21,7 @@ INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.D
 DISPLAY_MATHS = re.compile(
     r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
 )
-# The frame takes keyboard focus, so that long formulas scroll sideways.
+# The frame takes keyboard focus, so that keys scroll long formulas sideways.
 DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
@@ -79,7 +79,7 @@ NAMED = ("lse", "rowsum")
 
 
 def set_spacing(root: ElementTree.Element) -> None:
-    """Correct the spacing of infinity, lse, max, log and minus signs in a formula."""
+    """Correct the spacing of names, infinity and minus signs in a formula."""
     for parent in root.iter():
         before = None
         for part, after in zip_longest(parent, parent[1:]):

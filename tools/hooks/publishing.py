@@ -75,7 +75,7 @@ def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
 # Run after the offline plugin, which writes search_index.js.
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Delete the search index of file:// pages; shrink or compress records."""
+    """Shrink records, compress large ones; drop file:// search on a site with a URL."""
     site = Path(config.site_dir)
     if config.site_url:
         (site / "search" / "search_index.js").unlink()

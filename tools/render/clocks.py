@@ -1,4 +1,4 @@
-"""Match rows of different experiments that ran the same pass, called a "cell"."""
+"""Match rows of different experiments that ran the same pass with equal settings."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ AXES = ("size", "context", "batch", "precision", "mode", "attention")
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
-def cell_settings(record: Record, row: Row) -> dict[str, Any]:
+def pass_settings(record: Record, row: Row) -> dict[str, Any]:
     """Return the values of AXES, which determine the kernels that a pass launches."""
     config = FIXED_SETTINGS[record.stem] | row.config
     return {axis: config.get(axis) for axis in AXES}
@@ -50,7 +50,7 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
         for profile in (r for r in group if r.stem in PROFILED):
             profile.clock = clock
             for row in profile.rows:
-                row.clock = clock.find(**cell_settings(profile, row)) if clock else None
+                row.clock = clock.find(**pass_settings(profile, row)) if clock else None
 
 
 # The loss is left out, because 0.1 ms is too short to compare.
@@ -60,13 +60,13 @@ GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "ns
 
 
 def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
-    """Return pairs of median GPU time in ms and experiment, by (cell, phase)."""
+    """Return pairs (median GPU time in ms, experiment) by (pass settings, phase)."""
     times: dict[Any, list[tuple[float, str]]] = defaultdict(list)
     for record in records:
         for row in record.rows:
             if row.config.get("execution", "eager") != "eager":
                 continue
-            cell = tuple(cell_settings(record, row).values())
+            cell = tuple(pass_settings(record, row).values())
             for phase in PHASES:
                 for name in GPU_TIMES:
                     if samples := row.metrics.get(name.format(phase)):

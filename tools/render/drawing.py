@@ -1,8 +1,8 @@
 """Draw SVG diagrams from numbers, with the page's font and its light or dark colours.
 Diagrams without numbers are drawn by hand, in docs/drawings.
 
-Each diagram is drawn twice, for a wide and a narrow screen, so that its text keeps a
-readable size; the style sheet shows one of the two. One unit is one pixel.
+`draw_figure` draws a diagram twice, for a wide and a narrow screen, so that its text
+keeps a readable size; the style sheet shows one of the two. One unit is one pixel.
 Colours come in the order blue, grey, green; orange marks costs.
 """
 

@@ -44,7 +44,7 @@ class Fragments:
     def figure(
         self, file: str, name: str, **sizes: float
     ) -> Callable[[Callable[[Record], Drawn]], ShowOne]:
-        """Register a function that returns what `plots.plot` draws of a record."""
+        """Register a function whose result, for each record, `plots.plot` draws."""
 
         def register(draw: Callable[[Record], Drawn]) -> ShowOne:
             def show(record: Record) -> str:

@@ -12,8 +12,8 @@ compare with, and derives columns; tables, figures and facts name columns. In a 
 list of samples (`forward_ms`) reads as its median, `step_ms` as the median of the sum
 of all timed phases, `forward ±` as "mean ± standard deviation". `join` stores another
 row in each row (`x["fp32"]["step_ms"]`, as a column `"fp32.step_ms"`); `pivot` merges
-rows that differ in one axis. Don't test whether a number exists: absent rows and rows
-out of memory are `Missing`, and so is arithmetic with them; a table prints the reason
+rows that differ in one axis. Don't test whether a number exists: numbers of absent or
+failed rows are `Missing`, and so is arithmetic with them; a table prints the reason
 once per line. Other unknown names raise KeyError; `x.get(name)` reads optional metrics.
 """
 
@@ -31,7 +31,7 @@ from tools.render.rows import MISSING, NOT_MEASURED, Missing, fmt
 
 
 class Line(dict[str, Any]):
-    """A row as a dictionary of columns, which is false if the row has no numbers."""
+    """A row as a dictionary of columns; true only for a record's row with numbers."""
 
     row: Row | None = None
 
@@ -52,7 +52,7 @@ class Line(dict[str, Any]):
             return self.missing
         metrics, (phase, _, spread) = self.row.metrics, name.partition(" ")
         if spread == "±" and f"{phase}_mean_ms" in metrics:
-            # Published rows have a mean, and some its standard deviation.
+            # Published rows have a mean, and some of them a standard deviation.
             reported = (metrics.get(f"{phase}_{x}_ms") for x in ("mean", "std"))
             return " ± ".join(f"{ms:.2f}" for ms in reported if ms is not None)
         if spread == "±":

@@ -81,7 +81,7 @@ def record_age(record: Record) -> str:
 
 @cache
 def current_hash(module: str, attention: tuple[str, ...]) -> str:
-    """Return the hash of the current source code, cached for the whole run."""
+    """Return the hash of an experiment's current source code; read it only once."""
     return source_hash(module, attention)
 
 
@@ -134,7 +134,7 @@ def read_constant(stem: str, name: str) -> Any:
 
 
 def is_quick(results: Path) -> bool:
-    """Return whether a folder holds records of reduced grids."""
+    """Return whether a folder, by its name, holds records of reduced grids."""
     return Path(os.path.abspath(results)).name == "quick"
 
 
@@ -184,7 +184,7 @@ def is_gpu_record(record: Record) -> bool:
     return record.kind == "measured" and record.device.is_gpu
 
 
-def stale_records(records: Iterable[Record]) -> list[str]:
+def stale_warnings(records: Iterable[Record]) -> list[str]:
     """Return a warning for each stale record."""
     stale = (r for r in records if r.kind == "measured" and not is_fresh(r))
     text = "is stale: its source has changed since; measure or --verify"

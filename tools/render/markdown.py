@@ -255,7 +255,7 @@ def describe_conditions(record: Record) -> str:
 
 
 def format_ms(value: float) -> str:
-    """Format milliseconds to about four digits: 0.034, 5.362, 21.45, 184.3."""
+    """Format milliseconds with one to three decimals: 0.034, 5.362, 21.45, 184.3."""
     return f"{value:.{3 if value < 10 else 2 if value < 100 else 1}f}"
 
 
@@ -264,7 +264,7 @@ def gib(value: float, digits: int = 1) -> str:
 
 
 def format_significant(value: float) -> str:
-    """Return three significant digits: 0.112, 12.7, 427."""
+    """Format three digits or more: 0.112, 12.7, 1,234."""
     decimals = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:,.{max(0, decimals)}f}"
 
@@ -285,15 +285,15 @@ def format_mib(value: float) -> str:
 
 
 def typeset(text: str) -> str:
-    """Put minus signs before numbers, and no-break spaces between number and unit."""
+    """Use minus signs before numbers, and no-break spaces between number and unit."""
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
     unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
     return re.sub(unit, "\N{NO-BREAK SPACE}", text)
 
 
 def round_numbers(text: str) -> str:
-    """Round the numbers of a text to one decimal below 10 and to whole numbers above,
-    except ratios below 1.2, values with a unit below 1, and texts with "±".
+    """Round decimals in a text to whole numbers, below 10 to one decimal, below 1.2 (1
+    with a unit) to two unless they are short. Leave texts with "±" unchanged.
     """
 
     def shorten(found: re.Match[str]) -> str:

@@ -5,7 +5,7 @@ follow the light or dark scheme. A figure is drawn twice, for wide and narrow sc
 where panels are stacked. One unit is one pixel.
 
 Lines are labelled at their ends. One colour marks the subject of the figure, and orange
-marks what is worse (slower, or a larger error); everything else is grey.
+marks what is worse (slower, or a larger error); the rest is grey or pale blue.
 """
 
 import io
@@ -134,7 +134,7 @@ def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axe
 
 
 def curve(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
-    """Draw a curve through the points whose numbers are known, labelled at its end."""
+    """Draw a curve through the points whose numbers are known."""
     points = [
         (x, y)
         for x, y in zip(xs, ys, strict=True)
@@ -230,7 +230,7 @@ DIGIT, GAP = 0.64 * SMALL, 8
 
 
 def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """Make an axis logarithmic (base 2); label the ticks that fit, the last first."""
+    """Make a horizontal axis logarithmic (base 2); label the ticks with enough room."""
     axes = axis.axes
     axes.set_xscale("log", base=2)
     figure = axis.get_figure(root=True)

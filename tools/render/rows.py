@@ -13,7 +13,7 @@ from systems.records.record import Record, Row
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
 
-# How to format a value: a string such as "{:.1f} ms", or a function.
+# The format of a value: a string such as "{:.1f} ms", or a function.
 Text = str | Callable[[Any], str]
 
 
@@ -79,7 +79,7 @@ def dropna(values: Iterable[float]) -> list[float]:
 
 
 def missing_reason(values: Iterable[float]) -> Missing:
-    """Return the first Missing value with the reason "out of memory", else MISSING."""
+    """Return the first Missing value that begins "out of memory", else MISSING."""
     reasons = (value for value in values if isinstance(value, Missing))
     return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
 

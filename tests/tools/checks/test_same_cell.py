@@ -4,7 +4,7 @@ import pytest
 
 from tests.factories import RESULTS, make_gpu, make_record, make_row
 from tools.checks import same_cell
-from tools.checks.same_cell import check_cells, gpu_times
+from tools.checks.same_cell import check_gpu_times, gpu_times
 from tools.render import load
 
 H200 = make_gpu("NVIDIA H200")
@@ -36,7 +36,7 @@ def step_record(stem, **config):
 
 
 def differences(*records):
-    return [*check_cells({record.stem: [record] for record in records})]
+    return [*check_gpu_times({record.stem: [record] for record in records})]
 
 
 @pytest.fixture(autouse=True)

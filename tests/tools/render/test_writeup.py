@@ -34,7 +34,7 @@ def test_points_equal_the_assignment():
 def test_writeup_page_lists_problems_in_order():
     heading = r"^## (.+) \{ #(\w+) \}\n\n(.+)\n\{ \.tag \}$"
     assert re.findall(heading, PAGE, re.MULTILINE) == [
-        (f"{n}. {p.title}", p.name, f"{p.assigned_sections} · `{p.name}`")
+        (f"{n}. {p.title}", p.name, f"{p.assignment} · `{p.name}`")
         for n, p in enumerate(PROBLEMS, start=1)
     ]
     pages = [answer.page for answer in ANSWERS]
@@ -89,7 +89,7 @@ def test_gpu_with_few_records_shows_only_its_own_numbers(records, monkeypatch):
     assert "H100 80 GB, measured" in head and "`peak_memory`" in known
     assert files["student-check.md"] == files["student-measured.md"] == NOTHING_YET
     assert '"measured_on":"h100"' in files["calculator.js"]
-    assert "H100" not in envelope.predict_others(lambda peak: 1.0)
+    assert "H100" not in envelope.predict_by_gpu(lambda peak: 1.0)
 
 
 def test_records_of_the_meta_device_answer_a_problem(records):

@@ -50,7 +50,7 @@ RECOMPUTED = ("none", "blocks", "attention")
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `calculator.js` and the table for browsers without JavaScript."""
+    """Return `calculator.js`, and a table of peaks for browsers without JavaScript."""
     assigned = {n: (s, s.num_heads, VOCAB_SIZE, 2) for n, s in SIZES.items()}
     data = {
         "categories": CATEGORIES,
@@ -63,7 +63,7 @@ def fragments(found: Found) -> dict[str, str]:
         "context_bytes": CONTEXT_BYTES,
         "gpus": {name: gpu_inputs(name) for name in GPUS},
         "measured_on": primary_gpu_key(),
-        "programs": dict(programs()),
+        "programs": dict(step_instructions()),
         "memory": memory_points(found),
         "steps": step_points(found),
     }
@@ -84,8 +84,8 @@ def gpu_inputs(name: str) -> dict[str, Any]:
     }
 
 
-def programs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and instructions of a step for each combination of options."""
+def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and instructions of a step for valid combinations of options."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}
@@ -104,10 +104,10 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
             workspace_bytes=symbols["workspace_bytes"],
             **numbers,
         )
-        yield " ".join(options), pass_program(p)
+        yield " ".join(options), pass_instructions(p)
 
 
-def pass_program(p: Pass) -> dict[str, Any]:
+def pass_instructions(p: Pass) -> dict[str, Any]:
     """Return a pass's formulas as instructions, and the index of each result."""
     made = Program()
     return {
@@ -153,7 +153,7 @@ def step_points(found: Found) -> list[dict[str, Any]]:
 
 
 def largest_error(found: Found) -> float:
-    """Return the largest relative error of the formula on a measured peak."""
+    """Return the largest relative error of the predicted peaks of requested bytes."""
     return most(
         abs(peak_bytes(peak_memory.make_pass(c)) / c["requested"] - 1)
         for c in measured_steps(found)

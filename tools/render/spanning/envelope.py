@@ -32,12 +32,12 @@ from tools.render.stems.kernel_profile.rows import (
 BATCH = 4
 
 
-# Common GPUs for which predictions are also given.
+# GPUs for which predictions are given besides the primary GPU.
 OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
-def predict_others(value: Callable[[Peak], float], unit: str = " ms") -> str:
-    """Return a prediction for the other GPUs: "4.7 ms on an A100 80 GB, ..."."""
+def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
+    """Return predictions for other GPUs: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
         f"{two_digits(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
@@ -61,7 +61,7 @@ def attention_work(size: str, context: int, *parts: str) -> Work:
     return Work(flops, moved)
 
 
-def all_matmuls(size: str, context: int) -> Work:
+def forward_matmul_work(size: str, context: int) -> Work:
     """Return FLOPs and least bytes of all matmuls of a forward pass in fp32."""
     model, tokens = SIZES[size], BATCH * context
     d, wide, layers = model.d_model, model.d_ff, model.num_layers
@@ -75,7 +75,7 @@ def all_matmuls(size: str, context: int) -> Work:
 
 
 SOFTMAX = attention_work("small", 512, "attention softmax")
-PRODUCTS = all_matmuls("2.7B", 512)
+PRODUCTS = forward_matmul_work("2.7B", 512)
 
 
 def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
@@ -111,7 +111,7 @@ def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return predictions and measurements by experiment; a GPU's rates as `chip`."""
+    """Return facts by experiment; those of `chip` are the primary GPU's rates."""
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {
@@ -159,11 +159,11 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
         "softmax_bytes": f"{SOFTMAX.moved_bytes / 1e9:.2f} GB",
         "softmax_intensity": f"{SOFTMAX.intensity:.2f}",
         "softmax_floor": fmt(floor, "{:.5f} ms"),
-        "softmax_elsewhere": predict_others(lambda peak: floor_ms(peak, SOFTMAX)),
+        "softmax_elsewhere": predict_by_gpu(lambda peak: floor_ms(peak, SOFTMAX)),
         "products_flops": f"{sum(work.flops for work in of_two) / 1e9:.1f} GFLOP",
         "products_floor": fmt(floor_of_two, "{:.5f} ms"),
         "floor_ratio": fmt(floor_of_two / floor, "{:.5f}"),
-        "ratio_elsewhere": predict_others(
+        "ratio_elsewhere": predict_by_gpu(
             lambda peak: floor_ms(peak, *of_two) / floor_ms(peak, SOFTMAX), ""
         ),
         "softmax_over_floor": fmt(softmax["ms"] / floor, "{:.5f}"),
@@ -174,7 +174,7 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds by FLOPs of passes of 2.7B, and time relative to them."""
+    """Return lower bounds by FLOPs for 2.7B, times relative to them, and some times."""
     peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
     modes = {"forward": ("forward",), "step": ("forward", "backward")}
@@ -193,15 +193,15 @@ def step_facts(record: Record | None) -> dict[str, str]:
     took = find_row(record, "2.7B", 512, "forward", "fp32").ms()
     return found | {
         "forward_2_7B_512_fp32": fmt(took, "{:.0f} ms"),
-        "forward_elsewhere": predict_others(lambda peak: 1e3 * forward / peak.fp32),
-        "step_elsewhere": predict_others(
+        "forward_elsewhere": predict_by_gpu(lambda peak: 1e3 * forward / peak.fp32),
+        "step_elsewhere": predict_by_gpu(
             lambda peak: 1e3 * pass_flops(forward, "forward", "backward") / peak.bf16
         ),
     }
 
 
 def agreement_facts(found: Found) -> dict[str, str]:
-    """Return how much GPU time in `end_to_end` and in `kernel_profile` differs."""
+    """Return how far GPU times in `end_to_end` and `kernel_profile` differ at most."""
     records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
     alike = group_by_software(record for record in records if record)
     times = [times for group in alike for times in gpu_times(group).values()]
@@ -229,7 +229,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     ratio = peak.bf16 / peak.fp32
     return {
         "rates": fmt(ratio, "{:.5f}"),
-        "rates_elsewhere": predict_others(lambda peak: peak.bf16 / peak.fp32, ""),
+        "rates_elsewhere": predict_by_gpu(lambda peak: peak.bf16 / peak.fp32, ""),
         "product_share": fmt(100 * share, "{:.1f} %"),
         "expected_gain": fmt(1 / (1 - share + share / ratio), "{:.5f}"),
     }
@@ -241,7 +241,7 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
     parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)
     flops, outer = (sum(parts[part][i] for part in MATMULS) for i in (0, 1))
-    # Bytes moved by all other kernels. The part "attention mask" scales and masks the
+    # Bytes that softmax and scaling move. "attention mask" is scaling and masking of
     # scores; without a mask, half of its bytes are left.
     moved = parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
@@ -266,14 +266,14 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
         "traffic_floor_fused": fmt(compiled, "{:.5f} ms"),
         "over_floors": fmt(took / (compute + eager), "{:.5f}"),
         "expected_gain": fmt(gain(compute, eager, compiled), "{:.5f}"),
-        "sum_elsewhere": predict_others(lambda peak: sum(lower_bounds_ms(peak)[:2])),
-        "gain_elsewhere": predict_others(lambda peak: gain(*lower_bounds_ms(peak)), ""),
+        "sum_elsewhere": predict_by_gpu(lambda peak: sum(lower_bounds_ms(peak)[:2])),
+        "gain_elsewhere": predict_by_gpu(lambda peak: gain(*lower_bounds_ms(peak)), ""),
     }
 
 
 def head_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds and measured times for one causal head (16,384 tokens, d =
-    64, bf16): of plain attention by its bytes, of FlashAttention by its matmuls.
+    """Return plain attention's lower bound by bytes, FlashAttention's by matmuls, and
+    measured times of both, for one causal head (16,384 tokens, d = 64, bf16).
     """
     n, d, peak = 16384, 64, data_sheet(primary_gpu())
     # Plain attention reads or writes nine bf16 numbers for each score.
@@ -286,13 +286,13 @@ def head_facts(record: Record | None) -> dict[str, str]:
     )
     return {
         "head_moved": fmt(1e3 * moved / peak.bandwidth, "{:.5f} ms"),
-        "head_elsewhere": predict_others(lambda peak: 1e3 * moved / peak.bandwidth),
+        "head_elsewhere": predict_by_gpu(lambda peak: 1e3 * moved / peak.bandwidth),
         "head_multiplied": fmt(1e3 * flops / peak.bf16, "{:.3f} ms"),
         "head_plain": fmt(plain, "{:.5f} ms"),
         "head_ours": fmt(flash, "{:.5f} ms"),
         "head_plain_over_ours": fmt(plain / flash, "{:.0f}"),
         **{
-            f"{name}_elsewhere": predict_others(
+            f"{name}_elsewhere": predict_by_gpu(
                 lambda peak, i=i: flash_benchmarking.predict_ms(peak)[i]
             )
             for i, name in enumerate(("plain", "ours"))
@@ -301,7 +301,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return attention's share of a bf16 forward pass of 2.7B, and its speedups."""
+    """Return attention's share of a bf16 pass of 2.7B, and FlashAttention's speedup."""
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)

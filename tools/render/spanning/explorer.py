@@ -2,7 +2,7 @@
 
 The file is a script, because a page opened from file:// can load scripts but no JSON.
 To keep it small, each text is listed once and lines contain its index, and each line
-begins with the number of leading cells that equal those of the previous line. Curves,
+begins with the number of leading texts that equal those of the previous line. Curves,
 such as loss by step, are left out. Two metrics are derived: the time of a step as the
 sum of its phases, and times relative to cuDNN.
 """
@@ -24,7 +24,7 @@ from tools.render.rows import fmt
 from tools.render.stems.flash_passes import time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
-# The columns whose cells are texts. `value` is a number, or a text such as a dtype.
+# The columns whose cells are texts. `value` is a number, or a text such as a status.
 TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
 COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
@@ -91,14 +91,14 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def record_lines(record: Record) -> Iterator[list[Any]]:
-    """Yield a line of cells for each metric of a row, or one line for a failed row."""
+    """Yield cells per row for each of METRICS, or its status if it has no numbers."""
     for row in record.rows:
         name = [
             explorer_name(record),
             record.stem,
             row.config.get("size", ""),
             first_value(row, PRECISION),
-            describe_rest(row),
+            describe_settings(row),
         ]
         context = first_value(row, CONTEXT) or None
         if row.status != "ok":
@@ -136,7 +136,7 @@ def first_value(row: Row, keys: tuple[str, ...]) -> Any:
     )
 
 
-def describe_rest(row: Row) -> str:
+def describe_settings(row: Row) -> str:
     """Describe the settings that have no column: "mode forward, batch 4"."""
     shown = {"size", *PRECISION, *CONTEXT}
     return ", ".join(

@@ -26,10 +26,10 @@ PANELS = (
 
 
 def fragments(found: Found) -> dict[str, str]:
-    return {"gpu-timelines.md": timelines(primary_record(found, "kernel_profile"))}
+    return {"gpu-timelines.md": draw_timelines(primary_record(found, "kernel_profile"))}
 
 
-def timelines(record: Record | None) -> str:
+def draw_timelines(record: Record | None) -> str:
     launches, softmax, products = found = bottleneck_examples(record)
     rates = [x[name] for x in found[1:] for name in ("of_memory", "of_fp32")]
     if record is None or len(dropna([launches["busy"], *rates])) < 5:

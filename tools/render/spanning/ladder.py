@@ -49,7 +49,7 @@ def fragments(found: Found) -> dict[str, str]:
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
     """Return a pass's optimization steps with their speedups over the step before."""
     rows = frame(record).arrange(step=named)
-    # On other GPUs, the Hopper kernel's steps would repeat the step above.
+    # Without the Hopper kernel, its steps would repeat the step above.
     found = rows.where(
         lambda x: x["step"] not in PATH_OF_HOPPER or x.get("ran") == "hopper"
     ).derive(
@@ -94,7 +94,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def resources_table(record: Record | None) -> str:
-    """Return a table of each step's kernel resources for a record's Triton."""
+    """Return a table of the resources of each step's kernels with a record's Triton."""
     if record is None:
         return NOTHING_YET
     version = record.software.get("triton", "")
@@ -132,7 +132,7 @@ def resources_table(record: Record | None) -> str:
 
 
 def bars_figure(record: Record) -> str:
-    """Draw the time of each step, with a tick at the predicted time."""
+    """Draw the times of forward steps, with ticks at the predicted times."""
     rungs = Frame(x for x in steps(record, FORWARD) if x["step"] != "first_forward")
     bound = bound_ms(record, "forward")
     times = [x["ms"] or 0.0 for x in rungs]

@@ -1,4 +1,4 @@
-"""Copy the section "Answer" of each page into the write-up, with facts filled in."""
+"""Copy the section "Answer" of problems' pages into the write-up; fill in facts."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 def fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return `answers.md`. Raise RecordError for a page without an answer."""
+    """Return `answers.md`. Raise RecordError if a page with records has no answer."""
     answers = {
         page: page_answer(page, facts) if known else ""
         for page, known in answered.items()

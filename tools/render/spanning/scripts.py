@@ -1,4 +1,4 @@
-"""Render the output of each script in docs/scripts from records, and their diffs."""
+"""Render the output of scripts in docs/scripts from records, and their diffs."""
 
 import re
 from difflib import unified_diff
@@ -27,7 +27,7 @@ FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `scripts.md`: each script's output (`prints-…`) and diff (`adds-…`)."""
+    """Return `scripts.md`: outputs (`prints-…`) and diffs (`adds-…`) of scripts."""
     parts = {
         f"prints-{command.split('.')[0]}": console_block(command, lines)
         for command, lines in script_outputs(found).items()
@@ -118,11 +118,11 @@ def flash_line(name: str, c: Line) -> str:
 
 
 def script_diff(old: str, new: str) -> str:
-    """Return the lines that differ between two scripts, as a fenced unified diff."""
+    """Return a code block with the unified diff of two scripts."""
     before, after = (
         MARK.sub("", (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")).splitlines()
         for name in (old, new)
     )
-    # Skip the header of two lines.
+    # Skip the two header lines of the diff.
     lines = list(unified_diff(before, after, n=1, lineterm=""))[2:]
     return "\n".join(["```diff", *lines, "```"])

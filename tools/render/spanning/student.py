@@ -1,4 +1,4 @@
-"""Render the tables of docs/hand_in.md: what the problems cost on a GPU."""
+"""Render what problems cost on a GPU, setup output, and a table of GPUs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ def fragments(found: Found) -> dict[str, str]:
         "student-problems.md": problems_table(found),
         "student-check.md": check_setup_output(found),
         "student-gpus.md": gpus_table(),
-        "student-measured.md": measured_output(found),
+        "student-measured.md": measuring_output(found),
     }
 
 
@@ -58,7 +58,7 @@ def problems_table(found: Found) -> str:
 
 
 def cost_cells(found: list[Record | None]) -> list[str]:
-    """Return minutes, measured and predicted for TIMES, and OOM counts for MEMORY."""
+    """Return minutes (measured; predicted for TIMES), and OOM counts for MEMORY."""
     if len(records := [record for record in found if record]) < len(found):
         return [NOT_MEASURED] * len(HEADS)
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
@@ -68,7 +68,7 @@ def cost_cells(found: list[Record | None]) -> list[str]:
 
 
 def slowdown(gpu: Gpu) -> float:
-    """Return the largest ratio of the primary GPU's data-sheet rates to this GPU's."""
+    """Return the largest ratio of a data-sheet rate of the primary GPU to `gpu`'s."""
     primary = data_sheet(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
@@ -98,7 +98,7 @@ def check_setup_output(found: Found) -> str:
     return f"```console\n$ python -m systems.check_setup\n{align_texts(lines)}```\n"
 
 
-def measured_output(found: Found) -> str:
+def measuring_output(found: Found) -> str:
     """Return the summary that measuring `warmup` prints on the primary GPU."""
     if (record := primary_record(found, "warmup")) is None:
         return NOTHING_YET

@@ -21,7 +21,7 @@ from tools.render.plots import ACCENT, DARK, GREY, TINT
 # The third profiled training step of `small` at context 512 in fp32.
 EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
-# Index of the drawn layer: in the first one, launches may not yet be ahead of kernels.
+# Index of the drawn layer: the second of the forward pass.
 SHOWN = 1
 # Names in the trace of GPU work that is not a kernel.
 NO_KERNELS = ("memcpy", "memset")
@@ -64,7 +64,7 @@ class Layer:
 
 
 def load_step() -> tuple[list[Kernel], list[tuple[int, int]]]:
-    """Return the step's kernels, and (start, end) of the calls that launched them."""
+    """Return the kernels in EXPORT, and (start, end) of the calls that launch them."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
         calls = database.execute(

@@ -40,8 +40,8 @@ class Problem:
     stanford: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def assigned_sections(self) -> str:
-        """NYU's section, or the latest CS336 edition that asks the problem."""
+    def assignment(self) -> str:
+        """NYU's section of the problem, or the latest year in which CS336 asks it."""
         return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
 
 
@@ -109,7 +109,7 @@ def overview_table(problems: list[Problem]) -> str:
 
 
 def question_text(answer: Answer, known: bool) -> str:
-    """Return the question, a link to the page, and a notice if records are missing."""
+    """Return the question, a link to its page, and a notice if records are missing."""
     parts = f" {answer.parts}" if answer.parts else ""
     text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
     return text if known else f"{text}\n\n{NOT_MEASURED_YET}\n{{ .status }}"

@@ -39,9 +39,9 @@ NAMES = {
     "optimizer_state": "optimizer state",
     "optimizer_update": "optimizer update",
 }
-# The parts that the assignment asks about.
+# The parts of the toy model that the assignment asks about.
 ASKED = ("parameters", "fc1", "ln", "logits", "loss", "gradients")
-# The parts that sentences name, by (model, dtype of autocast).
+# The parts of models that facts name, by (model, dtype of autocast).
 NAMED = {
     ("toy", "fp16"): ASKED,
     ("toy", "bf16"): ("ln",),
@@ -96,7 +96,7 @@ def operations_table(record: Record) -> str:
 
 
 def passes(record: Record | None) -> Frame:
-    """Return the Transformer's forward pass without autocast, in fp16 and in bf16."""
+    """Return the Transformer's forward pass: no autocast, fp16 and bf16 autocast."""
     found = frame(record).arrange(part=("transformer",), dtype=("fp32", "fp16", "bf16"))
     return found.derive(others=lambda x: x["forward_operations"] - x["forward_casts"])
 

@@ -55,7 +55,7 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def speedup(x: Line, *phases: str) -> float:
-    """Return the speedup over eager mode: the median of the ratios in each round."""
+    """Return the speedup over eager mode: the median, over rounds, of median ratios."""
     both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]
@@ -101,7 +101,7 @@ def times_table(record: Record) -> str:
         ]
         found = frame(record).derive(compiled=lambda x: compiled_parts(x)[0])
         return found.table(*NAME, *shown)
-    # The loss is left out, because it takes 0.2 ms and the table is wide.
+    # The loss is left out, because it takes little time and the table is wide.
     shown = [(f"{p}, ms", f"{p} ±") for p in (*PHASES, "step") if p != "loss"]
     telling = ("nothing", "model")
     return steps(record).table(
@@ -142,7 +142,7 @@ def compile_cost_table(record: Record) -> str:
     )
 
 
-# The colours of the dots on a line of the figure.
+# The colours of the dots, one per kind of execution, in the figure of speedups.
 DOTS = {"eager": GREY, "as CUDA graphs": DARK, "compiled": ACCENT}
 
 

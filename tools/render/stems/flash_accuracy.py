@@ -38,7 +38,7 @@ TWICE = (
 )
 # Bits of a significand, including the leading bit.
 BITS = {"fp16": 11, "bf16": 8}
-# The configuration in the table and in predictions.
+# The configuration in the table of errors and in facts.
 TELLING = {"d": 64, "n": 4096, "causal": True}
 # The number of heads in rows that don't state one.
 HEADS = 4
@@ -67,7 +67,7 @@ def error_ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `error_over_plain` of each result and configuration."""
+    """Return `error_over_plain` by configuration and result, except 16-bit lse."""
     # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
@@ -186,7 +186,7 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the largest error ratios by dtype; measured and predicted errors."""
+    """Return error ratios by dtype, errors, and the number of reproducible cases."""
     found = errors(record)
     worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:

@@ -1,4 +1,4 @@
-"""Tables, figures, facts and claims of `flash_benchmarking`: flash beside PyTorch."""
+"""Tables, figures, facts and claims of `flash_benchmarking`: time and memory."""
 
 from typing import Any
 
@@ -42,14 +42,14 @@ LIMB_PRODUCTS = 6
 # Least count of bf16 numbers that plain attention reads and writes per score, operation
 # by operation; a boolean counts as half a number.
 PLAIN_MOVES = {
-    # Matmul with K, division, mask made, mask applied, softmax, matmul with V.
+    # In order: matmul with K, division, making and applying the mask, softmax, V.
     "forward": 1 + 2 + 0.5 + 2.5 + 2 + 1,
-    # dV, dP, softmax, mask, division, dQ and dK.
+    # In order: matmuls for dV and dP, softmax, mask, division, both for dQ and dK.
     "backward": 1 + 1 + 3 + 2.5 + 2 + 2,
 }
 PLAIN_BYTES = 2 * LONGEST**2 * sum(PLAIN_MOVES.values())
 FLASH_FLOPS = attention_flops("both", d=D, batch=1, heads=1, n=LONGEST, causal=True)
-# Numbers per score at the memory peak: four score matrices in bf16 and the mask.
+# bf16 numbers per score at the memory peak: four score matrices and the mask.
 PLAIN_HOLDS = 4.5
 fragments = Fragments()
 
@@ -58,7 +58,7 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape with all implementations, relative to FlashAttention."""
+    """Return a row per shape, with all implementations' times over FlashAttention's."""
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
         mib=memory_mib,
@@ -223,7 +223,7 @@ def memory_figure(record: Record) -> Drawn:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        # A dashed line, so that SDPA's equal line stays visible below it.
+        # Dash FlashAttention's line, so that SDPA's equal line shows below it.
         draw_curves(axes, found, lambda x: x["mib"], ours="--")
         plots.plain_log_scale(axes.yaxis, subs=(1,))
         axes.set_title("memory above the inputs, MiB")

@@ -19,7 +19,7 @@ NAMES = {
     "sdpa_flash": "SDPA, FlashAttention-2",
     "plain": "plain PyTorch",
 }
-# Names of the kernels' roles, in the order in which they run.
+# Labels of kernels by role, in the order in which they run.
 ROLES = {
     "forward": "forward",
     "delta": "δ",

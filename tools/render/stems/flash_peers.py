@@ -60,7 +60,7 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return the rows of a dtype that are longer than SHORT and not in layout bnhd."""
+    """Return the shapes of a dtype that exceed length SHORT, but not in layout bnhd."""
     found = all_shapes(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
 
@@ -81,7 +81,7 @@ def all_shapes(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return `whose` time over the time of `name`; Missing if wrong."""
+    """Return the time of `whose` over that of `name`; Missing if `name` is wrong."""
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")

@@ -58,7 +58,7 @@ def passes(record: Record | None) -> Frame:
     )
 
 
-def predicted_runs() -> Frame:
+def predict_run_lengths() -> Frame:
     """Return the predicted peaks for each length of runs, which need no record."""
     more = {"strategy": "runs", "attention": "flash", "blocks_compiled": False}
     return add_predictions(Frame(Line(SHAPE | more, run=run) for run in RUNS))
@@ -162,7 +162,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
     "peak. GPU time and wall-clock time are of different passes.",
 )
 def rows_table(record: Record) -> str:
-    best = row_with_smallest(predicted_runs(), "predicted_kept")
+    best = row_with_smallest(predict_run_lengths(), "predicted_kept")
     runs = {1, 2, best["run"]}
 
     def is_telling(x: Line) -> bool:
@@ -184,7 +184,7 @@ def rows_table(record: Record) -> str:
 
 
 @fragments.figure("curve.md", "curve", narrow=560)
-def runs_figure(record: Record) -> Drawn:
+def run_length_figure(record: Record) -> Drawn:
     every = passes(record)
     found = select_runs(every)
     if not dropna(found.column("peak")):
@@ -217,7 +217,7 @@ def runs_figure(record: Record) -> Drawn:
 
 
 def draw_peaks(axes: Axes, found: Frame) -> None:
-    predicted = predicted_runs()
+    predicted = predict_run_lengths()
     # Place notes above the upper line and below the lower line.
     below, above = {"va": "top", "offset": (0, -6)}, {"va": "bottom", "offset": (0, 5)}
     for name, label, color, side in (
@@ -245,7 +245,7 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
 
 def facts(record: Record | None) -> dict[str, str]:
     found = passes(record).where(attention="flash")
-    runs, predicted = select_runs(found), predicted_runs()
+    runs, predicted = select_runs(found), predict_run_lengths()
     none = found.one(strategy="none")
     best, p = runs.one(run=1), make_pass()
     attention = passes(record).one(strategy="attention", attention="eager")

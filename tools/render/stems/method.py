@@ -55,7 +55,7 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the largest overheads: of the clock, of synchronizing GPU-bound passes."""
+    """Return the largest overhead of the clock, and of syncs in GPU-bound passes."""
     found = passes(record)
     full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
     clock = most(map(abs, found.where(mode="forward").column("clock_adds")))

@@ -18,7 +18,7 @@ WATCHED = {
     "matrix": "feed-forward matrix",
     "gain": "norm's gain",
 }
-# The final loss is the mean over this many steps, because single losses are noisy.
+# The final loss is the mean over so many last steps, because single ones are noisy.
 LAST = 20
 fragments = Fragments()
 
@@ -66,7 +66,7 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize(ran: Frame) -> Line:
-    """Return medians and means over seeds, with times of training's second half."""
+    """Return loss, step time, peak and unchanged weights of runs of all seeds."""
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
@@ -78,7 +78,7 @@ def summarize(ran: Frame) -> Line:
 
 
 def unchanged_percent(ran: Frame, name: str) -> float:
-    """Return the mean percentage of a tensor's elements that a step doesn't change."""
+    """Return the mean percentage of a tensor that late steps leave unchanged."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 
@@ -162,12 +162,12 @@ def unchanged_table(record: Record) -> str:
 
 
 def running_means(losses: list[float]) -> list[float]:
-    """Return running means over the last 20 steps."""
+    """Return the means over each window of LAST steps."""
     return [fmean(losses[end - LAST : end]) for end in range(LAST, len(losses) + 1)]
 
 
 def loss_gaps(record: Record, precision: str) -> list[list[float]]:
-    """Return smoothed losses minus those of fp32 with the same seed, at each step."""
+    """Return each run's smoothed losses minus those of fp32 with the same seed."""
     return [
         [a - b for a, b in zip(*map(running_means, both), strict=True)]
         for x in runs(record).where(bool, precision=precision)

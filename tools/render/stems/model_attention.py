@@ -1,4 +1,4 @@
-"""Table, figure and facts of `model_attention`: steps with each attention."""
+"""Table, figure and facts of `model_attention`: a step by kind of attention."""
 
 from matplotlib.figure import Figure
 
@@ -12,13 +12,13 @@ from tools.render.rows import fmt, span
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
-# (size, context) of the steps in sentences.
+# (size, context) of three steps in facts.
 NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
 fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return a row for each size and context, containing the step of each attention."""
+    """Return a row per size and context that holds a step per kind of attention."""
     found = frame(record).derive(
         peak=lambda x: x.get(PEAK), gpu_ms=lambda x: x.get("step_gpu_ms")
     )
@@ -63,7 +63,7 @@ def contexts_figure(record: Record) -> Drawn:
             look = {"color": color, "label": label}
             contexts = ran[name].column("context")
             plots.curve(times, contexts, ran[name].column("step_ms"), **look)
-            # A dashed line, so that SDPA's equal line stays visible below it.
+            # Dash FlashAttention's line, so that SDPA's equal line shows below it.
             look |= {"ls": "--"} if name == "flash" else {}
             plots.curve(sizes, contexts, ran[name].column("gib"), **look)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):

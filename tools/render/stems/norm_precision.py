@@ -29,9 +29,9 @@ COMPUTE = {
     "upcast": "in fp32, output rounded",
     "fused": "PyTorch's own kernel",
 }
-# The width in the figure of stages, and the largest in the figure of widths.
+# The width in the figure by magnitude, and the largest in the figure by width.
 WIDTH, WIDEST = 4096, 16384
-# The errors of the darkest and the lightest cell, as powers of ten.
+# The ends of the colour scale of errors, as powers of ten.
 WORST, BEST = 0, -8
 # Marks for results that are infinite or NaN, or wrongly underflow to zero.
 LOST = ("∞", "=0")
@@ -46,7 +46,7 @@ def find_norm(
 
 
 def error_marks(x: Line, stage: str) -> list[str]:
-    """Return a mark by magnitude: "∞", "=0", "exact", or the error's power of ten."""
+    """Return a mark per magnitude: "∞", "=0", "exact", or the error's power of ten."""
     if not x:
         return [""] * len(MAGNITUDES)
 
@@ -61,14 +61,14 @@ def error_marks(x: Line, stage: str) -> list[str]:
 
 
 def first_magnitude(x: Line, stage: str, text: str) -> str:
-    """Return the smallest magnitude at which a stage has this mark, or "none"."""
+    """Return the smallest magnitude with this mark in a column of STAGES, or "none"."""
     found = zip(MAGNITUDES, error_marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
     return fmt(first if x else x.missing)
 
 
 def output_error(x: Line, magnitude: int = ONE) -> float | None:
-    """Return the relative error of the output, or None if it is not finite."""
+    """Return the relative error of a norm's output, or None if it is not finite."""
     return x["output_error"][magnitude]
 
 
@@ -79,7 +79,7 @@ def to_percent(error: float | None) -> str:
 
 
 @fragments.figure("layer.md", "layer", height=500)
-def stages_figure(record: Record) -> Drawn:
+def intermediates_figure(record: Record) -> Drawn:
     lines = {
         dtype: {
             text: error_marks(find_norm(record, dtype, "library"), stage)
@@ -150,7 +150,7 @@ def draw_heat_maps(
 
 
 def format_power(mark: str) -> str:
-    """Return "10⁻⁴" for "-4"."""
+    """Return "10⁻⁴" for "-4"; return other marks unchanged."""
     digits = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
     return mark if mark in (*LOST, "", "exact") else f"10{mark.translate(digits)}"
 
@@ -163,7 +163,7 @@ def cell_shade(text: str) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return magnitudes at which a layer norm overflows, and errors at width WIDEST."""
+    """Return magnitudes at which squares overflow, and errors of the output."""
     fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
     widest = {
         way: output_error(find_norm(record, "bf16", way, WIDEST)) for way in COMPUTE

@@ -11,7 +11,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with both profilers' kernel times, sorted by GPU utilization."""
+    """Return steps with both profilers' kernel times, highest GPU utilization first."""
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,

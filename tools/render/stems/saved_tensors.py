@@ -70,7 +70,7 @@ def blocks(record: Record | None) -> Frame:
 
 
 def count_bytes(x: Line) -> Bytes:
-    """Return the counted bytes by operation, the largest first."""
+    """Return the saved bytes by operation, the largest first."""
     found = Counter[str]()
     for tensor in x.get("tensors") or [] if x else []:
         by = tensor["by"][0].split(":")[0]

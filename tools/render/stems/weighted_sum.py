@@ -18,15 +18,15 @@ NAMES = {
 }
 # Shape and bytes per element that predictions assume.
 N, D, BYTES = 65536, 2048, {"fp32": 4, "bf16": 2}
-# Least number of reads and writes per element of x: read x; read x and write dx; read x
-# and write the copy.
+# Least accesses per element of x: the forward pass reads x, the backward pass reads x
+# and writes dx, and a copy reads x and writes it.
 MOVED = {"forward": 1, "backward": 2, "copy": 2}
 SUMS = ("y", "dx", "dw")
 fragments = Fragments()
 
 
 def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
-    """Return the least number of bytes that a pass moves, neglecting w and y."""
+    """Return the least number of bytes of x, dx and a copy of x that a pass moves."""
     return MOVED[of] * BYTES[dtype] * n * d
 
 
@@ -82,7 +82,7 @@ def rates_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return times predicted by the data sheet, and measured over predicted times."""
+    """Return times that the data sheet predicts, and measurements relative to them."""
     peak = data_sheet(primary_gpu())
     least = {
         (of, dtype): 1e3 * moved_bytes(of, dtype) / peak.bandwidth

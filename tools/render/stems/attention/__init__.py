@@ -29,7 +29,7 @@ from tools.render.stems.attention.columns import (
     passes,
     peak_bytes,
     plain_row,
-    predicted_bytes,
+    predicted_saved_bytes,
 )
 from tools.render.stems.attention.compiled import (  # noqa: F401
     compiled_attention_faster,
@@ -37,7 +37,7 @@ from tools.render.stems.attention.compiled import (  # noqa: F401
 
 # From this N on, tensors that grow with N² take nearly all memory.
 LONG = 4096
-# The N of rows that are visible at first: one launch-bound, and the longest.
+# The N in the table by dtype and mask: one launch-bound, and the longest.
 TELLING = (256, LONGEST)
 
 
@@ -205,9 +205,9 @@ def memory_figure(record: Record) -> Drawn:
 
 
 def largest_error(record: Record | None) -> float:
-    """Return the largest |measured / predicted - 1| over rows with N >= LONG."""
+    """Return the largest |measured / predicted - 1| of kept bytes, over N >= LONG."""
     found = passes(record).where(lambda x: x["n"] >= LONG)
-    return most(abs(x["kept"] / predicted_bytes(x) - 1) for x in found)
+    return most(abs(x["kept"] / predicted_saved_bytes(x) - 1) for x in found)
 
 
 # Facts and claims ---------------------------------------------------------------------

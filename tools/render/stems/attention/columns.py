@@ -13,13 +13,13 @@ from tools.render.markdown import gib
 PASSES = ("forward", "backward")
 EXECUTIONS = ("eager", "compiled")
 BATCH = 8
-# The head dimension of figures and sentences, and the longest N that is shown.
+# The head dimension of curves and most facts, and the longest N that is shown.
 WIDTH, LONGEST = 64, 16384
 # The dtype and mask of the assignment.
 PLAIN = {"dtype": "fp32", "causal": False}
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 CELL = ("d", "n", "dtype", "causal")
-# Three decimals, because the shortest sequences need little.
+# Print three decimals, because the shortest sequences need little memory.
 in_gib3 = partial(gib, digits=3)
 fragments = Fragments()
 
@@ -55,18 +55,18 @@ def lengths(found: Iterable[Line]) -> list[int]:
 
 
 def formula_inputs(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
-    """Return the arguments of the formulas in `systems.formulas.costs`."""
+    """Return the arguments of the memory formulas in `systems.formulas.costs`."""
     kind = PLAIN | given
     size = ELEMENT_BYTES[kind["dtype"]]
     return dict(batch=BATCH, n=n, d=d, element_bytes=size, causal=kind["causal"])
 
 
 def peak_bytes(n: int) -> int:
-    """Return the predicted peak of eager passes at d = 64."""
+    """Return the predicted peak of eager passes in fp32, d = 64, without a mask."""
     return sum(attention_peak_bytes(**formula_inputs(n)).values())
 
 
-def predicted_bytes(x: Line) -> float:
+def predicted_saved_bytes(x: Line) -> float:
     """Return the predicted bytes kept for the backward pass, eager or compiled."""
     if not x:
         return x.missing

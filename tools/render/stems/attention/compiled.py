@@ -77,7 +77,7 @@ def kernels_table(record: Record) -> str:
             of=of,
             eager=x["eager"].get(f"{of}_kernels"),
             compiled=x.get(f"{of}_kernels"),
-            fused="<br>".join(map(fused_words, x.get(f"{of}_fused", []))),
+            fused="<br>".join(map(describe_fusion, x.get(f"{of}_fused", []))),
         )
         for x in found
         for of in PASSES
@@ -95,7 +95,7 @@ def kernels_table(record: Record) -> str:
 KINDS = {"poi": "pointwise", "red": "reduction", "per": "reduction"}
 
 
-def fused_words(kernel: str) -> str:
+def describe_fusion(kernel: str) -> str:
     """Return "reduction: div exp" for "triton_red_fused_div_exp_3"."""
     match = re.fullmatch(r"triton_([a-z]+)_fused_(.*?)_?\d*", kernel)
     if match is None:

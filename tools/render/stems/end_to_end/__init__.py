@@ -29,7 +29,7 @@ from tools.render.stems.end_to_end.rows import (
 
 PEAK = "peak_allocated_bytes"
 MODES = ("forward", "forward_backward", "step")
-# The sizes in sentences and in the rows that are visible at first.
+# The sizes in the rows of the TF32 table that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
 fragments = Fragments()
 fragments.figure("shares.md", "shares", height=190, narrow=380)(shares_figure)
@@ -73,7 +73,7 @@ def reported_table(record: Record) -> str:
 
 
 def passes_table(record: Record, precision: str) -> str:
-    """Return a table with a row for each size and context, a column for each pass."""
+    """Return a table of passes and phases with a row for each size and context."""
     cells = passes(record).where(batch=BATCH, precision=precision)
     return cells.pivot("mode", *MODES).table(
         "size",
@@ -150,7 +150,7 @@ def tf32_table(record: Record) -> str:
     )
 
 
-def predicted_bytes(mode: str, precision: str) -> int:
+def predicted_peak_bytes(mode: str, precision: str) -> int:
     return sum(peak(Pass("10B", 512, mode, precision)).values())
 
 
@@ -163,7 +163,7 @@ def facts(record: Record | None) -> dict[str, str]:
     short, fp32 = {"context": 128, "precision": "fp32"}, {"precision": "fp32"}
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
     small_bf16 = forward.one(size="small", context=512, precision="bf16")
-    variations = dropna(select_repeatable(found).where(**fp32).column("variation"))
+    variations = dropna(select_assigned_passes(found).where(**fp32).column("variation"))
     steady = sum(variation < 0.02 for variation in variations)
     gains = dropna(bf16.column("pass_gain"))
     slower = sum(gain < 1 for gain in gains)
@@ -198,12 +198,12 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
-    """Return "38.32 ± 0.36 ms"."""
+    """Return a phase's mean and standard deviation, such as "38.32 ± 0.36 ms"."""
     x = found.one(**wanted)
     return f"{x[f'{phase} ±']} ms" if x else fmt(x.missing)
 
 
-def select_repeatable(found: Frame) -> Frame:
+def select_assigned_passes(found: Frame) -> Frame:
     """Select the passes whose standard deviation the assignment asks for."""
     return found.where(mode=("forward", "forward_backward"))
 
@@ -234,7 +234,7 @@ CAN_RUN = (
 def passes_of_10b(record: Record | None) -> str:
     """Describe which fp32 passes of 10B fit in this GPU's memory, by formula."""
     room = gpu_memory(record) - CONTEXT_BYTES
-    needs = [predicted_bytes(mode, "fp32") for mode in MODES]
+    needs = [predicted_peak_bytes(mode, "fp32") for mode in MODES]
     return CAN_RUN[sum(need <= room for need in needs)] if room else f"was {room}"
 
 
@@ -263,7 +263,7 @@ def backward_about_twice(record: Record) -> Judgement:
 )
 def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
-    found = dropna(select_repeatable(grown).column("variation"))
+    found = dropna(select_assigned_passes(grown).column("variation"))
     largest = fmt(most(found), percent)
     numbers = f"Std over mean: at most {largest}, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)

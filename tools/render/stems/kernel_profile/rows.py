@@ -26,7 +26,7 @@ CAUSES = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every profiled pass, joined with the training step of the same cell."""
+    """Return every profiled pass, joined with the training step of equal settings."""
     found = frame(record).join("step", mode="step")
     return found.derive(
         wall_ms=wall_ms,
@@ -58,7 +58,7 @@ def link_timing_record(record: Record, shown: str) -> str:
 
 
 def pass_ms(x: Line, metric: str) -> float:
-    """Return the time of a pass in ms: a metric like "profiled_{}" over its phases."""
+    """Return the median sum in ms, over a pass's phases, of a metric "profiled_{}"."""
     names = [metric.format(phase) for phase in PHASES]
     measured = [name for name in names if f"{name}_ms" in x.metrics]
     return x.ms(*measured) if measured else x.missing
@@ -102,7 +102,7 @@ def steps(record: Record | None) -> Frame:
 Phases = str | tuple[str, ...]
 
 
-def kernels_in(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
+def select_kernels(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
     """Return the kernels launched in these phases, optionally of one category."""
     return [
         kernel
@@ -112,12 +112,12 @@ def kernels_in(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any
 
 
 def total_ms(x: Line, phases: Phases = PHASES, category: str = "") -> float:
-    found = kernels_in(x, phases, category)
+    found = select_kernels(x, phases, category)
     return sum(kernel["total_ms"] for kernel in found) if x else x.missing
 
 
 def count_calls(x: Line, phases: Phases = PHASES, category: str = "") -> float:
-    found = kernels_in(x, phases, category)
+    found = select_kernels(x, phases, category)
     return sum(kernel["calls"] for kernel in found) if x else x.missing
 
 
@@ -137,7 +137,7 @@ class Kernel(NamedTuple):
 
     @property
     def short(self) -> str:
-        """A name for tables; element-wise kernels are vectorized or unrolled."""
+        """A name for tables; it says which element-wise kernels are vectorized."""
         if SCALAR_MUL.search(self.name):
             return "mul by a number"
         found, short = VARIANT.search(self.name), short_name(self.name)
@@ -152,7 +152,7 @@ SCALAR_MUL = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
 def kernels_by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
     """Return the kernels of these phases, summed by name, largest time first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for item in kernels_in(x, phases):
+    for item in select_kernels(x, phases):
         sums = found[item["name"], item["category"]]
         sums[0] += item["calls"]
         sums[1] += item["total_ms"]
@@ -190,7 +190,7 @@ def attention_parts(record: Record | None, **wanted: Any) -> Frame:
     for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
         for part, (flops, moved) in part_costs(x).items():
             phase = f"forward/{part}"
-            if part in PARTS and kernels_in(x, phase):
+            if part in PARTS and select_kernels(x, phase):
                 line = Line(x.config | {"part": part, "flops": flops, "moved": moved})
                 line |= {"calls": count_calls(x, phase), "part_ms": total_ms(x, phase)}
                 found.append(line)

@@ -39,7 +39,7 @@ from tools.render.stems.peak_memory.rows import (
 )
 
 MIB = 2**20
-# The settings of the rows that sentences name.
+# Size, context, attention and checkpointing of the passes in most facts and claims.
 AT = {"size": SIZE, "context": LONGEST, **PLAIN}
 fragments = Fragments()
 for mode in DRAWN:

@@ -22,7 +22,7 @@ from tools.render.stems.peak_memory.rows import (
     used_categories,
 )
 
-# Saved activations stand out, because they grow; most other categories are grey.
+# Saved activations stand out, because they grow; other categories are paler or grey.
 COLORS: dict[str, str] = dict(
     zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True)
 )
@@ -35,7 +35,7 @@ FORWARD = (
     "In fp32 memory falls back to the weights after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
-# The maximum number of points that a timeline is drawn with.
+# A timeline is drawn with at most so many points and its last event.
 DRAWN_EVENTS = 200
 
 
@@ -101,7 +101,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     for phase in x["phases"]:
         begin = phase["first_event"]
         first = min(bisect(events, begin), len(events) - 1)
-        # Start the line above the areas.
+        # Start the line of a phase above the stacked memory.
         ends = [begin] * 2, [top[first], height]
         axes.plot(*ends, color=MUTED, linewidth=0.8, label="_")
         name = SHORT.get(str(phase["phase"]), str(phase["phase"]))
@@ -118,7 +118,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
 def select_events(
     timeline: dict[str, list[int]], categories: Sequence[str]
 ) -> list[int]:
-    """Return the event with most memory in each stretch of events, and the last."""
+    """Return indices of the event with most memory per stretch, and of the last."""
     count = len(timeline["event"])
     totals = [sum(timeline[name][i] for name in categories) for i in range(count)]
     stretch = -(-count // DRAWN_EVENTS)

@@ -55,7 +55,7 @@ def make_pass(x: Line) -> Pass:
 
 
 def missing_peak(x: Line) -> Missing:
-    """Return the Missing value "out of memory, needs 65.3 GiB"."""
+    """Return why a peak is missing, such as "out of memory, needs 65.3 GiB"."""
     if x.row is None or x.row.status != "out_of_memory":
         return x.missing
     return Missing(f"{x.reason}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
@@ -94,13 +94,13 @@ def largest_error(record: Record | None) -> float:
 
 
 def used_categories(found: list[Line]) -> list[str]:
-    """Return the categories with memory in any of these rows, as they are drawn."""
+    """Return the categories with memory in any of these rows, in drawing order."""
     return [
         n for n in CATEGORIES if any(category_bytes(x, n, "most_bytes") for x in found)
     ]
 
 
 def largest_groups(x: Line) -> list[dict[str, Any]]:
-    """Return the groups of a pass's largest allocations."""
+    """Return the groups of the largest allocation size."""
     groups = x["tenth"] if x else []
     return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
