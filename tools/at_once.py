@@ -11,7 +11,7 @@ from contextlib import suppress
 from systems import ROOT
 from systems.records.device import find_gpu, gpu_uuid, visible_gpus, why_no_gpu
 from systems.records.store import RecordError, read
-from tools.render.load import list_files
+from tools.render.load import list_record_files
 from tools.rendering import fail
 
 
@@ -44,7 +44,7 @@ def sort_longest_first(stems: Iterable[str]) -> list[str]:
     that all GPUs finish at about the same time. Those without a record come first.
     """
     seconds: dict[str, float] = {}
-    for path in list_files(ROOT / "docs" / "results"):
+    for path in list_record_files(ROOT / "docs" / "results"):
         # Skip invalid records: rendering reports them.
         with suppress(RecordError):
             record = read(path)

@@ -32,9 +32,9 @@ def print_states(results: Path) -> int:
     from systems.records.store import RecordError
     from systems.running.machine import device_for
     from systems.running.software import kernel_status
-    from tools.render.load import list_files
+    from tools.render.load import list_record_files
 
-    faults, files = [], list_files(results)
+    faults, files = [], list_record_files(results)
     lines = [("experiment", "device", "state", "rows", "measured", "min")]
     for stem, entry in STEMS.items():
         here = device_for(entry.full)

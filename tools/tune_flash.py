@@ -150,7 +150,7 @@ def find_fault(candidate: Candidate) -> str:
 
 
 def time_call_ms(call: Callable[[], object]) -> float:
-    """Return the median GPU time of a call, in ms."""
+    """Return the median time of a call by `do_bench`, in ms."""
     times: Any = triton.testing.do_bench(call, warmup=5, rep=25, return_mode="all")
     return median(times)
 

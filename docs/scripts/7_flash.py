@@ -30,7 +30,7 @@ FUNCTIONS = {
 
 
 def time_passes(function, inputs, do):
-    """Return the median GPU times in ms of forward, backward and both passes."""
+    """Return median times by `do_bench` in ms of forward, backward and both passes."""
     o = function(*inputs)
 
     def backward():

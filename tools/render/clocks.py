@@ -53,7 +53,7 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
                 row.clock = clock.find(**pass_settings(profile, row)) if clock else None
 
 
-# The loss is left out, because 0.1 ms is too short to compare.
+# The phases that are compared; the loss is too short.
 PHASES = ("forward", "backward", "optimizer")
 # Names of the metrics that hold the GPU time of a phase, in any experiment.
 GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))

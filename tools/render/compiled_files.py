@@ -32,7 +32,7 @@ class Steps(TypedDict):
 
 
 def read_compiled_steps(path: Path = PATH) -> dict[str, Steps]:
-    """Return the steps by Triton version, or {}. Raise RecordError for a bad file."""
+    """Return compiled ladder steps by Triton version. A bad file raises RecordError."""
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:
         return store.decode(path, dict[str, Steps], remedy)

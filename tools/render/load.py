@@ -138,7 +138,7 @@ def is_quick(results: Path) -> bool:
     return Path(os.path.abspath(results)).name == "quick"
 
 
-def list_files(results: Path) -> list[Path]:
+def list_record_files(results: Path) -> list[Path]:
     """Return the paths of all complete and partial records. Raise OSError for a folder
     that can't be listed, which `glob` would ignore.
     """
@@ -161,7 +161,7 @@ def load_records(results: Path) -> dict[str, list[Record]]:
     """
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)
-    for path in list_files(results):
+    for path in list_record_files(results):
         if not path.name.endswith(store.PARTIAL_SUFFIX) and path.parent.name != "quick":
             found[path.stem].append(read_record(path))
     attach_clock_rows(found)

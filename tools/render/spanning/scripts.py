@@ -22,7 +22,7 @@ STEPS = (
 STEP = {"batch": 4, "attention": "eager", "mode": "step"}
 ATTENTION_HEAD = "  d tokens   forward kept, GiB  backward   (ms)"
 FLASH_HEAD = "tokens name     forward  backward      both   (ms)"
-# Implementations in the record, and their names in the output of 7_flash.py.
+# Implementations in `flash_benchmarking`, and their names in 7_flash.py's output.
 FLASH = {"plain": "plain", "sdpa": "SDPA", "ours": "flash"}
 
 

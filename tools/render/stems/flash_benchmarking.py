@@ -42,9 +42,9 @@ LIMB_PRODUCTS = 6
 # Least count of bf16 numbers that plain attention reads and writes per score, operation
 # by operation; a boolean counts as half a number.
 PLAIN_MOVES = {
-    # In order: matmul with K, division, making and applying the mask, softmax, V.
+    # Terms: matmul with K, division, make mask, apply mask, softmax, matmul with V.
     "forward": 1 + 2 + 0.5 + 2.5 + 2 + 1,
-    # In order: matmuls for dV and dP, softmax, mask, division, both for dQ and dK.
+    # Terms: matmuls for dV, for dP, softmax, mask, division, matmuls for dQ and dK.
     "backward": 1 + 1 + 3 + 2.5 + 2 + 2,
 }
 PLAIN_BYTES = 2 * LONGEST**2 * sum(PLAIN_MOVES.values())

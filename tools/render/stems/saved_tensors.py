@@ -88,7 +88,7 @@ def predict_bytes(context: int) -> Bytes:
     }
 
 
-def shares(record: Record | None) -> Frame:
+def largest_shares(record: Record | None) -> Frame:
     """Return the five operations that save the most bytes, at each context."""
     return Frame(
         Line(
@@ -107,7 +107,7 @@ def shares(record: Record | None) -> Frame:
     "shares.md", "The five largest shares of what a block of `2.7B` saves, in fp32."
 )
 def shares_table(record: Record) -> str:
-    return shares(record).table(
+    return largest_shares(record).table(
         "context",
         "operation",
         ("counted, MiB", "counted", "{:,.1f}"),
@@ -192,7 +192,7 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     five = (
         f"{x['operation']} {percent(x['share'])}"
-        for x in shares(record).where(context=512)
+        for x in largest_shares(record).where(context=512)
     )
     return {
         **{

@@ -88,7 +88,7 @@ def steps(record: Record | None) -> Frame:
         copies_share=lambda x: x["copies"] / x["gpu_ms"],
     )
     return found.join("fp32", precision="fp32").derive(
-        # Predicted speedup if bf16 sped up only matmuls, by the data sheet.
+        # The speedup if bf16 sped up only matmuls, by the data sheet's ratio of rates.
         expected_gain=lambda x: (
             x["fp32.wall_ms"]
             / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
