@@ -6,13 +6,12 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from errno import EACCES, EROFS
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-# The root folder of the project.
 ROOT = Path(__file__).resolve().parent.parent
-
 
 # Advice for modules that some operating systems lack, by module name.
 REMEDIES = {
@@ -136,7 +135,8 @@ def run_as_command(
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        if error.filename:
+        where = f"can't use {error.filename}: " if error.filename else ""
+        if where and error.errno not in (EACCES, EROFS):
             raise
         # Write buffered text. This fails only if stdout itself caused the error.
         with suppress(OSError):
@@ -145,7 +145,7 @@ def run_as_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A closed pipe, as in `... | head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):
-            print(f"error: {error.strerror or error}", file=sys.stderr)
+            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
     except Exception as error:
         # Detect usage errors by `format_message`: typer versions differ in their class.
         if (message := getattr(error, "format_message", None)) is None:

@@ -90,11 +90,13 @@ def test_full_output_is_an_error_and_closed_output_is_none(tmp_path, sink):
     assert (done.returncode, done.stderr.decode()) == SINKS[sink]
 
 
-def test_output_before_an_error_is_printed():
-    line = "import systems\ndef main():\n print('said')\n raise OSError('lost')\n"
+@pytest.mark.parametrize("error", ["'lost'", "30, 'lost', 'x'"])
+def test_output_before_an_error_is_printed(error):
+    line = f"import systems\ndef main():\n print('said')\n raise OSError({error})\n"
     done = run_python("-c", line + "systems.run_as_command(main, '', [])")
     assert (done.returncode, done.stdout) == (2, "said\n")
-    assert done.stderr == "error: lost\n"
+    where = "can't use x: " if "x" in error else ""
+    assert done.stderr == f"error: {where}lost\n"
 
 
 @pytest.mark.slow
