@@ -106,9 +106,7 @@ def load_checks():
     return module
 
 
-@pytest.fixture(scope="module")
-def checks():
-    return load_checks()
+checks = pytest.fixture(scope="module")(load_checks)
 
 
 def read_snippet(path: str, name: str) -> str:
@@ -190,6 +188,7 @@ def test_check_explains_each_mistake(checks, tmp_path, name, wrong, words):
         ("import nowhere\n", "stops when imported: ModuleNotFoundError"),
         ("x = 1\n", "has no function online_softmax$"),
         ("def online_softmax(x):\n    pass\n", "returned NoneType, where a tensor"),
+        ("def online_softmax(x):\n    return x, x\n", "Tensor, Tensor, where a tensor"),
     ],
 )
 def test_unusable_solutions_give_the_reason(checks, tmp_path, text, words):

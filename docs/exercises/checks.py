@@ -97,8 +97,10 @@ def statements(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
 # Comparing ---------------------------------------------------------------------------
 
 
-def run(solution: Callable, *inputs):
-    """Return what the solution returns. Raise `Wrong` with the line that failed."""
+def run(solution: Callable, *inputs, tensors: int = 1):
+    """Return what the solution returns: as many tensors. Raise `Wrong` for anything
+    else, or with the line that failed.
+    """
     try:
         found = solution(*inputs)
     except (Exception, SystemExit) as error:
@@ -121,10 +123,11 @@ def run(solution: Callable, *inputs):
                 "line says which shape it gives; [:, None] makes a column of a vector"
             )
         raise Wrong(words) from error
-    for result in found if isinstance(found, tuple) else (found,):
-        if not isinstance(result, Tensor):
-            kind = type(result).__name__
-            raise Wrong(f"{solution.__name__} returned {kind}, where a tensor belongs")
+    results = found if isinstance(found, tuple) else (found,)
+    if [isinstance(result, Tensor) for result in results] != [True] * tensors:
+        kinds = ", ".join(type(result).__name__ for result in results) or "nothing"
+        belong = "a tensor belongs" if tensors == 1 else f"{tensors} tensors belong"
+        raise Wrong(f"{solution.__name__} returned {kinds}, where {belong}")
     return found
 
 
@@ -315,7 +318,7 @@ def forward_loop(module: ModuleType) -> None:
                 walk(diagonal_open(s, q, k), v64, causal)
             ),
         }
-        found = run(module.attention, q, k, v, causal)
+        found = run(module.attention, q, k, v, causal, tensors=2)
         expected = (s.softmax(1) @ v64, s.logsumexp(1))
         for i, name in enumerate(("o", "lse")):
             mistakes = {words: result[i] for words, result in results.items()}
@@ -408,14 +411,14 @@ def handout_kernel(module: ModuleType) -> None:
                 "a tile of queries saw no key: the loop ends after the tile's last "
                 "query, first + Q_TILE_SIZE"
             )
-        found = run(module.attention, q, k, v, causal)
+        found = run(module.attention, q, k, v, causal, tensors=2)
         for i, name in enumerate(("o", "l")):
             mistakes = {words: result[i] for words, result in results.items()}
             compare(where, name, found[i], expected[i], mistakes, not_finite)
     torch.manual_seed(0)
     q, k, v = (torch.randn(4, 128, 64) for _ in range(3))
     for causal in (False, True):
-        o, l = run(module.attention, q, k, v, causal)
+        o, l = run(module.attention, q, k, v, causal, tensors=2)
         expected = every_entry(q, k, v, causal)
         where = f"the course's own test, is_causal={causal}"
         for name, found, right in zip("ol", (o, l), expected, strict=True):
