@@ -102,9 +102,6 @@ def test_single_tile_hides_missing_rescaling(tmp_path):
         checks.check(name, file)
     file.write_text(text.replace("COLUMNS=4", "COLUMNS=16"), encoding="utf-8")
     checks.check(name, file)
-    file = tmp_path / f"{name}_of_one_tile.py"
-    file.write_text(text.replace("COLUMNS=4", "COLUMNS=16"), encoding="utf-8")
-    checks.check(name, file)
 
 
 @interpreted

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from tests.tools.browser.looking import DESK, Browser, build_site, expect
+from tests.tools.browser.looking import DESK, PHONE, Browser, build_site, expect
 
 pytestmark = pytest.mark.browser
 
@@ -112,5 +112,8 @@ def test_404_page_works_without_a_site_url(
                 )
                 assert not sizes or max(sizes) <= 40
                 expect(page.locator("nav li:visible")).to_have_count(0)
+                page.set_viewport_size(PHONE)
+                page.goto(f"{address}/guide/accumulation.html")
+                assert page.evaluate("document.body.scrollWidth") == PHONE["width"]
             context.close()
         server.shutdown()
