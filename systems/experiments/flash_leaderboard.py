@@ -111,7 +111,7 @@ def run(config: Config) -> Turns:
 
 
 def ceiling(device: str) -> dict[str, Any]:
-    """Return the number of SMs, and on Hopper the times in ms of TMA additions."""
+    """Return the SM count and, on Hopper, times and bytes of TMA reductions."""
     if device != "cuda":
         return {"multiprocessors": 1}
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count

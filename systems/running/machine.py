@@ -90,7 +90,7 @@ def limit_host_memory() -> None:
     """Without a GPU, limit this process to 90 % of free memory. If memory ran out, the
     system would kill processes. Keep a lower existing limit (`ulimit -d`).
     """
-    free = free_host_bytes()
+    free = available_host_bytes()
     if free is None or find_gpu() is not None:
         return
     try:
@@ -107,7 +107,7 @@ def limit_host_memory() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def free_host_bytes(root: Path = Path("/")) -> int | None:
+def available_host_bytes(root: Path = Path("/")) -> int | None:
     """Return the free bytes of the system or the control group, whichever is less."""
     free = []
     with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Test that a call's launches are prepared once by layout, and then reused."""
+"""Test that kernel launches are prepared once per layout, then reused."""
 
 from typing import Any
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from systems.running.machine import free_host_bytes
+from systems.running.machine import available_host_bytes
 from tests.needed import run_python
 
 GIB = 2**30
@@ -30,8 +30,8 @@ def write_system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path
     ],
 )
 def test_free_host_memory_is_read_from_meminfo(tmp_path, text, free):
-    assert free_host_bytes(write_system(tmp_path, text)) == free
-    assert free_host_bytes(tmp_path / "nowhere") is None
+    assert available_host_bytes(write_system(tmp_path, text)) == free
+    assert available_host_bytes(tmp_path / "nowhere") is None
 
 
 def control_group(name: str, limit: str | int, used: int, files: int = 0) -> dict:
@@ -61,7 +61,7 @@ def control_group(name: str, limit: str | int, used: int, files: int = 0) -> dic
 )
 def test_container_limits_reduce_free_memory(tmp_path, path, files, free):
     root = write_system(tmp_path, proc__self__cgroup=path, **files)
-    assert free_host_bytes(root) == free
+    assert available_host_bytes(root) == free
 
 
 LIMITED = """
@@ -70,7 +70,7 @@ import systems.experiments.attention as stem
 from systems.records.outcome import measure_row
 from systems.running import machine
 machine.find_gpu = lambda: None
-machine.free_host_bytes = lambda: 2**30
+machine.available_host_bytes = lambda: 2**30
 machine.limit_host_memory()
 print(measure_row(stem.Config(n=10_000_000), stem.run).status)
 setrlimit(RLIMIT_DATA, (2**29, getrlimit(RLIMIT_DATA)[1]))
@@ -83,7 +83,7 @@ print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not on Linux")
 def test_allocation_above_free_memory_is_a_row():
     """A tensor above free memory raises an error. A lower existing limit is kept."""
-    assert (free_host_bytes() or 0) > GIB / 64
+    assert (available_host_bytes() or 0) > GIB / 64
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     child = run_python("-c", LIMITED, env=environment)
     assert child.stdout == "out_of_memory\nTrue\n", child.stderr

@@ -228,7 +228,7 @@ def test_tuning_that_cannot_start_gives_the_reason(fake_tuning, capsys, monkeypa
     assert "torch sees none here" in error_line(capsys)
 
 
-def kill(candidate: Candidate) -> str:
+def die(candidate: Candidate) -> str:
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGKILL)
     return ""
@@ -248,7 +248,7 @@ def interrupt(candidate: Candidate) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "said"), [(kill, "BrokenProcessPool"), (interrupt, "KeyboardInterrupt")]
+    ("work", "said"), [(die, "BrokenProcessPool"), (interrupt, "KeyboardInterrupt")]
 )
 def test_interrupted_tuning_keeps_its_results(
     fake_tuning, monkeypatch, capfd, work, said

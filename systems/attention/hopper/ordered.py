@@ -166,7 +166,7 @@ def key_group(
             cut, masked = 0, steps
     dk, dv = zero_accumulators(D, NARROW), zero_accumulators(D, NARROW)
     mbarrier.wait(kv.full.index(0), 0)
-    # [64, D]; at D = 64 k and v fit in registers.
+    # [64, D]. If D = 64, registers hold k and v.
     k, v = kv.k.slice(64 * GROUP, 64, 0), kv.v.slice(64 * GROUP, 64, 0)
     if D == 64:
         resident = (k.load(A), v.load(A), zeros)

@@ -19,9 +19,9 @@ NARROW_HEAD = 96
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # Minimum SM utilization (in steps) for the shift walk.
 ONE_PASS_USE = 0.9
-# Minimum number of queries and keys, rounded up to whole tiles, for the ordered walk;
-# half if unmasked. Where both walks apply, the shift walk is at least as fast, except
-# for narrow heads, for which only the ordered walk has shorter matmuls.
+# The ordered walk needs this many queries and keys, rounded up to whole tiles, or half
+# as many without a mask. Where both walks apply, the shift walk is used, except for
+# narrow heads: only the ordered walk skips their padding.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # Minimum number of programs, about two per SM. With fewer, the query heads of a KV head
 # are divided among programs; if that is not enough, two kernels run instead.
@@ -49,8 +49,8 @@ class Shift(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """The walk of the module `ordered`: `side` KV heads are interleaved, KV heads from
-    `turn` on loop backwards. Each of a KV head's `parts` counts as one KV head.
+    """Ordered walk: `side` KV heads are interleaved; programs of KV heads from `turn`
+    on visit queries backwards. Each of a KV head's `parts` counts as a KV head.
     """
 
     side: int

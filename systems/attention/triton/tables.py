@@ -188,8 +188,8 @@ SM_80: ByArithmetic = {
             256: Config(16, 32, 4, 1, ahead=True),
         },
     },
-    # At d = 256 a register limit is set, or some assemblers use only 32 and spill. Two
-    # programs fit on an SM if tiles are loaded twice.
+    # At d = 256, set `registers`, or some assemblers use 32 and spill; "tiles" saves
+    # shared memory, so that two programs fit on an SM.
     "highest": {
         "forward": {
             16: Config(64, 64, 4, 3, ahead=True),

@@ -98,7 +98,7 @@ def find_faults(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
         page.evaluate(TWO_FRAMES)
 
     yield from layout_faults(name, page.evaluate("look.layout()"))
-    yield from locate("1280", run_checks, "fits", "opening")
+    yield from check_at("1280", run_checks, "fits", "opening")
     if not HEADED.search(name):
         yield from run_checks("captions")
         for table, rows in page.evaluate("look.rowsOpen()"):
@@ -110,32 +110,32 @@ def find_faults(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
     page.evaluate(AXE_SCRIPT)
     style = page.add_style_tag(content=UNSHADED)
     page.evaluate("look.markFirst()")
-    yield from violations(page, SCROLLING)
-    yield from violations(page, CONTRAST)
+    yield from axe_violations(page, SCROLLING)
+    yield from axe_violations(page, CONTRAST)
     page.emulate_media(color_scheme="dark")
     expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
-    yield from violations(page, CONTRAST)
+    yield from axe_violations(page, CONTRAST)
     # Check the navigation, common to all pages, once.
-    yield from violations(page, {}) if name == "index.html" else ()
+    yield from axe_violations(page, {}) if name == "index.html" else ()
     page.emulate_media(color_scheme="light")
     style.evaluate("style => style.remove()")
     resize(PHONE)
-    yield from locate("390", run_checks, "fits", "commands")
-    yield from violations(page, ALL_BUT_CONTRAST)
+    yield from check_at("390", run_checks, "fits", "commands")
+    yield from axe_violations(page, ALL_BUT_CONTRAST)
     page.evaluate("look.openFolds()")
     page.evaluate(TWO_FRAMES)
-    yield from locate("390, open", run_checks, "figures", "squeezed", "broken")
+    yield from check_at("390, open", run_checks, "figures", "squeezed", "broken")
     resize(DESK)
-    yield from locate("1280, open", run_checks, "figures", "cutNarrowly", "touching")
+    yield from check_at("1280, open", run_checks, "figures", "cutNarrowly", "touching")
     yield from prose_faults(**page.evaluate("look.prose()"))
     page.emulate_media(media="print")
     resize(PAPER)
-    yield from locate("paper", run_checks, "touching")
+    yield from check_at("paper", run_checks, "touching")
     page.emulate_media(media="screen")
     page.set_viewport_size(DESK)
 
 
-def locate(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[str]:
+def check_at(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[str]:
     yield from (f"{finding} (at {where})" for finding in look(*names))
 
 
@@ -166,7 +166,7 @@ def prose_faults(shown: str, texts: list[str]) -> Iterator[str]:
                 yield f"more than 45 words: {sentence}"
 
 
-def violations(page: Page, options: dict) -> Iterator[str]:
+def axe_violations(page: Page, options: dict) -> Iterator[str]:
     """Yield axe's findings of any severity, with the first element."""
     # Style sheets can't be read from file://, so don't preload them.
     options = {"resultTypes": ["violations"], "preload": False, **options}

@@ -66,7 +66,7 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize(ran: Frame) -> Line:
-    """Return loss, step time, peak and unchanged weights of runs of all seeds."""
+    """Return loss, step time, peak memory and % unchanged weights over seeds."""
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
