@@ -46,9 +46,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: a block at contexts from both editions of the assignment,
-    and the example of CS336's 2026 handout, eager and compiled.
-    """
+    """Return a block at three contexts, and CS336's example, eager and compiled."""
     if quick:
         return [Config("norm", 128), Config("block", 128)]
     example = [("norm", 512), ("block", 2048), ("four_blocks", 2048)]
@@ -65,6 +63,8 @@ def run(config: Config) -> dict[str, Any]:
     bytes of all saves; and the bytes of gradients.
     """
     c, shape = config, SIZES[config.size]
+    if shape.d_model % (2 * c.heads):
+        raise ValueError(f"--heads: twice {c.heads} must divide {shape.d_model}")
     with torch.device("meta"):
         rotary = transformer.RotaryEmbedding(c.context, shape.d_model // c.heads)
         attention = transformer.load_attention("eager")
@@ -85,11 +85,11 @@ def run(config: Config) -> dict[str, Any]:
         "four_blocks_by_twos": partial(run_blocks, [run_twice] * 2),
     }
     saved = Saved(module)
-    with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+    with saved_tensors_hooks(saved.count_save, lambda tensor: tensor):
         parts.get(c.part, one)(x)
     parameters = sum(p.numel() * p.element_size() for p in module.parameters())
     return {
-        "tensors": saved.listed(),
+        "tensors": saved.list_tensors(),
         "saved": saved.count,
         "parameters_saved": saved.parameters,
         "bytes_if_counted_each_time": saved.bytes,
@@ -108,7 +108,7 @@ class Saved:
         self.kept: list[Tensor] = []
         self.count = self.parameters = self.bytes = 0
 
-    def note(self, tensor: Tensor) -> Tensor:
+    def count_save(self, tensor: Tensor) -> Tensor:
         self.count += 1
         storage = tensor.untyped_storage()
         if storage._cdata in self.weights:
@@ -118,10 +118,10 @@ class Saved:
         # Keep the storage alive, so that no other storage gets its address.
         self.kept.append(tensor.detach())
         seen = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
-        self.found.setdefault(storage._cdata, seen)[3][line_of_the_model()] = None
+        self.found.setdefault(storage._cdata, seen)[3][find_model_line()] = None
         return tensor
 
-    def listed(self) -> list[dict[str, Any]]:
+    def list_tensors(self) -> list[dict[str, Any]]:
         ordered = sorted(self.found.values(), key=lambda one: -one[0])
         return [
             {"bytes": size, "shape": shape, "dtype": dtype, "by": list(lines)}
@@ -129,7 +129,7 @@ class Saved:
         ]
 
 
-def line_of_the_model() -> str:
+def find_model_line() -> str:
     """Return the function and line of the model that saved the current tensor."""
     frame = sys._getframe(2)
     while frame is not None:

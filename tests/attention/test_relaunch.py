@@ -78,8 +78,7 @@ def test_every_launch_enables_fp_fusion():
 
 def aligned_view(offset: int = 0) -> torch.Tensor:
     memory = torch.zeros(64)
-    start = -memory.data_ptr() // 4 % 4
-    return memory[start + offset :][:8]
+    return memory[-memory.data_ptr() // 4 % 4 + offset :][:8]
 
 
 @pytest.mark.usefixtures("fake_gpu")

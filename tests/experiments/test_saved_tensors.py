@@ -17,8 +17,8 @@ def small_size(monkeypatch):
     monkeypatch.setitem(SIZES, "tested", SHAPE)
 
 
-def run_part(part: str, compiled: bool = False) -> dict:
-    return run(Config(part, 32, 4, compiled, "tested", 2))
+def run_part(part: str, compiled: bool = False, heads: int = 4) -> dict:
+    return run(Config(part, 32, heads, compiled, "tested", 2))
 
 
 def total_bytes(row: dict) -> int:
@@ -43,8 +43,7 @@ def test_recomputing_pairs_of_blocks_saves_two_inputs():
 @pytest.mark.slow
 def test_compiled_norm_saves_three_tensors_not_six(monkeypatch):
     # Remove the tests' shape checks, which compilers can't trace.
-    forward = inspect.unwrap(RMSNorm.forward)
-    monkeypatch.setattr(RMSNorm, "forward", forward)
+    monkeypatch.setattr(RMSNorm, "forward", inspect.unwrap(RMSNorm.forward))
     assert (run_part("norm")["saved"], run_part("norm", True)["saved"]) == (6, 3)
 
 
@@ -52,3 +51,9 @@ def test_saved_tensors_name_their_line_of_code():
     lines = {by for t in run_part("block")["tensors"] for by in t["by"]}
     assert any(line.startswith("softmax: exponentials = ") for line in lines)
     assert any(line.startswith("SwiGLU: return ") for line in lines)
+
+
+@pytest.mark.parametrize("heads", [7, 64])
+def test_heads_of_odd_or_broken_width_are_rejected(heads):
+    with pytest.raises(ValueError, match="--heads"):
+        run_part("norm", heads=heads)

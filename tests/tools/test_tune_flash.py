@@ -258,7 +258,6 @@ def test_interrupted_tuning_keeps_its_results(
     started = time.monotonic()
     line = error_line(capfd, ["half"], [64, 128])
     assert said in line and line.endswith("the same command goes on")
-    entries = tuned.read(fake_tuning.path)["entries"]
-    assert [entry["d"] for entry in entries] == [64] * 6
+    assert [e["d"] for e in tuned.read(fake_tuning.path)["entries"]] == [64] * 6
     assert time.monotonic() - started < 50
     assert not multiprocessing.active_children()

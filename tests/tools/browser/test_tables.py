@@ -149,5 +149,4 @@ def test_hidden_rows_show_on_click_and_in_print(page: Page, pages: list[Path]) -
     # With another `display`, Chromium omits buttons from repeated table heads.
     display = "button => getComputedStyle(button).display"
     assert frame.locator("button").first.evaluate(display) == "contents"
-    height = frame.evaluate("frame => frame.scrollHeight - frame.clientHeight")
-    assert height == 0
+    assert frame.evaluate("frame => frame.scrollHeight - frame.clientHeight") == 0
