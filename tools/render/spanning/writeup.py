@@ -104,7 +104,7 @@ def overview_table(problems: list[Problem]) -> str:
         ("CS336 2026", lambda p: p.stanford.get("2026", "")),
         left=2,
     )
-    caption = "The answer in one line, section and points."
+    caption = "Every graded problem: the answer in one line, section and points."
     return add_caption(caption, listed)
 
 
