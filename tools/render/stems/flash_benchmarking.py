@@ -250,7 +250,7 @@ def facts(record: Record | None) -> dict[str, str]:
     on_gpu = any("both_gpu_ms" in x.metrics for x in frame(record))
     limb_peak = peak_tflops(record, "bf16") / LIMB_PRODUCTS
     return {
-        "clock": "in GPU time" if on_gpu else "by `do_bench`",
+        "clock": "in GPU time" if on_gpu else "in wall-clock time",
         **prediction_facts(longest),
         **{
             f"faster_{dtype}": span(
