@@ -113,7 +113,7 @@ def plan_task(
 
 
 def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
-    """Run a child process per task, one at a time per GPU; "" is CUDA's default."""
+    """Run a child process per task, one at a time per GPU ("": CUDA's default GPU)."""
     outcomes, free, running = [], list(gpus), list[Child]()
     with progress_bars() as bars, DefaultSelector() as selector:
         try:

@@ -103,7 +103,7 @@ def vary_config(c: Config) -> Iterator[Config]:
 
 
 def count_accumulators(kernel: str, d: int, c: Config) -> float:
-    """Return a thread's float32 accumulators: its share of outputs and score tiles."""
+    """Return the number of float32 accumulators per thread, for outputs and scores."""
     outputs = 2 * c.k * d if kernel == "dkdv" else c.q * d
     return (outputs + (1 if kernel == "forward" else 2) * c.q * c.k) / (32 * c.warps)
 

@@ -243,7 +243,7 @@ def mode_ahead(config: Config) -> str:
 # --8<-- [start:ahead]
 def precompile(config: Config) -> None:
     """Compile this configuration from empty caches; store the code and the step times
-    for `run`. Without --optimizer, AdamW doesn't run, because its state takes memory.
+    for `run`. AdamW runs only with --optimizer, to save the memory of its state.
     """
     c, device = config, timing.default_device()
     folder = precompiled.ahead(name_of(c))

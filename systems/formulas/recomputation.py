@@ -76,13 +76,13 @@ def strategy_peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
     """Return two peaks of forward and backward in bytes: with gradients allocated
     during the pass, and with all gradients allocated before it.
     """
-    moments = list(strategy_moments(p, strategy, run))
+    moments = list(strategy_peak_candidates(p, strategy, run))
     growing = max(sum(moment.values()) for moment in moments)
     gradients = {"gradients": weight_bytes(p)}
     return growing, max(sum((moment | gradients).values()) for moment in moments)
 
 
-def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
+def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
     """Yield bytes by category at every moment that may be a strategy's peak."""
     if strategy in ("none", "attention"):
         recomputed = replace(p, recompute_attention=strategy == "attention")
@@ -104,7 +104,7 @@ def strategy_moments(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
             yield ends[when] | {"saved activations": saved}
         last = ends["backward, the embedding"]
         yield last
-        for moment in block_moments(single, strategy):
+        for moment in block_peak_candidates(single, strategy):
             always = last["temporaries"] - residual_bytes(p)
             found = {"weights": last["weights"]} | moment
             yield found | {"temporaries": found["temporaries"] + always}
@@ -115,7 +115,7 @@ def inputs_after_forward(strategy: str, layers: int) -> int:
     return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
 
 
-def block_moments(p: Pass, strategy: str) -> Iterator[Bytes]:
+def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
     """Yield the bytes in the last block's forward and in each block's backward pass."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # Each nested run that contains the block keeps the input of the run.

@@ -23,7 +23,7 @@ from systems.records.source_hash import source_hash
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError, UnreadableError
 from systems.running import software
 from systems.running.reports import CannotStart
-from systems.running.software import used_only
+from systems.running.software import drop_unused
 
 
 def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
@@ -75,7 +75,7 @@ def new_record(
     """Return a record without rows, with the current device, software and source."""
     module = STEMS[stem_name].module
     attention = software.attention_names(map(asdict, configs))
-    present = used_only(software.versions(), configs)
+    present = drop_unused(software.versions(), configs)
     triton = present.get("triton", "")
     present |= software.tuned_software(module, attention, device.slug, triton)
     option = " --quick" if grid == "quick" else ""
@@ -120,7 +120,7 @@ def why_not_resumable(old: Record, new: Record, configs: list[Any]) -> str | Non
     same = ("stem", "kind", "grid", "source_hash", "expected_rows")
     if (
         old.device.name != new.device.name
-        or used_only(old.software, configs) != used_only(new.software, configs)
+        or drop_unused(old.software, configs) != drop_unused(new.software, configs)
         or any(getattr(old, name) != getattr(new, name) for name in same)
     ):
         return "was measured with other code, versions or device"

@@ -43,7 +43,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def used_only(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
+def drop_unused(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
     """Return the versions, omitting FlashAttention-4 if no configuration runs it."""
     runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
     return {k: v for k, v in software.items() if runs_peer or k != PEER}

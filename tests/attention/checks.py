@@ -267,7 +267,7 @@ def poison_buffers(launches) -> Iterator[list[Tensor]]:
     memories, new_empty = [], Tensor.new_empty
 
     def new_poisoned(x, shape, dtype=None, **options):
-        # Don't poison the interpreter's copies: only these calls pass a device.
+        # Don't poison copies by the interpreter, whose calls alone pass a device.
         if options:
             return new_empty(x, shape, dtype=dtype, **options)
         size, kind = math.prod(shape), dtype or x.dtype

@@ -21,8 +21,8 @@ GPUS = [
     pytest.param(name, marks=[] if name == FIRST else [pytest.mark.versions])
     for name in TARGETS
 ]
-# Compile kernels for many rows with a mask, the first kernels, kernels for few rows
-# with split loops and no mask and, on Hopper GPUs, the Hopper kernels.
+# Compile the kernels for many rows with a mask, those of `attention.first`, those for
+# few rows with split loops and no mask, and on Hopper GPUs the Hopper kernels.
 COMPILE = """
 from tools.compile_steps import first_backward, first_forward
 

@@ -358,7 +358,7 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
 
 
 def random_orders(cases: int):
-    """Yield random (heads, kv_heads, n_q, n_k, causal, order) as in real launches."""
+    """Yield random valid (heads, kv_heads, n_q, n_k, causal, order)."""
     draw = random.Random(0)
     for _ in range(cases):
         kv_heads, shared = draw.choice((1, 2, 3, 8)), draw.choice((1, 1, 2, 4, 8))

@@ -406,7 +406,7 @@ def test_compile_times_every_phase_and_counts_graphs(
 def test_precompiled_row_keeps_first_step_times(
     quick_compiler, monkeypatch, tmp_path, optimizer
 ):
-    """The row keeps precompilation's first-step times; its own are `again_...`."""
+    """First-step times are precompilation's; the row's own are named `again_...`."""
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )
@@ -674,7 +674,7 @@ def test_model_attention_names_the_backend_that_ran(model_calls, name, ran):
 
 @pytest.mark.parametrize("step", flash_ablation.STEPS)
 def test_each_step_of_the_ablation_computes_attention(step):
-    # In the interpreter, the first kernel rejects bf16.
+    # In the interpreter, the kernels of `attention.first` reject bf16.
     exact = step.startswith("first_") and timing.default_device() == "cpu"
     given = {"dtype": "fp32"} if exact else {}
     config = flash_ablation.Config(step, heads=2, n=256, d=16, **given)

@@ -14,7 +14,7 @@ from systems.formulas.recomputation import (
     count_kept_inputs,
     enclosing_halves,
     forward_passes,
-    strategy_moments,
+    strategy_peak_candidates,
     strategy_peaks,
 )
 from systems.model.sizes import SIZES, ModelSize
@@ -71,7 +71,7 @@ def test_forward_pass_keeps_16_2_or_1_inputs_by_strategy():
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
     for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
-        kept = next(strategy_moments(p, strategy, 1))["saved activations"]
+        kept = next(strategy_peak_candidates(p, strategy, 1))["saved activations"]
         more = kept - of_blocks["saved activations"]
         assert more == (inputs - 8) * residual_bytes(p)
 
@@ -106,7 +106,7 @@ def test_recompute_block_keeps_one_more_gradient():
     assert kept_by_hand == kept and by_hand == made + residual_bytes(p)
     names, moments = peak_candidates(replace(p, checkpoint=1)), []
     for strategy in ("by_hand", "runs"):
-        found = strategy_moments(p, strategy, 1)
+        found = strategy_peak_candidates(p, strategy, 1)
         moments.append([moment["temporaries"] for moment in found])
     held = {x for x, a, b in zip(names, *moments, strict=True) if a != b}
     assert held == {x for x in names if " of the " in x and x.startswith("backward")}

@@ -15,9 +15,9 @@ from systems.running.resuming import new_record, why_not_resumable
 from systems.running.software import (
     PEER,
     TUNED,
+    drop_unused,
     kernel_status,
     tuned_software,
-    used_only,
 )
 from tests.factories import make_gpu, make_record
 from tools.render import load
@@ -124,7 +124,7 @@ def test_library_versions_count_where_used(configs, count):
     """A record without rows of FlashAttention-4 stays fresh if its version changes."""
     found = {"torch": "2.11.0", PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}
-    assert used_only(found, configs) == expected
+    assert drop_unused(found, configs) == expected
     old, new = (make_record("fake", software=dict(found)) for _ in range(2))
     del new.software[PEER]
     assert (why_not_resumable(old, new, configs) is not None) == count

@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from systems import ROOT
 from tools import run_notebooks
 from tools.hooks import notebooks
-from tools.render.standalone import Shown
+from tools.render.standalone import NotebookFigure
 
 NOTEBOOKS = sorted(run_notebooks.NOTEBOOKS.glob("*.ipynb"))
 PROSE = """# A title
@@ -85,7 +85,7 @@ def make_page(tmp_path: Path) -> Any:
 
 
 def test_notebook_page_has_the_site_s_markup(make_page: Any) -> None:
-    one = Shown("note", lambda figure: figure.subplots(), "It grows & grows.")
+    one = NotebookFigure("note", lambda figure: figure.subplots(), "It grows & grows.")
     figure = one._repr_mimebundle_()
     # Figures contain their colours, because viewers have no style sheet.
     assert "--md-default-bg-color: #" in figure["image/svg+xml"]

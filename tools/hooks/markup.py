@@ -123,7 +123,7 @@ def map_text(page_html: str, change: Callable[[str], str]) -> str:
 
 
 def split_commands(match: re.Match[str]) -> str:
-    """Wrap the lines and options of a shell listing, so that options never break."""
+    """Put a shell listing's lines and options in spans, so that options never break."""
     lines = match[2].removesuffix("\n").split("\n")
     if any(line.count("<span") != line.count("</span") for line in lines):
         return match[0]

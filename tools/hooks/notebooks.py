@@ -3,7 +3,7 @@
 mkdocs-jupyter adds JupyterLab's styles, which lack a dark scheme, and scripts, one of
 which loads Mermaid from a CDN. The hook keeps only the cells. It converts maths to
 MathML, points links at HTML pages, folds code tagged "folded", and inserts the figures
-that `tools.render.standalone.Shown` drew for the site.
+that `tools.render.standalone.NotebookFigure` drew for the site.
 """
 
 from __future__ import annotations

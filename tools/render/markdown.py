@@ -143,9 +143,9 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return a table line's cells. The cell of a missing number gives the reason, or
-    is empty if the line gives this reason already, or if the item itself has numbers
-    and only the row that it is compared with has none.
+    """Return a table line's cells. A missing number becomes its reason, once for each
+    row that lacks numbers. The cell is empty if the number was not measured, or if the
+    item has numbers and only the row that it is compared with has none.
     """
     line, explained = [], []
     for _, read, *text in described:

@@ -63,7 +63,7 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 def plot(
     record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return a figure of a record, with the heights `sizes` of `make_figure`."""
+    """Return a figure of a record; `sizes` are the heights for `make_figure`."""
     address = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
     return make_figure(address, draw, finding, key, numbers=numbers, **sizes)

@@ -40,7 +40,7 @@ def standalone_svg(fragment: str) -> str:
 PAGE = "application/vnd.page+html"
 
 
-class Shown:
+class NotebookFigure:
     """A figure in a notebook, as SVG for notebook viewers and as HTML for the site."""
 
     def __init__(

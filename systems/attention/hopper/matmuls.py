@@ -49,7 +49,7 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 @gluon.jit
 def accumulate_block(block, p, x, FIRST: gl.constexpr):
-    """Start the matmul block += p @ x, for x's columns from FIRST; return its token."""
+    """Start adding p @ x to the block, for x's columns from FIRST; return the token."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
     )
@@ -59,7 +59,7 @@ def accumulate_block(block, p, x, FIRST: gl.constexpr):
 
 @gluon.jit
 def accumulate(blocks, p, x):
-    """Start a matmul += p @ x for each block of columns; return the tokens."""
+    """Start adding p @ x to all blocks, by one matmul each; return the tokens."""
     tokens = (accumulate_block(blocks[0], p, x, 0),)
     if len(blocks) == 2:
         tokens = tokens + (accumulate_block(blocks[1], p, x, 64),)

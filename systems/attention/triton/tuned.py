@@ -14,7 +14,7 @@ from systems.records.source_hash import hash_of
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# A change of this code outdates tuned files, except a change of CHOICE's function.
+# A change of this code makes tuned files stale, except in the function of CHOICE.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOICE = [("systems.attention.triton.chooser", "choose_config")]
 # Arithmetics, kernels and head dimensions to tune, in this order.
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry has a valid `Config` (`anew`: recompute) and kernel."""
+    """Return whether an entry's kernel and `Config` are valid (`anew`: `recompute`)."""
     arithmetic, kernel, d, causal = key_of(entry)
     q, k, warps, stages, registers, ahead, anew = entry["config"]
     return (

@@ -13,7 +13,7 @@ from tests.tools.browser.looking import DESK, PHONE, Browser, build_site, expect
 pytestmark = pytest.mark.browser
 
 
-class Published(SimpleHTTPRequestHandler):
+class SiteHandler(SimpleHTTPRequestHandler):
     """A server for the site below /guide/, as on GitHub Pages."""
 
     def send_error(self, code: int, *_: object) -> None:
@@ -32,7 +32,7 @@ class Published(SimpleHTTPRequestHandler):
 def web_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """Return the address and the folder of a site built for publishing."""
     root = tmp_path_factory.mktemp("published")
-    handler = partial(Published, directory=str(root))
+    handler = partial(SiteHandler, directory=str(root))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         address = f"http://127.0.0.1:{server.server_port}/guide/"
         build_site(
@@ -88,7 +88,7 @@ def test_404_page_works_without_a_site_url(
 ) -> None:
     """The site was built without an address, and copied into a server's folder."""
     (tmp_path / "guide").symlink_to(site)
-    handler = partial(Published, directory=str(tmp_path))
+    handler = partial(SiteHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"

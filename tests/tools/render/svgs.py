@@ -117,7 +117,7 @@ def path_points(path: html.HtmlElement) -> list[tuple[float, float]]:
 
 
 def find_crossed_texts(svg: html.HtmlElement) -> list[str]:
-    """Return texts that a line crosses; the grid may pass behind outlines and areas."""
+    """Return texts crossed by lines; grid lines may cross outlined or shaded text."""
     lines = [(c, s) for c, s in line_segments(svg) if c != GROUND]
     filled = list(filled_areas(svg))
 

@@ -18,7 +18,7 @@ WATCHED = {
     "matrix": "feed-forward matrix",
     "gain": "norm's gain",
 }
-# The final loss is the mean over so many last steps, because single ones are noisy.
+# Number of last steps whose mean is the final loss, because single losses are noisy.
 LAST = 20
 fragments = Fragments()
 

@@ -35,7 +35,7 @@ FORWARD = (
     "In fp32 memory falls back to the weights after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
-# A timeline is drawn with at most so many points and its last event.
+# Maximum number of points of a drawn timeline, besides its last event.
 DRAWN_EVENTS = 200
 
 
