@@ -24,15 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from systems import ROOT, environment_for_git, need, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
-    need("msgspec", "typer")
+    need("matplotlib", "msgspec", "rich", "typer")
 
 import typer  # noqa: E402
 
 from systems.records.record import Record  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
-from tools.render.load import load_records, primary_gpu  # noqa: E402
-from tools.rendering import fail  # noqa: E402
+from tools.render.load import GENERATED, load_records, primary_gpu  # noqa: E402
+from tools.rendering import fail, read_texts, render_texts  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 TITLE = "Transformers on a GPU, measured: the write-up"
@@ -113,7 +113,8 @@ def run_command(failure: str, *command: str) -> str:
     try:
         environment = environment_for_git() | {"PYTHONSAFEPATH": ""}
         options: Any = {"env": environment, "stderr": subprocess.PIPE}
-        return subprocess.check_output(command, cwd=ROOT, text=True, **options)
+        options["errors"] = "replace"
+        return subprocess.check_output(command, cwd=ROOT, **options)
     except FileNotFoundError:
         fail(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
@@ -196,6 +197,9 @@ def main(
         for change in changes:
             print(f"not in code.zip, not committed: {change[3:]}", file=sys.stderr)
         find_chromium()
+        if render_texts(results) != read_texts(GENERATED):
+            remedy = "run tools/regen_tables.py --render"
+            fail(f"docs/generated isn't what the records of {results} give: {remedy}")
         with tempfile.TemporaryDirectory() as site:
             build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site]
             run_command("the site does not build, see make build", *build)

@@ -57,12 +57,12 @@ def git_state() -> Git | None:
             return Git(commit, dirty=False)
     except ValueError as error:
         raise CannotStart(str(error)) from None
-    own: Any = {"env": environment_for_git(), "capture_output": True, "text": True}
+    own: Any = {"env": environment_for_git(), "capture_output": True}
 
     def git(*arguments: str) -> str:
         # Without --no-optional-locks, git locks the index, so a commit could fail.
         line = ("git", "--no-optional-locks", "-C", ROOT, *arguments)
-        done = subprocess.run(line, check=True, **own)
+        done = subprocess.run(line, check=True, errors="replace", **own)
         return done.stdout.strip()
 
     try:

@@ -95,6 +95,8 @@ def test_mkdocs_errors_are_reported(capsys, monkeypatch):
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     script = "import sys; print(sys.flags.safe_path)"
     assert submission.run_command("", sys.executable, "-c", script) == "False\n"
+    script = "import sys; sys.stdout.buffer.write(b'\\xe9')"
+    assert submission.run_command("", sys.executable, "-c", script) == "\ufffd"
     script = "import sys; sys.exit('WARNING - no such link\\nINFO - copied')"
     with pytest.raises(SystemExit):
         submission.run_command("no site", sys.executable, "-c", script)
@@ -121,6 +123,15 @@ def test_uncommitted_files_and_no_browser_are_reported(run_main, tmp_path, monke
     names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
     assert names == ["code/", "code/tracked"]
     assert not (tmp_path / "writeup.pdf").exists()
+
+
+@in_a_repository
+def test_records_must_be_rendered_before_printing(run_main, monkeypatch):
+    monkeypatch.setattr(submission, "find_chromium", lambda: "chromium")
+    monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
+    monkeypatch.setattr(submission, "render_texts", lambda _: {"facts.yml": "new"})
+    code, text = run_main()
+    assert code == 2 and "error: docs/generated isn't what the records of" in text
 
 
 @pytest.mark.slow
