@@ -6,6 +6,7 @@ runs no code.
 
 from __future__ import annotations
 
+import os
 import sys
 from asyncio import CancelledError
 from pathlib import Path
@@ -44,9 +45,14 @@ def execute_notebook(path: Path) -> str:
         options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
         # Run in ROOT, so that imports work wherever the command was given.
         place = {"metadata": {"path": str(ROOT)}}
+        # Import from ROOT first (with a safe path, the kernel would drop that from its
+        # folders), and run no start-up files of the user.
+        folders = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        own = {"PYTHONPATH": folders, "IPYTHONDIR": folder}
+        own |= {"PYTHONSAFEPATH": "", "PYTHONSTARTUP": ""}
         client = NotebookClient(notebook, config=sockets, resources=place, **options)
         try:
-            client.execute()
+            client.execute(env=os.environ | own)
         except (AssertionError, CancelledError):
             # After Ctrl-C, nbclient ends the kernel, then fails because it is gone.
             raise KeyboardInterrupt from None

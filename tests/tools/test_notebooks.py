@@ -45,11 +45,23 @@ def test_notebooks_import_this_clone(monkeypatch):
 
 
 @pytest.mark.slow
+def test_other_clones_and_start_up_files_are_ignored(tmp_path, monkeypatch):
+    other, path = tmp_path / "systems.py", tmp_path / "a.ipynb"
+    other.write_text("print('other')")
+    variables = {"PYTHONPATH": tmp_path, "PYTHONSAFEPATH": 1, "PYTHONSTARTUP": other}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    cell = new_code_cell("import systems\nprint(systems.ROOT)")
+    nbformat.write(new_notebook(cells=[cell]), path)
+    fresh = nbformat.reads(run_notebooks.execute_notebook(path), 4)
+    assert [output["text"] for output in fresh.cells[0].outputs] == [f"{ROOT}\n"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_committed_outputs_equal_a_new_run(path, tmp_path, monkeypatch):
-    # Ignore the user's start-up files, and allow a read-only home.
-    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
+    # Allow a read-only home.
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     fresh = run_notebooks.execute_notebook(path)
     remedy = "run `python tools/run_notebooks.py` and look at what changed"
     assert path.read_text(encoding="utf-8") == fresh, f"{path.name} is stale: {remedy}"
