@@ -21,6 +21,13 @@ from systems import ROOT, lacks, plain_console, printable
 from systems.experiments import STEMS
 from tools.states import read_state
 
+# Environment variables that children don't inherit: they help to debug, but change what
+# is measured. With PYTHONSAFEPATH, a child could import another clone's code.
+DROPPED = set(
+    "CUDA_LAUNCH_BLOCKING NVIDIA_TF32_OVERRIDE PYTHONDEVMODE PYTHONMALLOC"
+    " PYTHONSAFEPATH PYTHONTRACEMALLOC PYTORCH_NO_CUDA_MEMORY_CACHING"
+    " TORCHDYNAMO_DISABLE TORCH_COMPILE_DISABLE TRITON_INTERPRET".split()
+)
 OUT_OF_TIME = "out of time; run again to go on"
 # Seconds that a child has between SIGTERM and SIGKILL.
 GRACE = 10
@@ -158,12 +165,12 @@ class Child:
         self.gpu, self.bars, self.outcome = gpu, bars, Outcome(task.stem)
         self.started, self.unread = time.monotonic(), b""
         visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+        inherited = {k: v for k, v in os.environ.items() if k not in DROPPED}
         module, own = "systems.running.measure", ["--parent", str(os.getpid())]
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, task.stem, *task.arguments, *own],
             cwd=ROOT,
-            # Override PYTHONSAFEPATH, so that the child can import from `cwd`.
-            env=os.environ | {"PYTHONSAFEPATH": ""} | visible | task.environment,
+            env=inherited | visible | task.environment,
             stdout=subprocess.PIPE,
             # A process group, so that one signal also ends the processes of its rows.
             process_group=0,
@@ -177,7 +184,9 @@ class Child:
         read = os.read(self.pipe.fileno(), 2**16)
         *lines, self.unread = (self.unread + read).split(b"\n")
         for line in lines:
-            self.show_report(json.loads(line))
+            # Skip what a user's `sitecustomize` prints.
+            if line.startswith(b"{"):
+                self.show_report(json.loads(line))
         return bool(read)
 
     def show_report(self, report: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def measure_in_process(module: Any, config: Any) -> Row:
         errors="replace",
     )
     if done.stdout.endswith("\n"):
-        return msgspec.json.decode(done.stdout, type=Row)
+        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Row)
     reason = one_line(f"exit code {done.returncode}: {extract_error(done.stderr)}")
     return Row(asdict(config), "failed", reason=reason)
 

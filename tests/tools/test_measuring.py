@@ -35,6 +35,8 @@ def replace_child(monkeypatch):
         fake = SimpleNamespace(**vars(subprocess) | {"Popen": start})
         monkeypatch.setattr(measuring, "subprocess", fake)
 
+    for name in measuring.DROPPED:
+        monkeypatch.setenv(name, "1")
     return replace
 
 
@@ -97,13 +99,14 @@ def test_each_gpu_measures_one_experiment_at_a_time(replace_child, tmp_path, cap
 import os, pathlib, sys, time
 gpu = os.environ["CUDA_VISIBLE_DEVICES"]
 mine, other = (pathlib.Path({str(tmp_path)!r}, x) for x in (gpu, str(1 - int(gpu))))
-assert not mine.exists() and not os.environ['PYTHONSAFEPATH']
+assert not mine.exists() and not {measuring.DROPPED!r} & {{*os.environ}}
 mine.touch()
 # None goes on before another runs beside it.
 while sys.argv[1] in "ab" and not other.exists():
     time.sleep(0.05)
 time.sleep(0.3)
 mine.unlink()
+print("a line of sitecustomize")
 print({DONE!r})
 """)
     tasks = (Task(stem, []) for stem in "abc")
