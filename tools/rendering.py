@@ -67,6 +67,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     for name in extra:
         # A temporary file of a killed run may be gone already.
         (folder / name).unlink(missing_ok=True)
+        print(printable(f"deleted {name}, which no record gives"))
     print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
     return 0
 

@@ -466,7 +466,8 @@ def test_outdated_generated_file_fails_the_check(rerun, tmp_path, fault):
     done = rerun("--check")
     assert done.code == 1
     assert done.out == f"docs/generated/{name}: {message}\n1 findings\n"
-    assert rerun("--render").out.endswith(", 1 changed\n")
+    done = rerun("--render").out
+    assert done.endswith(", 1 changed\n") and ("deleted" in done) == (fault == "extra")
     assert file_contents(tmp_path / "generated") == before
     assert rerun("--check").code == 0
 
