@@ -69,7 +69,7 @@ versions: .venv/all
 
 # Kernels to fill in, on a CPU; `make exercises ONLY=online` runs one.
 exercises: .venv/all
-	$(PYTEST) docs/exercises $(if $(ONLY),-k $(ONLY))
+	$(PYTEST) docs/exercises $(if $(ONLY),-k "$(ONLY)")
 
 # Needs Chromium (Debian: apt-get install chromium).
 browser: .venv/all
@@ -82,8 +82,8 @@ slurm: .venv/all
 # code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints this GPU's tab alone
 # where there is one; RESULTS=docs/results/quick: of a reduced grid. Needs Chromium.
 submission: .venv/all
-	"$(BIN)/python" tools/submission.py $(if $(GPU),--gpu $(GPU)) \
-		$(if $(RESULTS),--results $(RESULTS))
+	"$(BIN)/python" tools/submission.py $(if $(GPU),--gpu "$(GPU)") \
+		$(if $(RESULTS),--results "$(RESULTS)")
 
 # uv installs in seconds what pip needs a minute for. torch alone comes by pip, whose
 # settings choose its build.
