@@ -20,24 +20,13 @@ from triton.runtime import driver
 from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import one_pass_launches
 from systems.attention.hopper.walks import Ordered, Shift
+from systems.attention.triton import launches
 from systems.attention.triton.chooser import architecture, pad_head_dim, select_by_mask
 from systems.attention.triton.configs import Config
-from systems.attention.triton.launches import (
-    backward_launches,
-    forward_launches,
-    launch_backward,
-    launch_forward,
-)
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.gpus import KIB
 from systems.running.machine import compiled_folder, why_unwritable
-from tools.binary import (
-    count_resources,
-    global_load_widths,
-    hottest_loop,
-    instructions_per_score,
-    read_binary,
-)
+from tools import binary
 from tools.rendering import fail
 
 
@@ -140,18 +129,18 @@ class StandInDriver:
         return lambda *arguments: None
 
     def record_kernel(self, name: str, cubin: bytes, shared: int, device: int) -> tuple:
-        registers, stack = count_resources(cubin)
+        registers, stack = binary.count_resources(cubin)
         names = self.source.fn.arg_names
         constants = {
             names[i]: value for (i, *_), value in self.source.constants.items()
         }
         sizes = ("BQ", "BK", "GROUPS", "ROWS")
         tile = " ".join(f"{x}={constants[x]}" for x in sizes if x in constants)
-        assembly = read_binary("-sass", cubin)
+        assembly = binary.read_binary("-sass", cubin)
         needs = KernelNeeds(
             name, tile, self.metadata.num_warps, shared, registers, stack,
-            instructions_per_score(assembly), global_load_widths(assembly),
-            hottest_loop(assembly),
+            binary.instructions_per_score(assembly),
+            binary.global_load_widths(assembly), binary.hottest_loop(assembly),
         )  # fmt: skip
         self.kernels.append(needs)
         return "module", "function", registers, 0, 1024
@@ -223,19 +212,19 @@ def compile_portable(
     """
     configs = configs or table_configs(gpu, arithmetic, d, causal)[0]
     # Cached launches may hold kernels that were compiled for another GPU.
-    forward_launches.cache_clear()
-    backward_launches.cache_clear()
+    launches.forward_launches.cache_clear()
+    launches.backward_launches.cache_clear()
     (q, k, v, o, do), lse = meta_inputs(arithmetic, d)
     options = causal, d**-0.5
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if arithmetic == "high" else "highest")
     try:
         yield compile_launch(
-            gpu, launch_forward, q, k, v, *options,
+            gpu, launches.launch_forward, q, k, v, *options,
             config=configs["forward"], splits=splits, head_swizzle=1,
         )  # fmt: skip
         yield compile_launch(
-            gpu, launch_backward, do, q, k, v, o, lse, *options,
+            gpu, launches.launch_backward, do, q, k, v, o, lse, *options,
             dkdv_config=configs["dkdv"], dq_config=configs["dq"], dkdv_splits=splits,
             dq_splits=splits, head_swizzle=1,
         )  # fmt: skip

@@ -14,10 +14,7 @@ from systems.attention.relaunch import shape_and_strides
 from systems.attention.triton import configs, launches
 from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import launch_backward, launch_forward
-from systems.attention.triton.primitives import (
-    first_step,
-    round_to,
-)
+from systems.attention.triton.primitives import first_step, round_to
 from tests.attention.checks import (
     DTYPES,
     HEAD_DIMS,

@@ -8,11 +8,7 @@ import pytest
 import triton
 
 from tests.needed import run_python
-from tools.compile_ahead import (
-    TARGETS,
-    KernelNeeds,
-    table_configs,
-)
+from tools.compile_ahead import TARGETS, KernelNeeds, table_configs
 
 # In `make versions` the first test compiles for all GPUs, else only for the H100,
 # which runs all kernels.

@@ -113,9 +113,7 @@ def test_useless_precompilation_is_skipped(stem, shares, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("started", [2, 3])
-def test_deadline_or_process_limit_ends_all_children(
-    stem, monkeypatch, capsys, started
-):
+def test_deadline_or_limit_ends_all_children(stem, monkeypatch, capsys, started):
     """After `started` processes the system refuses another, as a container may."""
     children, popen = [], subprocess.Popen
 
@@ -231,9 +229,7 @@ def test_link_to_the_compiled_folder_is_not_followed(tmp_path, monkeypatch):
     assert (tmp_path / "mine").is_dir()
 
 
-def test_precompilation_time_counts_with_the_first_row(
-    pretend_gpu, monkeypatch, tmp_path
-):
+def test_compiling_counts_with_the_first_row(pretend_gpu, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
         measure, "compile_ahead", lambda *given: asked.append(given) or time.sleep(1)

@@ -250,9 +250,7 @@ def interrupt(candidate: Candidate) -> str:
 @pytest.mark.parametrize(
     ("work", "said"), [(die, "BrokenProcessPool"), (interrupt, "KeyboardInterrupt")]
 )
-def test_interrupted_tuning_keeps_its_results(
-    fake_tuning, monkeypatch, capfd, work, said
-):
+def test_interrupted_tuning_keeps_results(fake_tuning, monkeypatch, capfd, work, said):
     monkeypatch.setattr(tune_flash, "find_fault", work)
     monkeypatch.setenv("SENT", f"{fake_tuning.path}.sent")
     started = time.monotonic()

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from systems.profiling.memory import digest as memory_digest
-from systems.profiling.memory.digest import (
-    TIMELINE_POINTS,
-    digest,
-    sample_timeline,
-)
+from systems.profiling.memory.digest import TIMELINE_POINTS, digest, sample_timeline
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
     Block,

@@ -71,9 +71,7 @@ def test_cells_sort_by_value_with_other_text_last(page: Page) -> None:
         assert column_texts(page, button) == numbers[::-1] + others
 
 
-def test_only_wide_tables_take_keyboard_focus(
-    page: Page,
-) -> None:
+def test_only_wide_tables_take_keyboard_focus(page: Page) -> None:
     wide = "<tr>" + "<td>1234567890</td>" * 40 + "</tr>"
     frame = (
         '<div class="table-frame" tabindex="0" style="overflow: auto">'

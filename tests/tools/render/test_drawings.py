@@ -10,11 +10,7 @@ from lxml import html
 
 from systems import ROOT
 from systems.attention import attention_reference
-from systems.formulas.costs import (
-    attention_peak_bytes,
-    find_peak,
-    forward_flops,
-)
+from systems.formulas.costs import attention_peak_bytes, find_peak, forward_flops
 from systems.formulas.gpus import find_chip
 from systems.model.sizes import VOCAB_SIZE
 from tests.factories import read_record

@@ -13,12 +13,7 @@ from tools.render.load import read_constant
 from tools.render.markdown import items_table, per_device, percent
 from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
 from tools.render.rows import Missing, count_true, dropna, fmt, measured, most, span
-from tools.render.stems.flash_passes import (
-    PASSES,
-    peak_tflops,
-    tflops,
-    time_ratio,
-)
+from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
 
 NAMES = {
     "ours": "this guide, Hopper",

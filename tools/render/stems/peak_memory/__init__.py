@@ -13,13 +13,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line
-from tools.render.markdown import (
-    format_mib,
-    gib,
-    items_table,
-    percent,
-    two_digits,
-)
+from tools.render.markdown import format_mib, gib, items_table, percent, two_digits
 from tools.render.rows import dropna, fmt, most
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
