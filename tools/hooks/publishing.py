@@ -14,6 +14,7 @@ from lzma import compress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ UNSEARCHED = re.compile(
     r'|<table class="data(?: dense)?"(?=>(?:(?!</table>).)*<td class="r\b)',
     re.DOTALL,
 )
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Refuse `mkdocs -f` in another folder, from which it would take code and texts."""
+    if not Path(config.config_file_path).parent.samefile("."):
+        raise PluginError("go to the folder of mkdocs.yml, and run mkdocs there")
 
 
 def on_files(files: Files, /, **_: object) -> Files:
@@ -68,10 +75,6 @@ def on_page_context(
     return context
 
 
-def on_post_page(output: str, /, page: Page, config: MkDocsConfig) -> str:
-    return link_compressed(output, config)
-
-
 # Run after the offline plugin, which writes search_index.js.
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
@@ -91,14 +94,14 @@ def on_post_build(*, config: MkDocsConfig) -> None:
             path.unlink()
 
 
-def link_compressed(page_html: str, config: MkDocsConfig) -> str:
+def on_post_page(output: str, /, config: MkDocsConfig, **_: object) -> str:
     """Change links to large records into links to their compressed files."""
 
     def link_to_compressed(link: re.Match[str]) -> str:
         compressed = is_compressed(Path(link["record"]), config)
         return f'{link[0][:-1]}.xz"' if compressed else link[0]
 
-    return LINKS.sub(link_to_compressed, page_html)
+    return LINKS.sub(link_to_compressed, output)
 
 
 def is_compressed(record: Path, config: MkDocsConfig) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader
 from material.plugins.search.plugin import Parser
+from mkdocs.exceptions import PluginError
 
 from systems import ROOT
 from tools.hooks import publishing
@@ -60,6 +61,12 @@ def test_search_skips_figures_listings_and_numbers() -> None:
     assert "".join(section.text) == "<p>Why</p>1$ a"
 
 
+def test_only_the_folder_of_mkdocs_yml_builds(tmp_path):
+    config: Any = SimpleNamespace(config_file_path=str(tmp_path / "mkdocs.yml"))
+    with pytest.raises(PluginError, match="run mkdocs there"):
+        publishing.on_config(config)
+
+
 def test_links_to_large_records_are_compressed(tmp_path):
     for name, size in (("small", 10), ("large", publishing.READABLE_BYTES + 1)):
         path = tmp_path / "results" / "a-gpu" / f"{name}.json"
@@ -68,5 +75,5 @@ def test_links_to_large_records_are_compressed(tmp_path):
     records = [f"{to}results/a-gpu/{name}.json" for name in ("small", "large", "none")
                for to in ("", "../")]  # fmt: skip
     page = " ".join(f'<a href="{record}">' for record in records)
-    linked = publishing.link_compressed(page, SimpleNamespace(docs_dir=tmp_path))
+    linked = publishing.on_post_page(page, config=SimpleNamespace(docs_dir=tmp_path))
     assert linked == page.replace("large.json", "large.json.xz")
