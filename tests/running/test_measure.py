@@ -249,9 +249,7 @@ def test_deadline_stops_between_rows(run, monkeypatch, record_file, partial_file
     assert run(deadline=time.time() + 60).measured == [3, 2, 1] and record_file.exists()
 
 
-def test_old_record_stays_until_the_new_is_complete(
-    run, monkeypatch, record_file, partial_file
-):
+def test_old_record_is_replaced_at_the_end(run, monkeypatch, record_file, partial_file):
     """When the new record replaces the old one, the partial record is gone."""
     run()
     old = store.read(record_file)
@@ -290,9 +288,7 @@ def test_run_ends_when_its_output_is_closed(tmp_path, partial_file):
     assert not list(temporary.glob("*-compiled-*"))
 
 
-def test_failed_rows_are_retried_not_published(
-    run, monkeypatch, record_file, partial_file
-):
+def test_failed_rows_are_not_published(run, monkeypatch, record_file, partial_file):
     with monkeypatch.context() as broken:
         fail_row(broken, 4, RuntimeError("no such kernel\nand more"))
         outcome = run()

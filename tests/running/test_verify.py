@@ -54,9 +54,7 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("named", DIFFERENCES)
-def test_verify_refuses_a_record_whose_rows_differ(
-    run, monkeypatch, old_record, record_file, named
-):
+def test_verify_rejects_other_rows(run, monkeypatch, old_record, record_file, named):
     monkeypatch.setattr(fake_stem, "run", DIFFERENCES[named])
     where = "fake differs at {'index': 6, 'sleep': 3}"
     assert run(verify=True).error == f"{where} in {named}: measure it again"
@@ -144,9 +142,7 @@ GRIDS = {
 
 
 @pytest.mark.parametrize("rows", GRIDS)
-def test_verify_rejects_a_record_of_another_grid(
-    run, monkeypatch, old_record, record_file, rows
-):
+def test_verify_rejects_other_grid(run, monkeypatch, old_record, record_file, rows):
     """Rows of the current grid that were never measured would count as verified."""
     monkeypatch.setenv("FAKE_ROWS", rows)
     outcome = run(verify=True)
