@@ -48,10 +48,10 @@ def list_claims(builder: ModuleType) -> list[Claim]:
     return [value for value in vars(builder).values() if isinstance(value, Claim)]
 
 
-def verdict(claim: Claim, record: Record | None) -> str:
+def verdict(claim: Claim, record: Record) -> str:
     """Return a claim's outcome, sentence, numbers and link to a record as Markdown."""
-    judgement = claim.judge(record) if record else None
-    if record is None or not isinstance(judgement, tuple):
+    judgement = claim.judge(record)
+    if not isinstance(judgement, tuple):
         return (
             "**No data here:** the rows that decide this are missing or ran out of "
             f"memory. {claim.sentence}"

@@ -143,12 +143,14 @@ def claim_tabs(problem: Problem, found: Found) -> str:
         for rs in (by_gpu or {"": anywhere}).values()
     ]
     held = "; ".join(
-        f"{name}: {text.count('**Holds:**')} of {len(claims)}" for name, text in judged
+        f"{name}: {text.count('- **H')} of {text.count('- **') - text.count('- **No')}"
+        for name, text in judged
     )
     title = f"Claims that hold in the record ({held})"
     return f'??? abstract "{title}"\n{indent(tabs(judged), "    ")}\n'
 
 
 def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:
-    """Return a Markdown list with the outcome of each claim."""
-    return "\n".join(f"- {verdict(claim, records.get(claim.stem))}" for claim in claims)
+    """Return a Markdown list with the outcome of each claim that has a record."""
+    measured = [claim for claim in claims if claim.stem in records]
+    return "\n".join(f"- {verdict(claim, records[claim.stem])}" for claim in measured)

@@ -11,7 +11,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import dropna, fmt
+from tools.render.rows import dropna, fmt, span
 
 PASSES = ("forward", "loss", "backward")
 MEDIANS = ("first", "second", "third", "median", "settled", "halves", "mean")
@@ -89,6 +89,7 @@ def steps_table(record: Record) -> str:
         ("mean ± std, ms", "spread"),
         ("median, ms", "median", "{:.1f}"),
         *((head, name, "{:.1f}") for head, name in ORDINALS.items()),
+        ("steps 1 to 5 over 6 to 10", "halves", "{:.2f}"),
     )
     return f"{shown}\n\n{steps_figure(record)}"
 
@@ -96,7 +97,7 @@ def steps_table(record: Record) -> str:
 def steps_figure(record: Record) -> str:
     found = processes(record)
     cold = medians_by_warmup(record).one(warmup=0)
-    ratio = cold["first"] / cold["settled"]
+    ratio = fmt(cold["first"] / cold["settled"], "{:.0f}")
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -105,8 +106,7 @@ def steps_figure(record: Record) -> str:
             steps = range(skipped + 1, skipped + 1 + len(times))
             plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
             if times and x is found.where(warmup=0)[0]:
-                times_as_long = fmt(ratio, "{:.0f}")
-                text = f"{times[0]:,.0f} ms; median: {times_as_long} times a later step"
+                text = f"{times[0]:,.0f} ms; median: {ratio} times a later step"
                 plots.label(
                     axes, text, 1, times[0], ha="left", va="center", offset=(10, 0)
                 )
@@ -117,7 +117,7 @@ def steps_figure(record: Record) -> str:
         record,
         "steps",
         draw,
-        f"Without warm-up the first step takes {fmt(ratio, '{:.0f}')} times as long as "
+        f"Without warm-up the first step takes {ratio} times as long as "
         "a steady-state one.",
         "Blue: a process without warm-up. Grey: processes whose first steps were "
         "warm-up and were not timed. The vertical axis is logarithmic.",
@@ -127,13 +127,13 @@ def steps_figure(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     found = medians_by_warmup(record)
-    cold, after_2 = found.one(warmup=0), found.one(warmup=2)
+    cold = found.one(warmup=0)
     settled = cold["settled"]
     return {
         "first_step": fmt(cold["first"], "{:.0f} ms"),
         "first_over_settled": fmt(cold["first"] / settled, "{:.0f}"),
         "mean_over_settled": fmt(cold["mean"] / settled, "{:.5f}"),
-        "halves_after_2": fmt(after_2["halves"], "{:.5f}"),
+        "halves": span(found.column("halves")[1:], "{:.2f}"),
     }
 
 
@@ -145,5 +145,4 @@ def facts(record: Record | None) -> dict[str, str]:
 )
 def two_steps_warm_up(record: Record) -> Judgement:
     ratio = medians_by_warmup(record).one(warmup=2)["halves"]
-    numbers = f"First half over second: {ratio:.2f}."
-    return ratio and (abs(ratio - 1) < 0.05, numbers)
+    return ratio and (abs(ratio - 1) < 0.05, f"First half over second: {ratio:.2f}.")
