@@ -128,11 +128,10 @@ def steps_figure(record: Record) -> str:
 def facts(record: Record | None) -> dict[str, str]:
     found = medians_by_warmup(record)
     cold = found.one(warmup=0)
-    settled = cold["settled"]
     return {
         "first_step": fmt(cold["first"], "{:.0f} ms"),
-        "first_over_settled": fmt(cold["first"] / settled, "{:.0f}"),
-        "mean_over_settled": fmt(cold["mean"] / settled, "{:.5f}"),
+        "first_over_settled": fmt(cold["first"] / cold["settled"], "{:.0f}"),
+        "mean_over_settled": fmt(cold["mean"] / cold["settled"], "{:.5f}"),
         "halves": span(found.column("halves")[1:], "{:.2f}"),
     }
 
