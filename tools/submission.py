@@ -113,8 +113,7 @@ def run_command(failure: str, *command: str) -> str:
     try:
         environment = environment_for_git() | {"PYTHONSAFEPATH": ""}
         options: Any = {"env": environment, "stderr": subprocess.PIPE}
-        options["errors"] = "replace"
-        return subprocess.check_output(command, cwd=ROOT, **options)
+        return subprocess.check_output(command, cwd=ROOT, errors="replace", **options)
     except FileNotFoundError:
         fail(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
