@@ -24,9 +24,7 @@ def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
     return list(groups.values())
 
 
-def measure_into(
-    record: Record, module: Any, group: list[Any], since: float
-) -> list[Row]:
+def measure_into(record: Record, module: Any, group: list, since: float) -> list[Row]:
     """Measure the rows of a group, and update the range of SM clocks in the record. The
     seconds of the first row count from `since`, a value of time.monotonic().
     """

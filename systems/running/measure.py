@@ -25,6 +25,7 @@ from systems.records.store import RecordError
 from systems.running import machine, reports, resuming
 from systems.running.groups import gpu_is_broken, groups_of, measure_into, report_rows
 from systems.running.precompile import compile_ahead, folder_for_compiled
+from systems.running.processes import has_own_process
 from systems.running.reports import CannotStart, report
 from systems.running.verify import verify_stem
 
@@ -60,9 +61,8 @@ def measure_stem(
         pending = [config for group in missing for config in group]
         again = [asdict(config) for config in pending]
         record.rows = [row for row in record.rows if row.config not in again]
-        done = len(configs) - len(pending)
-        report(event="start", total=len(configs), done=done)
-        if done:
+        report(event="start", total=len(configs), done=len(record.rows))
+        if done := len(record.rows):
             commit = record.git.commit if record.git else "unknown"
             report(event="there", rows=done, since=record.started_utc, commit=commit)
         if device.is_gpu:
@@ -74,6 +74,9 @@ def measure_stem(
                 return 0
             rows = measure_into(record, module, group, since=ended)
             ended = time.monotonic()
+            # A row's own process has imported the code as it was by then.
+            if has_own_process(module) and not resuming.is_same_code(record, configs):
+                raise CannotStart("its code has changed meanwhile: run again")
             record.rows += rows
             store.write(record, progress)
             report_rows(rows)

@@ -66,14 +66,10 @@ def modified_ns(path: Path) -> int:
 
 
 def new_record(
-    stem_name: str,
-    device: Device,
-    grid: str,
-    configs: list[Any],
-    protocol: dict[str, Any],
+    stem: str, device: Device, grid: str, configs: list[Any], protocol: dict[str, Any]
 ) -> Record:
     """Return a record without rows, with the current device, software and source."""
-    module = STEMS[stem_name].module
+    module = STEMS[stem].module
     attention = software.attention_names(map(asdict, configs))
     present = drop_unused(software.versions(), configs)
     triton = present.get("triton", "")
@@ -81,7 +77,7 @@ def new_record(
     option = " --quick" if grid == "quick" else ""
     launched = device.is_gpu and software.launches_kernels(module, attention)
     return Record(
-        stem=stem_name,
+        stem=stem,
         kind="measured",
         device=device,
         rows=[],
@@ -91,10 +87,16 @@ def new_record(
         software=present,
         kernels=software.kernel_status(device) if launched else {},
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        command=f"python tools/regen_tables.py --only {stem_name}{option}",
+        command=f"python tools/regen_tables.py --only {stem}{option}",
         git=software.git_state(),
         source_hash=source_hash(module, attention),
     )
+
+
+def is_same_code(record: Record, configs: list[Any]) -> bool:
+    """Return whether the code is still that with which a record was begun."""
+    attention = software.attention_names(map(asdict, configs))
+    return source_hash(STEMS[record.stem].module, attention) == record.source_hash
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:

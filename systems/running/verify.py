@@ -54,9 +54,7 @@ def is_gpu_time(name: str) -> bool:
     return name.endswith(("_gpu_ms", "_gpu_busy_ms"))
 
 
-def require_agreement(
-    name: str, old: Row | None, new: Row, once: tuple[str, ...]
-) -> None:
+def require_agreement(name: str, old: Row | None, new: Row, once: tuple) -> None:
     """Raise CannotStart if metrics differ. Skip metrics with a prefix in `once`, which
     are measured with empty caches, and wall-clock times if a row has GPU times.
     """
@@ -130,13 +128,12 @@ def verify_stem(name: str, results: Path) -> int:
         groups = groups_of(module, configs)
         chosen = [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
         report(event="start", total=sum(map(len, chosen)), done=0)
+        once = getattr(module, "ONCE", ())
         for group in chosen:
             machine.free_memory()
             for new in measure_group(module, group):
                 report_rows([new])
-                require_agreement(
-                    name, record.row(new.config), new, getattr(module, "ONCE", ())
-                )
+                require_agreement(name, record.row(new.config), new, once)
         attention = attention_names(row.config for row in record.rows)
         present = source_hash(stem.module, attention)
         if present not in (record.source_hash, *record.verified_hashes):

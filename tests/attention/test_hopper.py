@@ -133,9 +133,7 @@ CPU = torch.device("cpu")
     [(1000, 1000, 5, 2), (130, 5000, 3, 1), (64, 64, 1, 1)],
 )
 @pytest.mark.parametrize("last_items", [0, 2])
-def test_each_work_item_is_scheduled_once(
-    n_q, n_k, heads, head_swizzle, last_items, causal
-):
+def test_each_item_is_scheduled_once(n_q, n_k, heads, head_swizzle, last_items, causal):
     tiles = 128, 64, causal, 7, last_items, CPU
     starts, items = make_schedule(n_q, n_k, heads, head_swizzle, *tiles)
     assert sorted(items.tolist()) == list(range(-(-n_q // 128) * heads))

@@ -348,9 +348,7 @@ def quick_compiler(monkeypatch, use_cpu, skip_shape_checks):
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_times_passes_and_lists_saved_tensors(
-    quick_compiler, causal, execution
-):
+def test_attention_times_passes_and_lists_tensors(quick_compiler, causal, execution):
     counts = {"batch": 2, "warmup": 2, "passes": 3}
     config = attention.Config(8, 24, causal, "fp32", execution, **counts)
     metrics = measure_row(config, attention.run).metrics

@@ -55,9 +55,7 @@ def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("strategy", "run", "attention", "precision"), WAYS)
-def test_both_peaks_equal_their_formulas(
-    monkeypatch, strategy, run, attention, precision
-):
+def test_both_peaks_equal_formulas(monkeypatch, strategy, run, attention, precision):
     if attention == "flash":
         pytest.importorskip("triton")
     small = {"batch": 2, "vocab": 500, "workspace_bytes": 0}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from systems.records import store
-from systems.running import processes
+from systems.running import processes, resuming
 from tests import fake_stem
 
 CUDA_ERROR = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
@@ -31,6 +31,13 @@ def test_cuda_error_fails_only_its_process(run, monkeypatch, partial_file):
     rows = store.read(partial_file).rows
     assert [row.status for row in rows] == ["ok", "failed", "ok"]
     assert rows[1].reason == CUDA_ERROR
+
+
+def test_row_of_edited_code_is_not_kept(run, monkeypatch, partial_file):
+    monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
+    hashes = iter("aab")
+    monkeypatch.setattr(resuming, "source_hash", lambda *_: next(hashes))
+    assert run().code == 2 and len(store.read(partial_file).rows) == 1
 
 
 @pytest.mark.parametrize("ends", ["", "import os; os.kill(os.getpid(), 9)"])
