@@ -98,7 +98,7 @@ def drop_times(item: dict[str, Any]) -> str:
 
 def verify_stem(name: str, results: Path) -> int:
     """Measure three rows (or alternating groups) of a stale record again. If their
-    metrics agree, add the current source hash to the record.
+    metrics agree, add the hash of the code that was imported to the record.
     """
     stem = STEMS[name]
     device = machine.device_for(stem.full)
@@ -111,6 +111,8 @@ def verify_stem(name: str, results: Path) -> int:
         module = import_module(stem.module)
         machine.check_torch(device)
         record = store.read(path)
+        attention = attention_names(row.config for row in record.rows)
+        present = source_hash(stem.module, attention)
         if record.edited:
             raise CannotStart(f"{path} was edited by hand: measure it again")
         if not is_tuning_current(record):
@@ -134,8 +136,6 @@ def verify_stem(name: str, results: Path) -> int:
             for new in measure_group(module, group):
                 report_rows([new])
                 require_agreement(name, record.row(new.config), new, once)
-        attention = attention_names(row.config for row in record.rows)
-        present = source_hash(stem.module, attention)
         if present not in (record.source_hash, *record.verified_hashes):
             record.verified_hashes.append(present)
             store.write(record, path)

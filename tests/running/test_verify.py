@@ -24,11 +24,17 @@ def old_record(run, record_file) -> Record:
     return record
 
 
-def test_verify_stamps_a_stale_record_whose_rows_agree(run, old_record, record_file):
+def test_verify_stamps_a_record(run, monkeypatch, old_record, record_file):
+    def edit_code(config):
+        monkeypatch.setattr(verify, "source_hash", lambda *_: "of edited code")
+        return make_run()(config)
+
+    monkeypatch.setattr(fake_stem, "run", edit_code)
     outcome = run(verify=True)
     assert outcome.code == 0 and outcome.measured == [6, 3, 1]
     old_record.verified_hashes = [source_hash("tests.fake_stem")]
     assert store.read(record_file) == old_record
+    monkeypatch.setattr(verify, "source_hash", source_hash)
     assert run(verify=True).code == 0 and store.read(record_file) == old_record
 
 

@@ -9,9 +9,7 @@ from tests.tools.browser.looking import DESK, PHONE, Page, expect, open_first
 pytestmark = pytest.mark.browser
 
 
-def test_colour_button_switches_scheme_except_in_print(
-    page: Page, pages: list[Path]
-) -> None:
+def test_colours_switch_except_in_print(page: Page, pages: list[Path]) -> None:
     ink = "element => getComputedStyle(element).fill"
     word, body = (
         open_first(page, pages, "svg.plot.wide text").first,
@@ -27,9 +25,7 @@ def test_colour_button_switches_scheme_except_in_print(
     assert word.evaluate(ink) == light
 
 
-def test_drawings_step_by_keyboard_and_print_the_end(
-    page: Page, pages: list[Path]
-) -> None:
+def test_drawings_step_by_keys_and_print_end(page: Page, pages: list[Path]) -> None:
     # This figure opens at its first frame, others at their key frame.
     opens = 'figure.steps:has(ol[data-opens="0"])'
     figure = open_first(page, pages, opens).first

@@ -43,9 +43,7 @@ def web_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pa
         server.shutdown()
 
 
-def test_site_works_under_a_sub_path(
-    browser: Browser, web_site: tuple[str, Path]
-) -> None:
+def test_site_works_in_a_sub_path(browser: Browser, web_site: tuple[str, Path]) -> None:
     address, _ = web_site
     context = browser.new_context(viewport=DESK)
     answers: dict[str, int] = {}
