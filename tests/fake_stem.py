@@ -20,14 +20,10 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    rows, sleep = (
-        int(os.environ.get("FAKE_ROWS", "6")),
-        int(os.environ.get("FAKE_SLEEP", "3")),
-    )
+    rows = int(os.environ.get("FAKE_ROWS", "6"))
+    sleep = int(os.environ.get("FAKE_SLEEP", "3"))
     # Descending numbers, so that tests detect rows that are not in the grid's order.
-    return [Config(index, sleep) for index in range(rows, 0, -1)][
-        : 2 if quick else rows
-    ]
+    return [Config(n, sleep) for n in range(rows, 0, -1)][: 2 if quick else rows]
 
 
 def run(config: Config) -> dict[str, object]:

@@ -8,6 +8,7 @@ import yaml
 
 from systems import ROOT
 from systems.experiments import STEMS
+from systems.formulas.gpus import GPUS
 from tests.factories import RESULTS
 from tools.render import load
 from tools.render.markdown import NOTHING_YET
@@ -91,6 +92,14 @@ def test_gpu_with_few_records_shows_only_its_own_numbers(records, monkeypatch):
     assert files["student-check.md"] == files["student-measured.md"] == NOTHING_YET
     assert '"measured_on":"h100"' in files["calculator.js"]
     assert "H100" not in envelope.predict_by_gpu(lambda peak: 1.0)
+
+
+def test_rows_predicted_out_of_memory_on_an_h100_were(records):
+    for stem in ("gradient_checkpointing", "mixed_precision", "peak_memory"):
+        h200, h100 = (r for r in records[stem] if r.kind == "measured")
+        assert h100.device.name == "NVIDIA H100 80GB HBM3"
+        lost = sum(row.status == "out_of_memory" for row in h100.rows)
+        assert student.rows_too_large([h200], GPUS["h100"].free_bytes) == str(lost)
 
 
 def test_records_of_the_meta_device_answer_a_problem(records):

@@ -77,11 +77,12 @@ def slowdown(gpu: Gpu) -> float:
 def rows_too_large(records: list[Record], free_bytes: int) -> str:
     """Count rows out of memory or above `free_bytes`; return a dash without peaks."""
     rows = [row for record in records for row in record.rows]
-    peaks = [row.metrics.get("peak_allocated_bytes") for row in rows]
+    names = ("peak_allocated_bytes", "kept_peak_allocated_bytes")
+    peaks = [max(row.metrics.get(name) or 0 for name in names) for row in rows]
     if not any(peaks):
         return "–"
     exhausted = sum(row.status == "out_of_memory" for row in rows)
-    return str(exhausted + sum((peak or 0) > free_bytes for peak in peaks))
+    return str(exhausted + sum(peak > free_bytes for peak in peaks))
 
 
 def check_setup_output(found: Found) -> str:
@@ -117,9 +118,7 @@ def outcome_table(
     """Return a table of outcomes (experiment, message, rows by status, seconds)."""
     table = Table(Column("experiment", no_wrap=True), "outcome", "rows", "took")
     for stem, message, statuses, seconds in outcomes:
-        rows = ", ".join(
-            f"{n} {name.replace('_', ' ')}" for name, n in statuses.items()
-        )
+        rows = ", ".join(f"{n} {s.replace('_', ' ')}" for s, n in statuses.items())
         table.add_row(stem, message, rows, f"{seconds:.0f} s" if seconds else "")
     return table
 
