@@ -50,9 +50,7 @@ def test_strided_inputs_and_expanded_gradient_are_supported(device):
     x.copy_(torch.randn(37, 45))
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
     y, expected = weighted_sum(x, w), plain_weighted_sum(x, w)
-    ours, theirs = (
-        torch.autograd.grad(result.sum(), (x, w)) for result in (y, expected)
-    )
+    ours, theirs = (torch.autograd.grad(z.sum(), (x, w)) for z in (y, expected))
     for a, b in zip((y, *ours), (expected, *theirs), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 

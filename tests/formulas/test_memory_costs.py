@@ -159,9 +159,7 @@ def test_peak_formula_equals_the_allocator_s_peak(monkeypatch, p):
         at = block_in_run(p, run, block) if p.checkpoint else BackwardBlock(block)
         halves = [sum(half.values()) for half in block_backward(p, at).values()]
         assert lasting + max(halves) == pytest.approx(found[place], abs=8)
-    moments = {
-        when: sum(moment.values()) for when, moment in peak_candidates(p).items()
-    }
+    moments = {at: sum(moment.values()) for at, moment in peak_candidates(p).items()}
     # The formulas ignore small temporaries per token or vocabulary entry.
     for place, begins, near in (
         (0, ("forward", "after", "backward, the loss"), 0.006),

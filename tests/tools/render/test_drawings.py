@@ -41,9 +41,7 @@ def read_texts(name: str) -> list[str]:
 
 def test_drawing_of_online_softmax_is_correct():
     """With q = log 2, scores in base 2 equal the keys."""
-    shown = [
-        text for text in read_texts("forward-walk") if re.fullmatch(r"[\d.−]+", text)
-    ]
+    shown = [t for t in read_texts("forward-walk") if re.fullmatch(r"[\d.−]+", t)]
     v = torch.arange(1.0, 9.0, dtype=torch.float64)[:, None]
     assert [float(text) for text in shown[:8]] == v[:, 0].tolist()
     q = torch.tensor([[math.log(2)]], dtype=torch.float64)
