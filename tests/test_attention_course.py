@@ -16,7 +16,7 @@ def graded_class(request, device):
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_forward_and_backward_as_graded(graded_class, causal):
+def test_graded_class_equals_the_reference(graded_class, causal):
     cls, where = graded_class
     torch.manual_seed(0)
     q, k, v, do = (torch.randn(4, 128, 64, device=where) for _ in range(4))

@@ -67,12 +67,12 @@ class Pass:
         return self.precision == "bf16"
 
     @property
-    def low_bytes(self) -> int:
+    def matmul_itemsize(self) -> int:
         """Bytes per element of matmul inputs and outputs."""
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
-    def wide_bytes(self) -> int:
+    def weight_itemsize(self) -> int:
         """Bytes per element of weights, gradients, residual stream and softmax."""
         return BF16_BYTES if self.precision == "pure_bf16" else FP32_BYTES
 
@@ -81,7 +81,7 @@ class Pass:
 def attention_saved(p: Pass) -> Bytes:
     """Return the bytes that a block's norm and attention save, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
-    low, wide, fp32, kv = p.low_bytes, p.wide_bytes, FP32_BYTES, p.kv_width
+    low, wide, fp32, kv = p.matmul_itemsize, p.weight_itemsize, FP32_BYTES, p.kv_width
     # Under autocast each of the q, k and v projections saves its own bf16 input.
     inputs = {"input of q, k, v": n * d * low}
     if p.autocast:
@@ -109,15 +109,15 @@ def scores_saved(p: Pass) -> Bytes:
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     if p.attention == "flash":
         return {
-            "output of the kernel": n * d * p.low_bytes,
+            "output of the kernel": n * d * p.matmul_itemsize,
             "log-sum-exp, fp32": n * h * FP32_BYTES,
         }
     return {
         "mask": s * s * BOOL_BYTES,
         "positions of the maxima, int64": n * h * INT64_BYTES,
-        "exponentials": n * h * s * p.wide_bytes,
-        "row sums": n * h * p.wide_bytes,
-        "probabilities": n * h * s * p.low_bytes,
+        "exponentials": n * h * s * p.weight_itemsize,
+        "row sums": n * h * p.weight_itemsize,
+        "probabilities": n * h * s * p.matmul_itemsize,
     }
 
 
@@ -128,13 +128,14 @@ def attention_in_backward(p: Pass) -> Bytes:
     n, d, kv = p.tokens, p.shape.d_model, p.kv_width
     recomputed = attention_saved(replace(p, recompute_attention=False))
     # Under autocast the matmuls keep casts of q and k besides the originals.
-    rotated = n * (d + kv) * p.wide_bytes if p.autocast else 0
-    return recomputed | {"inputs of the recomputation": n * kv * p.low_bytes + rotated}
+    rotated = n * (d + kv) * p.weight_itemsize if p.autocast else 0
+    kept = n * kv * p.matmul_itemsize
+    return recomputed | {"inputs of the recomputation": kept + rotated}
 
 
 def feed_forward_saved(p: Pass) -> Bytes:
     """Return the bytes that the feed-forward half of a block saves, by tensor."""
-    n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.low_bytes
+    n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.matmul_itemsize
     inputs = {"input of w1, w3": n * d * low}
     if p.autocast:
         inputs = {"inputs of w1, w3, cast twice": 2 * n * d * low}
@@ -163,7 +164,7 @@ def outside_blocks_saved(p: Pass) -> Bytes:
         "embedded tokens, fp32": n * d * FP32_BYTES,
         "final norm before its weight, fp32": n * d * FP32_BYTES,
         "inverse rms, fp32": n * FP32_BYTES,
-        "input of the head": n * d * p.low_bytes,
+        "input of the head": n * d * p.matmul_itemsize,
     }
 
 
@@ -173,19 +174,19 @@ def loss_saved(p: Pass) -> Bytes:
     """
     entries, cast_bytes = p.tokens * p.vocab, FP32_BYTES if p.autocast else 0
     return {
-        "log-softmax": entries * p.low_bytes,
+        "log-softmax": entries * p.matmul_itemsize,
         "log-softmax, cast for the loss, fp32": entries * cast_bytes,
-        "loss and its total weight": 2 * p.wide_bytes,
+        "loss and its total weight": 2 * p.weight_itemsize,
     }
 
 
 def logits_bytes(p: Pass) -> int:
-    return p.tokens * p.vocab * p.low_bytes
+    return p.tokens * p.vocab * p.matmul_itemsize
 
 
 def residual_bytes(p: Pass) -> int:
     """Return the bytes of one residual stream (b, s, d), which is fp32 in autocast."""
-    return p.tokens * p.shape.d_model * p.wide_bytes
+    return p.tokens * p.shape.d_model * p.weight_itemsize
     # --8<-- [end:saved]
 
 
@@ -194,12 +195,12 @@ def weight_bytes(p: Pass) -> int:
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d
-    return (matrices + norms) * p.wide_bytes
+    return (matrices + norms) * p.weight_itemsize
 
 
 def rotary_table_bytes(p: Pass) -> int:
     """Return the bytes of the rotary embedding's table, a buffer of the model."""
-    return p.context * (p.shape.d_model // p.shape.num_heads) * p.wide_bytes
+    return p.context * (p.shape.d_model // p.shape.num_heads) * p.weight_itemsize
 
 
 def block_matrix_entries(p: Pass) -> int:

@@ -77,13 +77,8 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
     A score takes 12 bytes in fp32 (three matrices) and under autocast (two bf16 and two
     fp32 matrices), and 6 bytes in pure bf16.
     """
-    n, d, f, low, fp32 = (
-        p.tokens,
-        p.shape.d_model,
-        p.shape.d_ff,
-        p.low_bytes,
-        FP32_BYTES,
-    )
+    n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
+    low, fp32 = p.matmul_itemsize, FP32_BYTES
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
     copies = weight_copy_bytes(p)
     head = p.vocab * d * BF16_BYTES if p.autocast else 0
@@ -91,12 +86,12 @@ def forward_without_graph(p: Pass) -> dict[str, Bytes]:
     return {
         "in the last attention": {
             "weight copies": copies - head - last,
-            "temporaries": n * d * (4 * p.wide_bytes + 3 * low)
-            + 3 * p.wide_bytes * scores,
+            "temporaries": n * d * (4 * p.weight_itemsize + 3 * low)
+            + 3 * p.weight_itemsize * scores,
         },
         "in the last feed-forward half": {
             "weight copies": copies - head,
-            "temporaries": n * d * 3 * p.wide_bytes + n * f * 3 * low,
+            "temporaries": n * d * 3 * p.weight_itemsize + n * f * 3 * low,
         },
         "at the head": {
             "weight copies": copies,
@@ -148,6 +143,9 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         }
     else:
         ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
+    # Gradients of the log-softmax and of the logits. Under autocast, the fp32 copy of
+    # the log-softmax is freed before the second is allocated.
+    loss_gradients = n * p.vocab * (4 if p.autocast else 2 * p.matmul_itemsize)
     found = {
         **(last_block_forward(p, inputs) if p.checkpoint else {}),
         "after the forward pass": {
@@ -157,13 +155,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         "backward, the loss": {
             "weight copies": copies,
             "saved activations": graph - logits_bytes(p) + loss,
-            # Gradients of the log-softmax and of the logits. Under autocast, the fp32
-            # copy of the log-softmax is freed before the second is allocated.
-            "temporaries": p.tokens * p.vocab * (4 if p.autocast else 2 * p.low_bytes),
+            "temporaries": loss_gradients,
         },
         # The backward pass of the norm keeps five fp32 tensors at once.
         "backward, the last norm": {
-            "gradients": head * p.wide_bytes,
+            "gradients": head * p.weight_itemsize,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
             "saved activations": graph
             - logits_bytes(p)
@@ -180,13 +176,14 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         # so both exist at once.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
-            "temporaries": residual_bytes(p) + (2 - p.embeddings) * head * p.wide_bytes,
+            "temporaries": residual_bytes(p)
+            + (2 - p.embeddings) * head * p.weight_itemsize,
         },
     }
     if p.mode == "step":
         # AdamW allocates the square root of the second moment, one parameter at a time.
         # Optimizers with fewer than two states need no square root.
-        root = p.wide_bytes * (p.optimizer_states // 2)
+        root = p.weight_itemsize * (p.optimizer_states // 2)
         for name, largest in {"a feed-forward matrix": d * f, "the head": head}.items():
             found[f"optimizer, {name}"] = {
                 "gradients": weight_bytes(p),
@@ -229,7 +226,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     half and its attention.
     """
     n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
-    low, wide = p.low_bytes, p.wide_bytes
+    low, wide = p.matmul_itemsize, p.weight_itemsize
     entries = block_matrix_entries(p) + 2 * d
     saved_block = block_saved_bytes(p)
     # This block, earlier blocks and the embedding have no gradients yet.

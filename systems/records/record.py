@@ -26,7 +26,7 @@ class Git(Struct, forbid_unknown_fields=True):
 class Row(Struct, forbid_unknown_fields=True, dict=True):
     """A configuration and its metrics: times as samples in ms, memory in bytes."""
 
-    # Not stored: for a profiled row, the row of `end_to_end` that timed the same pass.
+    # Not stored, set on profiled rows: the `end_to_end` row that timed the same pass.
     clock = cast("Row | None", None)
 
     config: dict[str, Any]
@@ -42,7 +42,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     # Not stored: whether the file was edited by hand (its digest does not match).
     edited = False
-    # Not stored: for a profile, the `end_to_end` record, which has wall-clock times.
+    # Not stored, set on records of profiles: `end_to_end`, for wall-clock times.
     clock = cast("Record | None", None)
 
     stem: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -82,7 +82,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
         return next((row for row in self.rows if row.config == config), None)
 
     def find(self, **wanted: Any) -> Row | None:
-        """Return the first row whose configuration includes these values, or None."""
+        """Return the first row whose configuration has the `wanted` values, or None."""
         return next(
             (row for row in self.rows if wanted.items() <= row.config.items()), None
         )

@@ -58,8 +58,8 @@ def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
         raise msgspec.DecodeError(f"a key comes twice among {sorted(keys)!r:.80}")
 
 
-def decode(path: Path, kind: Any, remedy: str) -> Any:
-    """Read a JSON file as this type. Raise RecordError if it is invalid."""
+def read_json(path: Path, kind: Any, remedy: str) -> Any:
+    """Read a JSON file as an object of type `kind`; raise RecordError if invalid."""
     with _prefix_errors(path, remedy):
         return msgspec.json.decode(_read_bytes(path), type=kind)
 
@@ -116,13 +116,13 @@ def to_json(record: Record) -> str:
             row["metrics"][name] = rounded_to_nanoseconds(name, value)
     rows, data = data["rows"], {"schema": SCHEMA, "digest": digest_of(data)} | data
     del data["rows"]
-    lines = [f" {json.dumps(key)}: {_text(value)}" for key, value in data.items()]
-    body = ",\n".join(f"  {_text(row)}" for row in rows)
+    lines = [f" {json.dumps(key)}: {_dump_line(value)}" for key, value in data.items()]
+    body = ",\n".join(f"  {_dump_line(row)}" for row in rows)
     lines.append(f' "rows": [\n{body}\n ]' if rows else ' "rows": []')
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _text(value: Any) -> str:
+def _dump_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 

@@ -85,7 +85,7 @@ def gradients(o: Tensor, inputs: tuple[Tensor, ...], do: Tensor) -> tuple[Tensor
 
 
 def find_saved_lse(o: Tensor, rows: tuple[int, ...]) -> Tensor:
-    """Return the one saved tensor with a number for each query row."""
+    """Return the log-sum-exp saved for backward: the only tensor of shape `rows`."""
     saved = o.grad_fn.saved_tensors  # pyright: ignore
     (lse,) = [x for x in saved if x.shape == rows]
     return lse

@@ -108,7 +108,7 @@ def test_oversized_grids_raise_a_clear_error():
 
 
 @pytest.mark.usefixtures("fake_gpu")
-def test_an_option_may_be_an_argument_of_the_kernel():
+def test_launch_option_may_be_a_kernel_argument():
     """A Gluon kernel may have num_warps as an argument; descriptors have no address."""
     kernel, x, described = FakeKernel(), aligned_view(), object()
     kernel.arg_names = ("x_ptr", "y_desc", "n", "A", "num_warps")

@@ -19,8 +19,8 @@ def make_kernel(start: int, end: int) -> Kernel:
     return Kernel("k", start, end)
 
 
-def test_gpu_time_of_a_phase_sums_its_kernels(monkeypatch):
-    """Gaps don't count, overlaps count once, phases without kernels have no time."""
+def test_gpu_time_of_a_phase_is_its_busy_time(monkeypatch):
+    """Gaps don't count, overlaps count once; phases without kernels have no time."""
     assert gpu_time.measure(print, "cpu") == {}
     first = [make_kernel(0, 1_000_000), make_kernel(5_000_000, 7_000_000)]
     second = [make_kernel(0, 2_000_000), make_kernel(1_000_000, 4_000_000)]

@@ -27,7 +27,7 @@ def make_workload(mode: str, **others) -> Workload:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_mode_runs_its_phases(mode):
+def test_workload_runs_the_phases_of_its_mode(mode):
     work, entered, graphs = make_workload(mode), [], []
 
     @contextmanager

@@ -37,8 +37,8 @@ def count_units(value: float, dtype: str) -> int:
     return int(scaled)
 
 
-def exact_sums(config: accumulation.Config) -> list[Fraction]:
-    """Return the sum after every step, with the term rounded by integer division."""
+def rounded_sums(config: accumulation.Config) -> list[Fraction]:
+    """Return the accumulator after every step, rounded in integer arithmetic."""
     fraction_bits, lowest = BITS[config.value]
     digits = Fraction(str(config.term)) / Fraction(2) ** lowest
     excess = int(digits).bit_length() - (fraction_bits + 1)
@@ -55,7 +55,7 @@ def exact_sums(config: accumulation.Config) -> list[Fraction]:
 
 @pytest.mark.parametrize("config", accumulation.configs(), ids=str)
 def test_every_sum_is_exact_and_stalls_where_predicted(config):
-    expected = exact_sums(config)
+    expected = rounded_sums(config)
     found = [Fraction(s) for s in accumulation.running_sums(config, "cpu").tolist()]
     assert found == expected
     step, total = find_stall(FORMATS[config.accumulator], expected[0])
@@ -72,7 +72,7 @@ def test_record_of_the_h200_agrees_bitwise():
         row = measured.row(asdict(config))
         assert row is not None and row.metrics["device"] == "cuda"
         assert row.metrics["differing_steps"] == 0
-        assert Fraction(row.metrics["device_result"]) == exact_sums(config)[-1]
+        assert Fraction(row.metrics["device_result"]) == rounded_sums(config)[-1]
 
 
 def test_cpu_sums_decide_no_claim_about_gpus():
@@ -101,7 +101,7 @@ def new_record() -> Record:
     return make_record("accumulation", *rows, device=make_gpu())
 
 
-def test_the_two_parts_of_an_error_add_up(new_record):
+def test_errors_of_term_and_addition_add_up(new_record):
     found = builder.sums(new_record)
     for x in found:
         total = Fraction(x["device_result"])

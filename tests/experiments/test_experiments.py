@@ -315,7 +315,7 @@ PHASES = {
 @pytest.mark.parametrize(
     "precision, rounding", [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")]
 )
-def test_mode_measures_its_phases(model_calls, mode, precision, rounding):
+def test_end_to_end_times_phases_of_its_mode(model_calls, mode, precision, rounding):
     counts = {"batch": 3, "vocab": 50, "warmup": 2, "steps": 4}
     metrics = end_to_end.run(end_to_end.Config("small", 6, mode, precision, **counts))
     assert list(metrics) == PHASES[mode]

@@ -29,14 +29,14 @@ def cpu_root(monkeypatch, tmp_path):
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     monkeypatch.setattr(kernel_profile, "ROOT", tmp_path)
     monkeypatch.setattr(kernel_profile, "TRACES", tmp_path / "traces")
-    # Count only the innermost operation of these names, not those that call it.
+    # Count these operations, but not `aten::matmul` and others that call them.
     kept = {f"aten::{name}" for name in "mm bmm exp amax max sub sum div".split()}
     read = torch_trace.read_trace
 
-    def keep_innermost_operations(path, marks):
+    def keep_operations(path, marks):
         return [kernel for kernel in read(path, marks) if kernel.name in kept]
 
-    monkeypatch.setattr(torch_trace, "read_trace", keep_innermost_operations)
+    monkeypatch.setattr(torch_trace, "read_trace", keep_operations)
     return tmp_path
 
 

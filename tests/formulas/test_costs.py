@@ -48,7 +48,7 @@ def test_peak_rates_use_the_longest_matching_slug():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_memory_formulas(dtype, causal):
+def test_attention_memory_formulas_equal_measured_bytes(dtype, causal):
     shape = {"batch": 3, "n": 160, "d": 16, "causal": causal}
     shape["element_bytes"] = dtype.itemsize
     q, k, v, do = (torch.randn(3, 1, 160, 16, dtype=dtype) for _ in range(4))

@@ -68,7 +68,7 @@ def allocator_peaks(monkeypatch, p: Pass) -> dict[int, int]:
             if inputs[0].requires_grad:
                 inputs[0].register_hook(partial(note_peak, place))
 
-        with use_dtype(torch.float32 if p.wide_bytes == 4 else torch.bfloat16):
+        with use_dtype(torch.float32 if p.weight_itemsize == 4 else torch.bfloat16):
             model = build_model("tested", p.context, p.vocab, p.attention)
         token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
         if p.embeddings == 1:

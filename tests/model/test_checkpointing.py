@@ -140,7 +140,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
-def test_by_hand_rejects_other_autograd_calls(way):
+def test_checkpoint_by_hand_requires_plain_backward(way):
     model = checkpointed_model("by_hand")
     loss = model(torch.randint(50, (2, 16))).square().mean()
     weights = list(model.parameters())

@@ -211,7 +211,7 @@ ORIGINS = {
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-def test_rotary_angles_are_right_for_any_origin_of_a_model(origin):
+def test_rotary_angles_are_right_however_a_model_is_made(origin):
     build, dtype = ORIGINS[origin]
     model = build()
     # Checkpoints don't contain the angles, so they must be right without loading.

@@ -99,7 +99,7 @@ def test_split_by_call_sums_launches():
 
 
 @pytest.mark.parametrize("losses", [1, 2])
-def test_lost_kernels_repeat_the_profile(monkeypatch, losses):
+def test_profile_with_lost_kernels_is_repeated(monkeypatch, losses):
     whole, calls = make_kernels(("gemm", 1), ("gemm", 2)), []
     looks = iter([whole[:1]] * losses + [whole])
 
@@ -142,7 +142,7 @@ def test_saved_tensors_count_memory_once():
 
 
 @pytest.mark.gpu
-def test_kernels_and_memory_by_phase_on_a_gpu():
+def test_probes_split_kernels_and_memory_by_phase():
     memory = probes.MemoryInUse("cuda")
     x = torch.ones(1024, 1024, device="cuda", requires_grad=True)
 

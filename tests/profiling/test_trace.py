@@ -135,7 +135,7 @@ def test_kernels_without_a_call_use_their_operation(tmp_path):
     assert {k.path for k in kernels} == {()} and len(kernels) == len(KERNELS)
 
 
-def test_traces_of_the_real_profiler(tmp_path, monkeypatch):
+def test_real_profiler_trace_has_marked_operations(tmp_path, monkeypatch):
     """On a CPU, operations stand in for kernels."""
     monkeypatch.setattr(torch_trace, "GPU_CATEGORIES", {"cpu_op"})
     x = torch.ones(4, 4, requires_grad=True)

@@ -204,7 +204,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_limits_are_inclusive(path, name):
+def test_limits_of_fields_are_inclusive(path, name):
     least, most = LIMITS[name]
     for value in (least, most):
         path.write_text(json.dumps(change_field(name, value)))

@@ -232,8 +232,8 @@ def test_signals_end_the_process_of_a_row(tree, tmp_path, told, code, said):
 # all take three minutes.
 QUICK_SECONDS = 120
 REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
-# Stems whose reduced grids are measured by the command. The other ones are measured in
-# the process of the tests.
+# Experiments whose reduced grids the tests measure with `regen_tables.py --quick`. The
+# other reduced grids are measured in the process of the tests.
 BY_COMMAND = ("warmup", "flash_ablation", "end_to_end")
 COMPILE_ON_A_CPU = ("compile", "attention")
 

@@ -91,7 +91,7 @@ def test_errors_keep_the_old_archive(run_main, tmp_path, monkeypatch):
     assert (tmp_path / "code.zip").read_text() == "a good one"
 
 
-def test_mkdocs_errors_are_reported(capsys, monkeypatch):
+def test_run_command_decodes_output_and_reports_errors(capsys, monkeypatch):
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     script = "import sys; print(sys.flags.safe_path)"
     assert submission.run_command("", sys.executable, "-c", script) == "False\n"

@@ -17,8 +17,8 @@ MOST_BEYOND = 1 / 20
 
 
 def check_gpu_times(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a finding for each phase whose GPU times differ by over a factor of CLOSE.
-    Yield none if no factor exceeds MOST and at most MOST_BEYOND of the phases differ.
+    """Yield a finding for each phase whose GPU times differ by over 3 % (CLOSE). Yield
+    none if few phases differ (MOST_BEYOND of all) and none by over 5 % (MOST).
     """
     fresh = (r for stem in STEMS for r in found.get(stem, []) if is_fresh(r))
     for records in group_by_software(fresh):

@@ -35,6 +35,6 @@ def read_compiled_steps(path: Path = PATH) -> dict[str, Steps]:
     """Return compiled ladder steps by Triton version. A bad file raises RecordError."""
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:
-        return store.decode(path, dict[str, Steps], remedy)
+        return store.read_json(path, dict[str, Steps], remedy)
     except FileNotFoundError:
         return {}

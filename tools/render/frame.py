@@ -151,7 +151,7 @@ class Frame(list[Line]):
     """A list of rows that can be selected, joined, pivoted and printed."""
 
     def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
-        """Select rows that pass the tests and have these values (or one of several)."""
+        """Select rows by tests and by column: `size="xl"` or `size=("small", "xl")`."""
 
         def matches(x: Line) -> bool:
             return all(test(x) for test in tests) and all(
@@ -164,7 +164,7 @@ class Frame(list[Line]):
         return Frame(filter(matches, self))
 
     def arrange(self, **orders: Iterable[Any]) -> "Frame":
-        """Select rows with these values, sorted in the order of the values."""
+        """Select rows by lists of values of columns, and sort them in that order."""
         listed = {name: list(values) for name, values in orders.items()}
 
         def sort_key(x: Line) -> list[int]:
@@ -173,7 +173,7 @@ class Frame(list[Line]):
         return Frame(sorted(self.where(**listed), key=sort_key))
 
     def one(self, **wanted: Any) -> Line:
-        """Return the first row with these values; if none, a row of Missing values."""
+        """Return the first row that `where` selects, or a row of Missing values."""
         return next(iter(self.where(**wanted)), Line())
 
     def column(self, name: str) -> list[Any]:
@@ -242,7 +242,7 @@ class Frame(list[Line]):
 
 
 def frame(record: Record | None, **wanted: Any) -> Frame:
-    """Return the rows of a record with these values, including rows without numbers."""
+    """Return the rows of a record that `where` selects, including failed rows."""
     return Frame(map(Line.from_row, record.rows if record else ())).where(**wanted)
 
 

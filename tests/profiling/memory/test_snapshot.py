@@ -154,7 +154,7 @@ def test_digest_of_a_hand_made_history_is_right(history):
     assert at_peak == [*zip(CATEGORIES, (40, 80, 40, 20, 30, 68), strict=True)]
     assert all(c["at_peak_bytes"] == c["most_bytes"] for c in found["categories"])
     assert [p["peak_bytes"] for p in found["phases"]] == [198 * MIB, 278 * MIB]
-    # The largest tenth of ten allocations is one, made in autograd's thread.
+    # A tenth of ten allocations is one; autograd's thread made the largest.
     assert found["allocations"] == 10 and found["tenth_least_bytes"] == 60 * MIB
     (tenth,) = found["tenth"]
     of_tenth = tenth["bytes"], tenth["code"], tenth["phase"]
@@ -170,7 +170,7 @@ def test_digest_of_a_hand_made_history_is_right(history):
     assert "timeline" not in digest(history)
 
 
-def test_code_of_a_block_is_two_frames_of_systems():
+def test_allocation_site_is_two_frames_of_systems():
     files = (
         "/home/a/systems/.venv/lib/python3.12/site-packages/torch/functional.py",
         "/home/a/systems/clone/systems/attention/triton/launches.py",

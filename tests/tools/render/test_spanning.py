@@ -95,7 +95,7 @@ def test_bottleneck_examples_have_their_bottleneck(records):
     assert products["of_fp32"] > products["of_memory"]
 
 
-def test_other_gpu_gets_no_numbers_of_this_one(monkeypatch):
+def test_facts_exclude_records_of_other_gpus(monkeypatch):
     for module in (envelope, load):
         monkeypatch.setattr(module, "primary_gpu", lambda: "acme-gpu")
     other = replace(read_record("kernel_profile"), device=make_gpu("ACME GPU"))

@@ -96,7 +96,7 @@ def test_rounding_error_equals_the_prediction(name, dtype):
     )
 
 
-def test_kernel_roles_on_any_gpu():
+def test_kernel_roles_follow_from_names():
     names = {
         "forward_kernel": "forward",
         "attention_dkdv_hopper": "dkdv",
@@ -173,7 +173,7 @@ def test_kernels_with_equal_tiles_are_separate():
     ]
     profiled = Line.from_row(make_row({}, kernels=kernels))
     first, second = kernel_rows.kernels_by_name(profiled)
-    assert first.short == second.short
+    assert first.table_name == second.table_name
     assert (first.calls, first.ms, second.calls) == (85, 6.0, 24)
 
 

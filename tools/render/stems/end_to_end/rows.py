@@ -98,6 +98,6 @@ def find_row(
     precision: str,
     batch: int = BATCH,
 ) -> Line:
-    """Return the row with these settings, or a row without numbers."""
+    """Return the row of this configuration, or a row of Missing values."""
     wanted = {"size": size, "context": context, "mode": mode}
     return frame(record).one(**wanted, precision=precision, batch=batch)

@@ -81,8 +81,8 @@ TOPS = {"forward": "top_forward", "forward and backward": "top_both"}
 
 def format_name(kernel: rows.Kernel) -> str:
     """Return a kernel's short name; a matmul's full name shows on a click."""
-    whole = kernel.name if kernel.category == MATMUL else kernel.short
-    return fold_name(whole, kernel.short)
+    whole = kernel.name if kernel.category == MATMUL else kernel.table_name
+    return fold_name(whole, kernel.table_name)
 
 
 @fragments.add(

@@ -58,7 +58,7 @@ def link_timing_record(record: Record, shown: str) -> str:
 
 
 def pass_ms(x: Line, metric: str) -> float:
-    """Return the median sum in ms, over a pass's phases, of a metric "profiled_{}"."""
+    """Return the median of a metric ("profiled_{}"), summed over phases, in ms."""
     names = [metric.format(phase) for phase in PHASES]
     measured = [name for name in names if f"{name}_ms" in x.metrics]
     return x.ms(*measured) if measured else x.missing
@@ -136,7 +136,7 @@ class Kernel(NamedTuple):
     ms: float
 
     @property
-    def short(self) -> str:
+    def table_name(self) -> str:
         """A name for tables; it says which element-wise kernels are vectorized."""
         if SCALAR_MUL.search(self.name):
             return "mul by a number"
@@ -165,7 +165,7 @@ def top_kernel(x: Line, phases: Phases) -> Line | Missing:
     found = kernels_by_name(x, phases)
     if not found:
         return x.missing
-    line = Line(found[0]._asdict(), kernel=found[0], code=f"`{found[0].short}`")
+    line = Line(found[0]._asdict(), kernel=found[0], code=f"`{found[0].table_name}`")
     return Line(line, of_whole=line["ms"] / total_ms(x, phases))
 
 
