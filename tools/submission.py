@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from systems import ROOT, environment_for_git, need, run_as_command  # noqa: E402
 
 if __name__ == "__main__":
-    need("matplotlib", "msgspec", "rich", "typer")
+    need("msgspec", "typer", "matplotlib", "rich")
 
 import typer  # noqa: E402
 
