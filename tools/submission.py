@@ -41,24 +41,26 @@ FOOTER = (
     'color: #57606a">{subject} · <span class="pageNumber"></span> / '
     '<span class="totalPages"></span></div>'
 )
-# JavaScript that inserts GPU and dates below the title, keeps one GPU's tab alone where
-# a set of tabs has it, and turns links to other pages into text (not local paths).
-PREPARE_PAGE = """([gpu, title, subject]) => {
+# JavaScript that inserts GPU and dates below the title, drops other GPUs' tabs where a
+# set of tabs has this one's, and turns links to other pages into text (no local paths).
+PREPARE_PAGE = """([gpu, keepReported, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
     line.className = "status"
     line.textContent = subject
     document.querySelector("article h1").after(line)
     const isOurs = label => label.textContent.trim() === gpu
+    const isKept = label =>
+        isOurs(label) || (keepReported && label.textContent.trim().endsWith("reported"))
     for (const set of document.querySelectorAll(".tabbed-set")) {
         const every = selector => [...set.querySelectorAll(`:scope > ${selector}`)]
         const labels = every(".tabbed-labels > label")
         const blocks = every(".tabbed-content > .tabbed-block")
         if (!labels.some(isOurs)) continue
         labels.forEach((label, i) => {
-            if (!isOurs(label)) blocks[i].remove()
+            if (!isKept(label)) [label, blocks[i]].forEach(dropped => dropped.remove())
         })
-        set.querySelector(":scope > .tabbed-labels").remove()
+        if (!keepReported) set.querySelector(":scope > .tabbed-labels").remove()
     }
     for (const link of document.querySelectorAll("a[href]"))
         if (!link.matches('[href^="#"]')) link.replaceWith(...link.childNodes)
@@ -123,8 +125,8 @@ def run_command(failure: str, *command: str) -> str:
         fail(f"{failure}: {(found or lines)[-1]}")
 
 
-def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None:
-    """Print the write-up of a built site, with the tabs named `label` or all tabs."""
+def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) -> None:
+    """Print the write-up of a built site: a GPU's tabs, and reported ones if asked."""
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright
@@ -134,13 +136,12 @@ def write_pdf(target: Path, label: str | None, subject: str, site: Path) -> None
         fail(f"{error.name} is not installed: run `make .venv/all`")
     with replace_when_complete(target) as path:
         try:
-            with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(
-                    executable_path=chromium, args=["--no-sandbox"]
-                )
+            with sync_playwright() as p:
+                options = {"executable_path": chromium, "args": ["--no-sandbox"]}
+                browser = p.chromium.launch(**options)
                 page = browser.new_page(color_scheme="light", offline=True)
                 page.goto((site / "writeup.html").as_uri())
-                page.evaluate(PREPARE_PAGE, [label, TITLE, subject])
+                page.evaluate(PREPARE_PAGE, [gpu, reported, TITLE, subject])
                 footer = FOOTER.format(subject=escape(subject))
                 page.pdf(path=path, footer_template=footer, **PAGE)
                 browser.close()
@@ -175,7 +176,7 @@ def run_git(*options: str) -> str:
 def main(
     gpu: str | None = typer.Option(
         None,
-        help="Where this GPU (a folder of docs/results) has a tab, print it alone.",
+        help="Print this GPU's tabs (a folder of docs/results), without reported ones.",
     ),
     results: Path = typer.Option(
         RESULTS,
@@ -187,7 +188,6 @@ def main(
     try:
         # Check the arguments before anything is written.
         records = gpu_records(gpu, results)
-        label = records[0].device.name if gpu else None
         if not into.is_dir():
             fail(f"--into {into}: no such folder")
         changes = run_git("status", "--porcelain", "-unormal").splitlines()
@@ -203,7 +203,8 @@ def main(
             build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site]
             run_command("the site does not build, see make build", *build)
             pdf = into / "writeup.pdf"
-            write_pdf(pdf, label, describe_records(records), Path(site))
+            name, subject = records[0].device.name, describe_records(records)
+            write_pdf(pdf, name, not gpu, subject, Path(site))
         print("wrote writeup.pdf")
     except RecordError as error:
         fail(str(error))

@@ -24,7 +24,8 @@ from pathlib import Path
 from tools.submission import gpu_records, describe_records, write_pdf
 
 folder, site = map(Path, sys.argv[1:])
-write_pdf(folder / "writeup.pdf", None, describe_records(gpu_records(None)), site)
+subject = describe_records(gpu_records(None))
+write_pdf(folder / "writeup.pdf", "NVIDIA H200", True, subject, site)
 """
 DAY = r"\d{4}-\d\d-\d\d"
 # An unpacked archive is no repository.
@@ -153,7 +154,7 @@ def test_sigterm_ends_child_processes(tmp_path, monkeypatch):
 def test_failing_browser_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CHROMIUM", "/nonexistent/chromium")
     with pytest.raises(SystemExit):
-        submission.write_pdf(tmp_path / "writeup.pdf", None, "", tmp_path)
+        submission.write_pdf(tmp_path / "writeup.pdf", "", True, "", tmp_path)
     (line,) = capsys.readouterr().err.splitlines()
     assert "/nonexistent/chromium does not print: " in line
     assert not any(tmp_path.iterdir())
