@@ -46,6 +46,9 @@ FIGURE = re.compile(
     re.DOTALL,
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
+# Matches the contents of a set of tabs.
+TABS = re.compile(r'<div class="tabbed-content">.*?</div>\s*</div>\s*</div>', re.DOTALL)
+AGAIN = " data-again"
 # Matches a glossary word with its tooltip.
 TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
 # Matches a tooltip, an element without tooltips (heading, link, button), or an element
@@ -181,19 +184,28 @@ def thin_tooltips(page_html: str) -> str:
 
 
 def number_figures(page_html: str) -> str:
-    """Begin each figure's caption with its number, which links to the figure."""
-    numbers = count(1)
+    """Begin each figure's caption with its number, which links to the figure. In a set
+    of tabs, each tab has a figure with the same number.
+    """
+    places, repeats = count(1), 0
+
+    def mark_repeats(tabs: re.Match[str]) -> str:
+        start, tag, rest = tabs[0].partition("<figure")
+        return start + tag + rest.replace(tag, tag + AGAIN)
 
     def add_number(match: re.Match[str]) -> str:
-        given, number = ADDRESS.search(match["attributes"]), next(numbers)
-        address = given[1] if given else f"figure-{number}"
+        nonlocal repeats
+        given, place = ADDRESS.search(match["attributes"]), next(places)
+        repeats += (again := AGAIN in match["attributes"])
+        number = place - repeats
+        address = given[1] if given else f"figure-{number}" + f"-{place}" * again
         new_id = "" if given else f' id="{address}"'
         name = f"Figure\N{NO-BREAK SPACE}{number}."
         link = f'<a class="number" href="#{address}">{name}</a>'
         figure = f"<figure{new_id}{match['attributes']}>{match['pictures']}"
         return f"{figure}{match['caption']}{link} "
 
-    return FIGURE.sub(add_number, page_html)
+    return FIGURE.sub(add_number, TABS.sub(mark_repeats, page_html))
 
 
 # The style of cells in left-aligned columns, as Markdown writes it.

@@ -50,7 +50,10 @@ def test_long_table_hides_most_rows():
     assert to_html(of_items).count('class="rest"') == 19
 
 
-def test_consecutive_tabs_are_separate_sets():
-    sets = "\n\n".join([tabs([("A", "1"), ("B", "2")])] * 2)
-    page = to_html(sets)
+def test_tabs_of_a_set_share_the_number_of_their_figure():
+    figure = "<figure>\n<figcaption>F</figcaption>\n</figure>"
+    one = tabs([("A", figure), ("B", figure), ("C", "None")])
+    page = to_html("\n\n".join([one, one, figure]))
     assert page.count('class="tabbed-set') == 2
+    assert re.findall(r"Figure\s(\d)", page) == ["1", "1", "2", "2", "3"]
+    assert len({*re.findall(r'<figure id="(.*?)"', page)}) == 5

@@ -20,10 +20,7 @@ def test_provenance_has_age_and_link(monkeypatch):
     link = "explorer.html#GPU=NVIDIA+H200&amp;stem=warmup"
     assert f'<a href="{link}">CSV</a>' in line
     assert '"NVIDIA H200"' in explorer.fragments({"warmup": [record]})["explorer.js"]
-
-
-def test_notes_of_a_record_appear_only_in_conditions():
-    record = read_record("warmup")
+    # Notes stand in the conditions only.
     record.notes = ["on 16 of 64 cores"]
     assert f" · {record.notes[0]} · " in markdown.conditions([record])
     assert record.notes[0] not in markdown.provenance(record)

@@ -67,17 +67,14 @@ def test_spanning_pages_without_records_say_not_measured(records):
     assert "Not measured yet" in gpu.fragments({})["gpu-timelines.md"]
 
 
-def test_ladder_shows_resources_for_its_triton_and_gpu():
+def test_ladder_shows_what_its_triton_and_gpu_ran():
     ours = read_record("flash_ablation")
     other = replace(ours, software={**ours.software, "triton": "0.0.1"})
     elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
     assert "registers" in ladder.resources_table(ours)
     assert "Not compiled with Triton 0.0.1" in ladder.resources_table(other)
     assert "for an H100 alone" in ladder.resources_table(elsewhere)
-
-
-def test_ladder_omits_hopper_steps_elsewhere():
-    ours = read_record("flash_ablation")
+    # Steps for Hopper are left out where another kernel ran.
     rows = [replace(r, metrics={**r.metrics, "ran": "triton"}) for r in ours.rows]
     files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})
     assert "any shape" in files["ladder-forward.md"]
@@ -119,9 +116,7 @@ def test_copied_answer_has_facts_and_working_links(tmp_path):
         (tmp_path / "a.md").write_text(f"# T\n\n## Answer\n\n{answer}\n\n{after}\n")
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
         assert page_answer("a", FACTS, tmp_path) == filled
-
-
-def test_unmeasured_answers_are_not_copied():
+    # Answers that are not measured are left out.
     (text,) = fragments(FACTS, {"warmup": False}).values()
     assert "[start:warmup]" in text and "first step" not in text
 

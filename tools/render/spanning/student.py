@@ -1,7 +1,7 @@
 """Render what problems cost on a GPU, setup output, and a table of GPUs."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from io import StringIO
 
 from rich.console import Console
@@ -17,12 +17,11 @@ from tools.render.rows import NOT_MEASURED, data_sheet
 from tools.render.spanning.writeup import load_problems
 
 # GPUs with predicted times, and GPUs with predicted numbers of out-of-memory rows.
-TIMES, MEMORY = ("h100", "a100-80"), ("a100-80", "a100-40")
+TIMES, MEMORY = {"h100": "H100", "a100-80": "A100"}, ("a100-80", "a100-40")
 # Problems hidden at first, because they take little time or give no points.
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
 # A GPU that is left out of the table of rates.
 OLDER = "rtx3090"
-HEADS = ("measured", "H100", "A100", "OOM on 80 GB", "OOM on 40 GB")
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -39,6 +38,7 @@ def problems_table(found: Found) -> str:
     """Return a table of problems: experiments, minutes by GPU, rows out of memory."""
     # Skip records of the meta device, which take seconds.
     measured = {s: primary_record(found, s) for s in STEMS if STEMS[s].full == GPU}
+    others = {key: name for key, name in TIMES.items() if key != primary_gpu_key()}
     rows, seen, shown = [], set[str](), []
     for problem in load_problems():
         # Count an experiment at the first problem that uses it.
@@ -47,22 +47,23 @@ def problems_table(found: Found) -> str:
             continue
         seen.update(new)
         link = f"[`{problem.name}`](writeup.md#{problem.name})"
-        costs = cost_cells([measured[stem] for stem in new if stem in measured])
+        costs = cost_cells([measured[stem] for stem in new if stem in measured], others)
         rows.append([link, ", ".join(f"`{stem}`" for stem in new), *costs])
         shown.append(problem.name not in BRIEF)
-    costs = cost_cells([measured[stem] for stem in measured if stem in seen])
+    costs = cost_cells([measured[stem] for stem in measured if stem in seen], others)
     rows.append([f"**{x}**" if x else "" for x in ("all of these", "", *costs)])
     name = GPUS[gpu].name if (gpu := primary_gpu_key()) else primary_gpu()
-    heads = ["problem", "`--only`", f"{name}, {HEADS[0]}", *HEADS[1:]]
+    heads = ["problem", "`--only`", f"{name}, measured", *others.values()]
+    heads += ["OOM on 80 GB", "OOM on 40 GB"]
     return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
 
 
-def cost_cells(found: list[Record | None]) -> list[str]:
-    """Return minutes (measured; predicted for TIMES), and OOM counts for MEMORY."""
+def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]:
+    """Return minutes (measured; predicted for `others`), and OOM counts for MEMORY."""
     if len(records := [record for record in found if record]) < len(found):
-        return [NOT_MEASURED] * len(HEADS)
+        return [NOT_MEASURED, *[""] * len((*others, *MEMORY))]
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
-    slower = (minutes * slowdown(GPUS[name]) for name in TIMES)
+    slower = (minutes * slowdown(GPUS[name]) for name in others)
     too_large = (rows_too_large(records, GPUS[name].free_bytes) for name in MEMORY)
     return [f"{max(m, 1):.0f}" for m in (minutes, *slower)] + [*too_large]
 
@@ -87,7 +88,8 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
 
 def check_setup_output(found: Found) -> str:
     """Return the first lines of `python -m systems.check_setup` on the primary GPU."""
-    if (record := primary_record(found, "flash_benchmarking")) is None:
+    ours = (primary_record(found, stem) for stem in STEMS)
+    if (record := next((r for r in ours if r and r.kernels), None)) is None:
         return NOTHING_YET
     gpu = record.device
     lines = {

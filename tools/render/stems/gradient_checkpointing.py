@@ -26,7 +26,8 @@ from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.load import read_constant
 from tools.render.markdown import format_gib, format_mib
 from tools.render.plots import ACCENT, DARK, GREY
-from tools.render.rows import MISSING, dropna, fmt, most
+from tools.render.rows import MISSING, OUT_OF_MEMORY, dropna, fmt, most
+from tools.render.stems.peak_memory.rows import format_peak, missing_peak
 
 GIB = 2**30
 # Numbers of consecutive blocks ("runs") that are recomputed together.
@@ -42,6 +43,8 @@ WORDS = {
     "attention": "attention alone",
     "by_hand": "every block by itself, by hand",
 }
+# Relative time of recomputation where a pass ran out of memory: one forward pass more.
+BY_FLOPS = "1.33 (by FLOPs)"
 SHAPE = {"size": "2.7B", "context": 2048, "precision": "bf16", "batch": 4}
 fragments = Fragments()
 
@@ -69,6 +72,7 @@ def add_predictions(found: Frame) -> Frame:
         recomputed=describe_recomputation,
         predicted_peak=lambda x: predict_peaks(x)[0],
         predicted_kept=lambda x: predict_peaks(x)[1],
+        predicted=lambda x: max(predict_peaks(x)),
     )
 
 
@@ -172,7 +176,7 @@ def rows_table(record: Record) -> str:
     return passes(record).table(
         ("attention", lambda x: x["attention"].replace("eager", "plain")),
         "recomputed",
-        gib_column("peak", "peak, GiB"),
+        ("peak, GiB", lambda x: (x["peak"] or missing_peak(x)) / GIB, "{:.2f}"),
         ("over its prediction", "peak_over", "{:.4f}"),
         gib_column("kept", "peak, kept, GiB"),
         ("over predicted, kept", "kept_over", "{:.4f}"),
@@ -201,9 +205,10 @@ def run_length_figure(record: Record) -> Drawn:
             )
         times.set_title("forward and backward, ms")
         for axes in (memory, times):
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.02 * axes.get_ylim()[1])
             plots.power_of_two_axis(axes.xaxis, TICKS, "blocks in a run")
 
+    lost = any(x.reason == OUT_OF_MEMORY for x in found)
     made, kept = (name_run(row_with_smallest(found, name)) for name in PEAKS)
     return (
         draw,
@@ -212,7 +217,7 @@ def run_length_figure(record: Record) -> Drawn:
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
         "Kept: they exist before it, as in gradient accumulation. Dotted: the "
         "known rule, √N, and √(N r / R), where a block keeps R bytes and its input has "
-        "r.",
+        f"r.{' A run without points is out of memory.' * lost}",
     )
 
 
@@ -248,23 +253,29 @@ def facts(record: Record | None) -> dict[str, str]:
     runs, predicted = select_runs(found), predict_run_lengths()
     none = found.one(strategy="none")
     best, p = runs.one(run=1), make_pass()
-    attention = passes(record).one(strategy="attention", attention="eager")
     n = p.shape.num_layers
     root, weighed = best_run_lengths(p)
+    slower = fmt(best["step_ms"] / none["step_ms"], "{:.2f}")
+    peaks = {
+        "none": none,
+        "half": found.one(strategy="half_blocks"),
+        "best": best,
+        "next": runs.one(run=2),
+        "attention": passes(record).one(strategy="attention", attention="eager"),
+    }
     return {
-        "none_peak": format_gib(none["peak"]),
-        "half_peak": format_gib(found.one(strategy="half_blocks")["peak"]),
-        "best_peak": format_gib(best["peak"]),
+        **{
+            f"{name}_peak": format_peak(x, x["predicted_peak"], format_gib)
+            for name, x in peaks.items()
+        },
         "best_predicted": format_gib(predicted.one(run=1)["predicted_peak"]),
-        "next_peak": format_gib(runs.one(run=2)["peak"]),
-        "attention_peak": format_gib(attention["peak"]),
         "weights": format_gib(weight_bytes(p)),
         "copies": format_gib(weight_copy_bytes(p)),
         "input": format_mib(residual_bytes(p)),
         "block": format_gib(block_saved_bytes(p)),
         "block_plain": format_gib(block_saved_bytes(make_pass("eager"))),
         "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
-        "slower": fmt(best["step_ms"] / none["step_ms"], "{:.2f}"),
+        "slower": BY_FLOPS if slower == OUT_OF_MEMORY else slower,
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",
         "weighed": f"{weighed:.1f}",

@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 
 from systems.records.record import Record
 from tools.render import plots
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import add_caption, gib, typeset
+from tools.render.markdown import gib, typeset
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, NOT_MEASURED, dropna, fmt
 
@@ -110,12 +110,9 @@ def compare_spread(differences: list[float], fp32: list[float]) -> str:
 # Tables and figure --------------------------------------------------------------------
 
 
-@fragments.add("loss.md")
-def loss_figure_and_table(record: Record) -> str:
-    caption = "Training in each precision: the loss it ends at, time and memory."
-    return f"{loss_figure(record)}\n\n{add_caption(caption, loss_table(record))}"
-
-
+@fragments.add(
+    "losses.md", "Training in each precision: the loss it ends at, time and memory."
+)
 def loss_table(record: Record) -> str:
     return precision_rows(record).table(
         ("precision", "name"),
@@ -175,7 +172,8 @@ def loss_gaps(record: Record, precision: str) -> list[list[float]]:
     ]
 
 
-def loss_figure(record: Record) -> str:
+@fragments.figure("loss.md", "loss", height=280, narrow=520)
+def loss_figure(record: Record) -> Drawn:
     def draw(figure: Figure) -> None:
         loss, apart = plots.panels(figure, 2)
         ran = runs(record).where(bool, precision="fp32")
@@ -205,16 +203,12 @@ def loss_figure(record: Record) -> str:
         for precision, text in list(PRECISIONS.items())[1:]
         if (found := loss_differences(record, precision))
     ]
-    return plots.plot(
-        record,
-        "loss",
+    return (
         draw,
         f"{'; '.join(told) or 'Not all precisions were measured'}.",
         "First panel: loss in fp32 above the language's entropy. Second panel: "
         f"difference from fp32 with the same seed, mean of {LAST} steps. Lines are "
         "means over seeds, bands their range.",
-        height=280,
-        narrow=520,
     )
 
 

@@ -4,14 +4,14 @@ from systems.records.record import PHASES, Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import NOT_MEASURED, dropna, span
+from tools.render.rows import NOT_MEASURED, dropna, fmt, span
 from tools.render.stems.kernel_profile.rows import pass_ms, wall_ms
 
 fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with both profilers' kernel times, highest GPU utilization first."""
+    """Return steps with both profilers' kernel times, longest kernel time first."""
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,
@@ -20,9 +20,8 @@ def steps(record: Record | None) -> Frame:
         nsys_kernels=lambda x: count_kernels(x, "nsys"),
         torch_kernels=lambda x: count_kernels(x, "torch"),
         ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
-        filled=lambda x: x["torch_ms"] / x["wall_ms"],
     )
-    return Frame(sorted(found, key=lambda x: -x["filled"] if x else 0))
+    return Frame(sorted(found, key=lambda x: -x["torch_ms"] if x else 0))
 
 
 def count_kernels(x: Line, instrument: str) -> float:
@@ -44,7 +43,7 @@ def kernels_table(record: Record) -> str:
         ("kernels", kernel_counts),
         ("kernel time, ms", "nsys_ms", "{:.1f}"),
         ("nsys / torch", "ratio", "{:.3f}"),
-        ("wall, ms", "wall_ms", "{:.1f}"),
+        ("wall, ms", lambda x: fmt(x["wall_ms"], "{:.1f}") if x else x.missing),
     )
 
 

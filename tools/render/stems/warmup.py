@@ -11,7 +11,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import dropna, fmt, span
+from tools.render.rows import dropna, fmt, most, span
 
 PASSES = ("forward", "loss", "backward")
 MEDIANS = ("first", "second", "third", "median", "settled", "halves", "mean")
@@ -98,6 +98,7 @@ def steps_figure(record: Record) -> str:
     found = processes(record)
     cold = medians_by_warmup(record).one(warmup=0)
     ratio = fmt(cold["first"] / cold["settled"], "{:.0f}")
+    slowest = most(found.where(warmup=0).column("first"))
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -105,11 +106,9 @@ def steps_figure(record: Record) -> str:
             times, skipped = x.samples(*PASSES), x["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
             plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
-            if times and x is found.where(warmup=0)[0]:
-                text = f"{times[0]:,.0f} ms; median: {ratio} times a later step"
-                plots.label(
-                    axes, text, 1, times[0], ha="left", va="center", offset=(10, 0)
-                )
+        text = f"{slowest:,.0f} ms; median: {ratio} times a later step"
+        if slowest:
+            plots.label(axes, text, 1, slowest, ha="left", va="center", offset=(10, 0))
         plots.plain_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")
 

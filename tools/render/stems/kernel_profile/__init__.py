@@ -14,7 +14,6 @@ from tools.render.markdown import (
     format_at_most,
     format_significant,
     items_table,
-    per_device,
     percent,
 )
 from tools.render.rows import Missing, dropna, fmt, most, span
@@ -160,32 +159,6 @@ def attention_table(record: Record) -> str:
         ("share of bandwidth", "of_bandwidth", percent),
         telling=lambda x: x["size"] in SHOWN_SIZES,
     )
-
-
-@fragments.add_file(
-    "reported.md",
-    "Profiles that others reported: top kernels, other kernels, softmax, ranges under "
-    "nsys, and the wall clock.",
-)
-def reported_file(records: list[Record]) -> str:
-    return per_device((r for r in records if r.kind == "reported"), reported_table)
-
-
-def reported_table(record: Record) -> str:
-    """Return a table of all rows of a published record."""
-    return frame(record).table(
-        ("about", lambda x: x["table"].replace("_", " ")),
-        ("size", lambda x: x["size"] or ""),
-        ("context", lambda x: x["context"] or ""),
-        ("reported", lambda x: x.reason or format_metrics(x.metrics)),
-        left=4,
-        telling=lambda x: x["table"] == record.rows[0].config["table"],
-    )
-
-
-def format_metrics(metrics: dict[str, Any]) -> str:
-    named = {key.replace("_", " "): value for key, value in metrics.items() if value}
-    return ", ".join(f"{name} {value}" for name, value in named.items())
 
 
 # Facts --------------------------------------------------------------------------------

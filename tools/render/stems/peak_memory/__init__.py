@@ -26,6 +26,7 @@ from tools.render.stems.peak_memory.rows import (
     REMEDIES,
     SIZE,
     category_bytes,
+    format_peak,
     largest_error,
     largest_groups,
     make_pass,
@@ -140,12 +141,13 @@ def facts(record: Record | None) -> dict[str, str]:
     forward, forward_bf16 = find_pass("forward", "fp32"), find_pass("forward", "bf16")
     step, step_bf16 = find_pass("step", "fp32"), find_pass("step", "bf16")
     weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
-    beyond_weights = step["peak_allocated_bytes"] - weights
+    beyond_weights = (step["peak"] or step["predicted"]) - weights
     growth = forward_bf16["peak"] / forward["peak"]
     groups = largest_groups(forward)
+    peaks = {f"{mode}_fp32": find_pass(mode, "fp32") for mode in MODES}
+    peaks["step_bf16"] = step_bf16
     return {
-        **{f"{m}_fp32": format_mib(find_pass(m, "fp32")["peak"]) for m in MODES},
-        "step_bf16": format_mib(step_bf16["peak"]),
+        **{k: format_peak(x, x["predicted"], format_mib) for k, x in peaks.items()},
         "beyond_weights": fmt(beyond_weights / 2**30, "{:.0f}"),
         "forward_bf16_over_fp32": fmt(growth, "{:.5f}"),
         "forward_copies_bf16": format_mib(

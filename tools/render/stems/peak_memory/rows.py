@@ -1,5 +1,6 @@
 """Columns of `peak_memory`: measured and predicted peaks, memory by category."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -8,7 +9,7 @@ from systems.formulas.memory_peak import category_peaks, peak
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import Missing, most
+from tools.render.rows import OUT_OF_MEMORY, Missing, most
 
 SIZE, CONTEXTS, PRECISIONS = "2.7B", (128, 256, 512), ("fp32", "bf16")
 LONGEST, LONG = CONTEXTS[-1], 2048
@@ -56,9 +57,15 @@ def make_pass(x: Line) -> Pass:
 
 def missing_peak(x: Line) -> Missing:
     """Return why a peak is missing, such as "out of memory, needs 65.3 GiB"."""
-    if x.row is None or x.row.status != "out_of_memory":
+    if x.reason != OUT_OF_MEMORY or not x["predicted"]:
         return x.missing
     return Missing(f"{x.reason}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
+
+
+def format_peak(x: Line, predicted: float, text: Callable[[float], str]) -> str:
+    """Format a peak; if the pass ran out of memory, the predicted one, and say so."""
+    lost = x.reason == OUT_OF_MEMORY
+    return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
 
 def peak_place(x: Line) -> str | Missing:
