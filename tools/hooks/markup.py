@@ -191,7 +191,7 @@ def number_figures(page_html: str) -> str:
 
     def mark_repeats(tabs: re.Match[str]) -> str:
         start, tag, rest = tabs[0].partition("<figure")
-        return start + tag + rest.replace(tag, tag + AGAIN)
+        return start + tag + rest.replace("<figure", "<figure" + AGAIN)
 
     def add_number(match: re.Match[str]) -> str:
         nonlocal repeats
