@@ -251,6 +251,7 @@ def test_more_than_two_to_the_30_rows_are_rejected(which, differentiated, device
         flash_attention(q, k, k, backend="triton")
 
 
+@pytest.mark.slow
 def test_kernels_need_a_gpu_or_the_interpreter():
     code = """
 import torch
@@ -417,6 +418,7 @@ def test_importing_kernels_loads_no_records(device):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_torch():
     """The package imports without torch, and `dispatch` without the reference."""
     code = """

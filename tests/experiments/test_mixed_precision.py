@@ -111,6 +111,7 @@ def test_diverging_training_is_unsupported(optimizers):
     assert re.fullmatch(r"diverges: no finite loss in step \d+", row.reason or "")
 
 
+@pytest.mark.slow
 def test_fp32_learns_and_runs_are_reproducible(optimizers):
     def train(precision="fp32", **changes):
         return mixed_precision.run(make_config(precision, steps=60, **changes))["loss"]

@@ -308,6 +308,7 @@ def test_unlistable_folder_is_an_error(rerun, tmp_path, monkeypatch, action):
     assert file_contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_list_fits_in_eighty_columns():
     done = regen_tables(ROOT, "--list", COLUMNS="80")
     words = done.stdout.split()
@@ -457,6 +458,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_outdated_generated_file_fails_the_check(rerun, tmp_path, fault):
     name, break_it, message = FAULTS[fault]

@@ -92,6 +92,7 @@ def test_stale_records_other_gpus_and_other_passes_are_not_compared(stale_stems)
     assert differences(profile_record(forward=20.0), nsys_record()) == []
 
 
+@pytest.mark.slow
 def test_records_share_passes_to_compare():
     records = load.load_records(RESULTS)
     stems = ("kernel_profile", "nsys")
