@@ -96,9 +96,7 @@ def test_kernel_rows_add_up_to_busy_time(cpu_root):
     assert sum(row["total_ms"] for row in rows) == pytest.approx(total, rel=1e-3)
     assert all(row["phase"] for row in rows)
     # Matmul time by operation equals matmul time by name.
-    named = [
-        row["total_ms"] for row in rows if row["name"] in ("aten::mm", "aten::bmm")
-    ]
+    named = [r["total_ms"] for r in rows if r["name"] in ("aten::mm", "aten::bmm")]
     launched = sum(metrics["matmul_ops_ms"]) / CONFIG.passes
     assert launched == pytest.approx(sum(named), rel=1e-3)
     json.dumps(metrics, allow_nan=False)
