@@ -151,18 +151,22 @@ def test_map_lists_folders_and_top_level_files():
         for path in (ROOT / top).rglob("*"):
             name = path.relative_to(ROOT).as_posix()
             # The map omits what is in the folders of builders, templates and the theme.
-            own = (
-                "tools/render/stems/",
-                "tools/hooks/templates/",
-                "tools/hooks/theme/",
-            )
-            if "__" in name or name.startswith(own):
+            own = ("tools/hooks/templates/", "tools/hooks/theme/")
+            if "__" in name or name.startswith(("tools/render/stems/", *own)):
                 continue
             if path.is_dir():
                 expected.add(f"{name}/")
             elif path.parent == ROOT / top:
                 expected.add(name)
     assert map_paths() == expected | {"tools/render/stems/"}
+
+
+def test_git_ignores_profiles_that_pages_make():
+    """They hold the environment, with passwords, and hand_in.md adds all files."""
+    page = (ROOT / "docs/nsys.md").read_text("utf-8")
+    made = set(re.findall(r"\b\w+(\.nsys-rep|\.sqlite)\b", page))
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert len(made) == 2 and {f"*{end}" for end in (*made, ".pickle")} <= {*ignored}
 
 
 LINK = re.compile(r"""\]\(([^)\s]+)\)|\b(?:href|src|srcset)="([^"\s]+)""")
