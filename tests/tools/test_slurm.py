@@ -138,7 +138,7 @@ def test_preempted_tasks_resume_and_render(slurm, tree, tmp_path):
     assert text.count("rendered") == 1
 
 
-@pytest.mark.parametrize("options", ["--only=warmup", "--verify warmup", "--list"])
+@pytest.mark.parametrize("options", ["", "--only=warmup", "--verify warmup", "--list"])
 def test_slurm_script_passes_options_that_name_an_action(tmp_path, options):
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
@@ -146,7 +146,7 @@ def test_slurm_script_passes_options_that_name_an_action(tmp_path, options):
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     line = ["bash", ROOT / FILE, *options.split()]
     text = subprocess.check_output(line, env=environment, text=True)
-    assert text == f"tools/regen_tables.py {options}\n"
+    assert text.split() == ["tools/regen_tables.py", *options.split()]
 
 
 def test_slurm_array_has_a_task_per_experiment():
