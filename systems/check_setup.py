@@ -39,18 +39,11 @@ def run_once(device: str) -> dict[str, list[float]]:
     training_step(
         model, token_ids, targets, precision_context("fp32", device), phase=clock.phase
     )
-    norm = math.sqrt(
-        sum(
-            p.grad.square().sum().item()
-            for p in model.parameters()
-            if p.grad is not None
-        )
-    )
+    grads = (p.grad for p in model.parameters() if p.grad is not None)
+    norm = math.sqrt(sum(grad.square().sum().item() for grad in grads))
     if not (math.isfinite(norm) and norm > 0):
-        raise RuntimeError(
-            f"the gradients of a small model have norm {norm}: this build of torch "
-            "computes wrongly here"
-        )
+        fault = f"the gradients of a small model have norm {norm}"
+        raise RuntimeError(f"{fault}: this build of torch computes wrongly here")
     return clock.samples_ms
     # --8<-- [end:check]
 

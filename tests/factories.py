@@ -41,9 +41,7 @@ def make_row(config: Any, **metrics: Any) -> Row:
 
 def make_record(stem: str, *rows: Row, device: Device = CPU, **fields: Any) -> Record:
     """Return a complete record of these rows."""
-    return Record(
-        stem, "measured", device, list(rows), expected_rows=len(rows), **fields
-    )
+    return Record(stem, "measured", device, [*rows], expected_rows=len(rows), **fields)
 
 
 def read_record(stem: str, device: str = "nvidia-h200") -> Record:
@@ -141,11 +139,8 @@ def copy_tree(root: Path) -> Path:
 
 def regen_command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
     """Return `subprocess` arguments to run a tree's regen_tables.py without a GPU."""
-    fixed = {
-        "CUDA_VISIBLE_DEVICES": "",
-        "COLUMNS": "200",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    fixed = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    fixed["PYTHONDONTWRITEBYTECODE"] = "1"
     return {
         "args": [sys.executable, str(tree / "tools" / "regen_tables.py"), *options],
         "env": os.environ | fixed | environment,

@@ -33,10 +33,8 @@ def run(config: Config) -> dict[str, object]:
     if config.index == int(os.environ.get("FAKE_CUDA_ERROR", "0")):
         raise RuntimeError("CUDA error: an illegal memory access\nCompile with X")
     time.sleep(config.sleep / 1e3)
-    return {
-        "work_ms": [config.index * t for t in (1.0, 1.0, 1.5)],
-        "count": config.index,
-    }
+    times = [config.index * t for t in (1.0, 1.0, 1.5)]
+    return {"work_ms": times, "count": config.index}
 
 
 if __name__ == "__main__":

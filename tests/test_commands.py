@@ -84,9 +84,8 @@ SINKS = {">/dev/full": FULL, ">&-": (0, ""), "<&- >&- 2>&-": (0, ""), "| true": 
 @pytest.mark.parametrize("sink", SINKS)
 def test_full_output_is_an_error_and_closed_output_is_none(tmp_path, sink):
     command = f'"{sys.executable}" tools/regen_tables.py --list --results "$0" {sink}'
-    done = subprocess.run(
-        ["sh", "-c", command, tmp_path], cwd=ROOT, capture_output=True
-    )
+    line = ["sh", "-c", command, tmp_path]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr.decode()) == SINKS[sink]
 
 

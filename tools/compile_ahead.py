@@ -131,9 +131,7 @@ class StandInDriver:
     def record_kernel(self, name: str, cubin: bytes, shared: int, device: int) -> tuple:
         registers, stack = binary.count_resources(cubin)
         names = self.source.fn.arg_names
-        constants = {
-            names[i]: value for (i, *_), value in self.source.constants.items()
-        }
+        constants = {names[i]: v for (i, *_), v in self.source.constants.items()}
         sizes = ("BQ", "BK", "GROUPS", "ROWS")
         tile = " ".join(f"{x}={constants[x]}" for x in sizes if x in constants)
         assembly = binary.read_binary("-sass", cubin)

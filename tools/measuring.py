@@ -205,6 +205,8 @@ class Child:
                 rows, commit = report["rows"], report["commit"][:10]
                 origin = f"{report['since']} UTC, commit {commit}"
                 print_line(f"{outcome.stem}: {rows} rows are there, of {origin}")
+            case "shared":
+                print_line(f"{outcome.stem}: others use this GPU, see nvidia-smi")
             case "compiling":
                 self.bars.update(self.bar, now="compiling")
             case "compiled_in_part":

@@ -104,12 +104,8 @@ def command(
     ),
 ) -> int:
     results = results or RESULTS
-    switches = {
-        "--list": listed,
-        "--render": render,
-        "--check": check,
-        "--verify": verify,
-    }
+    switches = {"--list": listed, "--render": render, "--check": check}
+    switches["--verify"] = bool(verify)
     action, *others = [x for x, is_set in switches.items() if is_set] or ["measuring"]
     measuring = {
         "--only": only,

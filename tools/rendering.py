@@ -85,9 +85,8 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
         if (text := wanted.get(name)) != (old := present.get(name)):
             fault = "missing" if old is None else "differs from what the records give"
             fault = "no record gives this file" if text is None else fault
-            findings.append(
-                f"{generated or 'docs/generated'}/{name}: {fault}; run --render"
-            )
+            where = generated or "docs/generated"
+            findings.append(f"{where}/{name}: {fault}; run --render")
     found = load.load_records(results)
     records = [record for of_stem in found.values() for record in of_stem]
     findings += [*same_cell.check_gpu_times(found), *grids.check_grids(found)]

@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from itertools import product
 from multiprocessing import active_children, get_context
@@ -47,10 +48,12 @@ from systems.attention.triton.tuned import HEAD_DIMS, KERNELS, Key
 from systems.benchmarking.timing import default_device
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import relative_error
-from systems.records.device import Device, find_gpu
+from systems.records.device import Device, find_gpu, is_shared
 from systems.records.files import write_atomically
+from systems.running.machine import check_torch
 from systems.running.precompile import MOST_PROCESSES, available_cores
-from systems.running.reports import end_with_parent
+from systems.running.reports import CannotStart, end_with_parent
+from systems.running.resuming import lock_record
 from tools.compile_ahead import DTYPES, require_compiler
 from tools.rendering import fail
 
@@ -139,9 +142,8 @@ def find_fault(candidate: Candidate) -> str:
         o, _ = attention_reference(q, k, v, candidate.causal)
         forward = candidate.kernel == "forward"
         exact = (o,) if forward else torch.autograd.grad(o, (q, k, v), do)
-        largest = max(
-            relative_error(*pair) for pair in zip(results, exact, strict=True)
-        )
+        pairs = zip(results, exact, strict=True)
+        largest = max(relative_error(*pair) for pair in pairs)
     except Exception as error:
         # Any error is a fault of the candidate, such as too much shared memory.
         return f"{type(error).__name__}: {error}".splitlines()[0][:100]
@@ -240,23 +242,29 @@ def main(
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         fail("configurations are timed on a GPU, and torch sees none here")
+    if is_shared():
+        print("warning: others use this GPU, see nvidia-smi", file=sys.stderr)
     require_compiler()
     name = architecture(torch.cuda.get_device_capability())
-    path = tuned.path_of(device.slug)
-    problem = ""
+    path, problem = tuned.path_of(device.slug), ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        content = resume_or_start(path, device, force)
-        # Fail before any timing if the file can't be written.
-        write_content(content, path)
-    except OSError as error:
-        fail(f"can't write {path}: {error.strerror}")
-    except ValueError as error:
-        fail(str(error))
+    with ExitStack() as start:
+        try:
+            check_torch(device)
+            start.enter_context(lock_record(path))
+            content = resume_or_start(path, device, force)
+            # Fail before any timing if the file can't be written.
+            write_content(content, path)
+        except OSError as error:
+            fail(f"can't write {path}: {error.strerror}")
+        except (ValueError, CannotStart) as error:
+            fail(str(error))
+        lock = start.pop_all()
     finished = {tuned.key_of(x) for x in content["entries"]}
     # Limit processes, because each has a CUDA context on the GPU.
     count, context = min(MOST_PROCESSES, available_cores()), get_context("spawn")
-    with ProcessPoolExecutor(count, context, start_worker, (os.getpid(),)) as pool:
+    workers = ProcessPoolExecutor(count, context, start_worker, (os.getpid(),))
+    with lock, workers as pool:
         try:
             for kind, size in product(arithmetic, d):
                 keys = [(kind, k, size, m) for k in KERNELS for m in (True, False)]

@@ -92,6 +92,15 @@ def sm_clock_mhz() -> int | None:
     return query_nvml("nvmlDeviceGetClockInfo", first_gpu_handle(), SM_CLOCK)
 
 
+def is_shared() -> bool:
+    """Return whether others use this process's GPU, before it does so itself."""
+    handle = first_gpu_handle()
+    memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
+    # A container hides other processes, but not their memory.
+    held = memory is not None and memory.used > 0.1 * memory.total
+    return held or bool(query_nvml("nvmlDeviceGetComputeRunningProcesses", handle))
+
+
 # Device files that show that a driver is installed, on Linux and in WSL.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 

@@ -83,6 +83,4 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     def find(self, **wanted: Any) -> Row | None:
         """Return the first row whose configuration has the `wanted` values, or None."""
-        return next(
-            (row for row in self.rows if wanted.items() <= row.config.items()), None
-        )
+        return next((r for r in self.rows if wanted.items() <= r.config.items()), None)

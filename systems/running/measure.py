@@ -20,7 +20,7 @@ import typer
 from systems import import_fault, lacks, run_as_command
 from systems.experiments import STEMS, Stem
 from systems.records import store
-from systems.records.device import Device, why_no_gpu
+from systems.records.device import Device, is_shared, why_no_gpu
 from systems.records.store import RecordError
 from systems.running import machine, reports, resuming
 from systems.running.groups import gpu_is_broken, groups_of, measure_into, report_rows
@@ -101,6 +101,8 @@ def import_experiment(stem: Stem, device: Device) -> Any:
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.compiled_folder()):
             raise CannotStart(fault)
+        if is_shared():
+            report(event="shared")
         # Set Triton's cache folder, because torch.compile would use another folder and
         # miss the kernels that were compiled ahead.
         os.environ["TRITON_CACHE_DIR"] = str(machine.compiled_folder())

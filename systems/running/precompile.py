@@ -97,15 +97,13 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     module = "systems.running.precompile"
     own = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
-    environment = os.environ | threads | {AT_ONCE: str(len(shares))}
+    settings = os.environ | threads | {AT_ONCE: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     children: list[subprocess.Popen[Any]] = []
     try:
         for share in shares:
             command = [*own, *map(str, share)]
-            children.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment, **silent)
-            )
+            children.append(subprocess.Popen(command, cwd=ROOT, env=settings, **silent))
         for child in children:
             child.wait(timeout=max(0.0, ends - time.time()))
     except subprocess.TimeoutExpired:

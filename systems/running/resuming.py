@@ -100,7 +100,9 @@ def is_same_code(record: Record, configs: list[Any]) -> bool:
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the partial record without failed rows, or `fresh` if it is unusable."""
+    """Return the partial record without failed rows, or `fresh` if it is unusable. A
+    record of other code or versions is then renamed: they can go on from it.
+    """
     try:
         old = store.read(partial)
     except FileNotFoundError:
@@ -111,7 +113,9 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
         print(f"starting over: {error}", file=sys.stderr)
         return fresh
     if reason := why_not_resumable(old, fresh, configs):
-        print(f"starting over: {partial} {reason}", file=sys.stderr)
+        kept = partial.with_name(f".{partial.name}.{modified_ns(partial)}")
+        os.replace(partial, kept)
+        print(f"starting over: {partial}, now {kept.name}, {reason}", file=sys.stderr)
         return fresh
     old.rows = [row for row in old.rows if row.status != "failed"]
     return old
@@ -120,11 +124,9 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
 def why_not_resumable(old: Record, new: Record, configs: list[Any]) -> str | None:
     """Return why new rows can't be added to `old`, or None if they can."""
     same = ("stem", "kind", "grid", "source_hash", "expected_rows")
-    if (
-        old.device.name != new.device.name
-        or drop_unused(old.software, configs) != drop_unused(new.software, configs)
-        or any(getattr(old, name) != getattr(new, name) for name in same)
-    ):
+    unlike = any(getattr(old, name) != getattr(new, name) for name in same)
+    then, now = (drop_unused(record.software, configs) for record in (old, new))
+    if unlike or then != now or old.device.name != new.device.name:
         return "was measured with other code, versions or device"
     if odd := rows_outside_grid(old, configs):
         return f"has a row that is not in the grid, {odd[0]}"

@@ -52,6 +52,5 @@ def test_row_has_metrics_of_both_profilers(monkeypatch):
 def test_missing_nsys_is_unsupported(monkeypatch):
     monkeypatch.setattr(nsys_experiment.nsys, "is_installed", lambda: False)
     row = measure_row(nsys_experiment.Config(), nsys_experiment.run)
-    assert row.status == "unsupported" and "install Nsight Systems" in (
-        row.reason or ""
-    )
+    assert row.status == "unsupported"
+    assert "install Nsight Systems" in (row.reason or "")

@@ -49,11 +49,8 @@ def test_rounding_equals_torch(name):
 
 
 def test_spacing_changes_at_powers_of_two():
-    below_two, third, quarter = (
-        Fraction(2**24 - 1, 2**23),
-        Fraction(1, 3),
-        Fraction(1, 4),
-    )
+    below_two = Fraction(2**24 - 1, 2**23)
+    third, quarter = Fraction(1, 3), Fraction(1, 4)
     for value, power in ((1, 1), (below_two, 1), (2, 2), (third, quarter), (7, 4)):
         assert binade(Fraction(value)) == power
 

@@ -13,6 +13,7 @@ from systems.records import device, store
 from systems.records.device import (
     Device,
     find_gpu,
+    is_shared,
     newest_cuda,
     slug_of,
     sm_clock_mhz,
@@ -125,10 +126,20 @@ def test_failing_nvml_finds_no_gpu(fake_nvml, refused):
     assert find_gpu() is None
 
 
-FOUND = {UUID: True, f"{UUID},GPU-1": True, "0": True, " 0 ": True}
-FOUND |= dict.fromkeys(
-    ("1", "MIG-another", "GPU-another", "", "-1", "word", "²"), False
+@pytest.mark.parametrize(
+    ("used", "pids", "shared"), [(2**29, [], False), (2**35, [], True), (0, [7], True)]
 )
+def test_others_on_the_gpu_are_seen(fake_nvml, used, pids, shared):
+    memory = SimpleNamespace(total=2**37, used=used)
+    fake_nvml.nvmlDeviceGetMemoryInfo = lambda handle: memory
+    fake_nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: pids
+    assert is_shared() == shared
+    fake_nvml.refused = {"nvmlInit"}
+    assert not is_shared()
+
+
+FOUND = {UUID: True, f"{UUID},GPU-1": True, "0": True, " 0 ": True}
+FOUND |= dict.fromkeys(("1", "MIG-other", "GPU-other", "", "-1", "word", "²"), False)
 
 
 @pytest.mark.parametrize("visible", FOUND)

@@ -6,7 +6,7 @@ import pytest
 
 from systems.experiments import STEMS
 from systems.records import device
-from systems.running import machine
+from systems.running import machine, measure
 from systems.running.machine import compiled_folder, why_unwritable
 from tests import fake_stem
 from tests.factories import fake_stem_entry, make_gpu
@@ -75,3 +75,5 @@ def test_rows_use_the_cache_of_precompiled_kernels(run, set_environment, monkeyp
     set_environment(TRITON_CACHE_DIR="/of/mine")
     monkeypatch.setattr(machine, "why_unwritable", lambda folder: "")
     assert run().code == 0 and seen[-1] == "/of/mine"
+    monkeypatch.setattr(measure, "is_shared", lambda: True)
+    assert run().events[0] == {"event": "shared"}

@@ -192,6 +192,8 @@ def test_rows_of_another_setup_are_not_resumed(run, record_file, partial_file, o
     assert outcome.stderr.startswith(f"starting over: {partial_file}")
     assert reason in outcome.stderr and outcome.stderr.count("\n") == 1
     assert outcome.code == 0 and outcome.measured == ALL
+    kept = [x.read_text() for x in partial_file.parent.glob(f".{partial_file.name}.*")]
+    assert kept == [store.to_json(record)] * (other != "double row")
 
 
 @pytest.mark.parametrize("content", ["", '{"schema": 2, "rows": []}', None])

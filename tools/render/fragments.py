@@ -65,6 +65,4 @@ class Fragments:
         return register
 
     def __call__(self, records: list[Record]) -> dict[str, str]:
-        return {
-            name: f"{show(records).rstrip()}\n" for name, show in self.files.items()
-        }
+        return {n: f"{show(records).rstrip()}\n" for n, show in self.files.items()}

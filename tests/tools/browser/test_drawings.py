@@ -11,10 +11,8 @@ pytestmark = pytest.mark.browser
 
 def test_colours_switch_except_in_print(page: Page, pages: list[Path]) -> None:
     ink = "element => getComputedStyle(element).fill"
-    word, body = (
-        open_first(page, pages, "svg.plot.wide text").first,
-        page.locator("body"),
-    )
+    word = open_first(page, pages, "svg.plot.wide text").first
+    body = page.locator("body")
     expect(body).to_have_attribute("data-md-color-scheme", "default")
     light = word.evaluate(ink)
     for scheme in ("slate", "default", "default", "slate"):
