@@ -28,16 +28,14 @@ def test_graded_class_equals_the_reference(graded_class, causal):
     lse = find_saved_lse(o, (4, 128))
     o.backward(do)
     for name, actual in zip(NAMES, (o, lse, q.grad, k.grad, v.grad), strict=True):
-        torch.testing.assert_close(
-            actual, expected[name], rtol=1e-2, atol=1e-2, msg=name
-        )
+        bounds = {"rtol": 1e-2, "atol": 1e-2}
+        torch.testing.assert_close(actual, expected[name], **bounds, msg=name)
 
 
 def test_causal_mask_is_off_by_default(graded_class):
     cls, where = graded_class
-    q, k, v = (
-        torch.randn(2, 20, 16, device=where, requires_grad=True) for _ in range(3)
-    )
+    leaf = {"device": where, "requires_grad": True}
+    q, k, v = (torch.randn(2, 20, 16, **leaf) for _ in range(3))
     o = cls.apply(q, k, v)
     assert torch.equal(o, cls.apply(q, k, v, False)) and not torch.equal(
         o, cls.apply(q, k, v, True)

@@ -30,10 +30,8 @@ LOAD_X = "tl.load(x_ptr + row * stride_x + columns"
 FORGOTTEN = "l = l + tl.sum(tl.exp(x - m_new), 0)"
 LOAD_K = "k = tl.load(K_ptr + keys[:, None] * stride_kk + columns * stride_kd)"
 LOAD_Q = "q = tl.load(Q_ptr + queries[:, None] * D + columns)"
-SWAPPED = {
-    "first": "first = tl.program_id(1) * 32",
-    "batch": "batch = tl.program_id(0)",
-}
+SWAPPED = {"first": "first = tl.program_id(1) * 32"}
+SWAPPED["batch"] = "batch = tl.program_id(0)"
 # Wrong lines or values for each exercise, and the message of its check.
 MISTAKES = {
     "1_weighted_sum": [
