@@ -128,7 +128,8 @@ MOST_LINES = {
 @pytest.mark.parametrize("room", MOST_LINES)
 def test_folder_stays_within_its_line_budget(room):
     texts = (path.read_text("utf-8") for path in (ROOT / room).rglob("*.py"))
-    assert sum(len(text.splitlines()) for text in texts) <= MOST_LINES[room]
+    count, remedy = sum(len(text.splitlines()) for text in texts), "delete other lines"
+    assert count <= MOST_LINES[room], f"{remedy} or, in a fork, raise MOST_LINES"
 
 
 GUIDES = {name: (ROOT / name).read_text() for name in ("CONTRIBUTING.md", "README.md")}

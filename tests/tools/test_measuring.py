@@ -18,7 +18,7 @@ from tools.measuring import Outcome, Task, measure_all, plan_task, run_all
 MARKUP = "[/red] :smile: \x1b[31m"
 FAILED = {"event": "row", "status": "failed", "config": {"i": "[b]"}, "reason": MARKUP}
 ROW = json.dumps({"event": "row", "status": "ok", "config": {"i": 1}, "reason": None})
-DONE = json.dumps({"event": "complete"})
+DONE, SHARED = json.dumps({"event": "complete"}), json.dumps({"event": "shared"})
 KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
@@ -69,14 +69,16 @@ def test_child_with_final_report_has_measured(replace_child, capsys):
     """Reports may arrive in pieces; markup in a failed row is printed as text."""
     replace_child(
         "import sys, time\n"
-        f"print({json.dumps(FAILED)!r})\n"
+        f"print({json.dumps(FAILED)!r}); print({SHARED!r})\n"
         f"for part in ({ROW[:9]!r}, {ROW[9:]!r}, '\\n', {DONE!r}, '\\n'):\n"
         "    print(part, end='', flush=True); time.sleep(0.05)\n"
     )
     outcome = run_single_task()
     rows = {"failed": 1, "ok": 1}
     assert (outcome.code, outcome.message, outcome.rows) == (0, "measured", rows)
-    assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "{'i': '[b]'}: failed: [/red] :smile: \\x1b[31m\n" in printed
+    assert "fake: others use this GPU, see nvidia-smi\n" in printed
 
 
 def test_no_child_starts_after_the_deadline(replace_child, tmp_path):

@@ -78,9 +78,8 @@ def slurm(tmp_path) -> Iterator[Callable[..., str]]:
     def start(name: str, *options: str) -> None:
         with open(folder / f"{name}.out", "wb") as log:
             line = [programs[name] or name, *options]
-            running.append(
-                subprocess.Popen(line, env=environment, stdout=log, stderr=log)
-            )
+            streams = {"stdout": log, "stderr": log}
+            running.append(subprocess.Popen(line, env=environment, **streams))
 
     def run(*line: str, tree: Path = tmp_path, **more: str) -> str:
         given = {"cwd": tree, "env": environment | more, "timeout": 60, "text": True}

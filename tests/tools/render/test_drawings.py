@@ -107,9 +107,8 @@ def test_drawn_shares_of_a_block_equal_the_formulas():
     weights, feed_forward, attention = (part / sum(kinds) for part in kinds)
     shares = [3 * weights / 4, attention / 2, attention / 2, weights / 4]
     shares += [2 * feed_forward / 3, feed_forward / 3]
-    assert [t for t in read_texts("block") if t.endswith("%")] == list(
-        map(percent, shares)
-    )
+    drawn = [text for text in read_texts("block") if text.endswith("%")]
+    assert drawn == list(map(percent, shares))
 
 
 def test_drawn_autocast_dtypes_equal_the_record():
