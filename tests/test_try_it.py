@@ -137,6 +137,7 @@ def count_parameters(config: model_sizes.Config) -> int:
     return sum(n for name, n in found.items() if name.endswith("_parameters"))
 
 
+@pytest.mark.slow
 def test_usual_swiglu_width_gives_2_7b_parameters(monkeypatch):
     config = model_sizes.Config("2.7B")
     as_it_is = count_parameters(config)

@@ -120,9 +120,7 @@ def test_block_pointers_work_as_the_page_says(device):
     torch.testing.assert_close(y, x.sum(1))
     lines = ast.unparse(ast.parse(inspect.getsource(block_pointer_kernel.fn)))
     page = (ROOT / "docs/weighted_sum.md").read_text("utf-8")
-    calls = [
-        cell for cell in page.split("`") if cell.startswith(("x = tl.", "tl.store(y"))
-    ]
+    calls = [c for c in page.split("`") if c.startswith(("x = tl.", "tl.store(y"))]
     assert len(calls) == 3 and all(
         ast.unparse(ast.parse(call)) in lines for call in calls
     )

@@ -182,6 +182,7 @@ class Attend(torch.nn.Module):
         return flash_attention(q, k, v, causal=True)
 
 
+@pytest.mark.slow
 def test_exported_program_runs_other_lengths(device, tmp_path):
     q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(2, 2))
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("n", max=4096)
