@@ -2,7 +2,8 @@
 # a CPU can prove. They work from a bare machine.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := "$(BIN)/python" -m pytest
+# Tests start other makes, which must not wait for this one's free jobs.
+PYTEST := MAKEFLAGS= "$(BIN)/python" -m pytest
 # On several cores, four of them at most: each process needs about 1 GB.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # Shapes in signatures are checked while tests run.
@@ -18,8 +19,8 @@ PORT ?= 8000
 # The newest that torch 2.11, 2.12 or 2.13, 2.14, and 2.15 bring with them.
 TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 
-.PHONY: serve build lint quick test versions exercises browser slurm submission
-.PHONY: clean
+.PHONY: serve build lint quick fast-tests test versions exercises browser slurm
+.PHONY: submission clean
 
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
 # installed, and fail once the clone is moved.
@@ -41,8 +42,11 @@ lint: .venv/all
 		.github/workflows/*.yml
 	"$(BIN)/zizmor" --offline --quiet .github/workflows
 
-# One case of each test that takes no seconds, of every folder.
-quick: lint
+# One case of each test that takes no seconds, of every folder, beside the linters.
+quick: .venv/all
+	$(MAKE) --jobs 2 --output-sync=line --no-print-directory lint fast-tests
+
+fast-tests: .venv/all
 	$(PYTEST) --quick $(PARALLEL)
 
 test: lint
