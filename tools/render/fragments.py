@@ -13,7 +13,6 @@ from collections.abc import Callable
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.markdown import add_caption, per_device
-from tools.render.rows import measured
 
 # (function that draws a figure, its finding, its key), or None for lack of data.
 Drawn = tuple[plots.Draw, str, str] | None
@@ -26,15 +25,21 @@ class Fragments:
         self.files: dict[str, ShowAll] = {}
 
     def add(
-        self, name: str, caption: str = "", *, reported: bool = False
+        self,
+        name: str,
+        caption: str = "",
+        *,
+        measured: bool = True,
+        reported: bool = False,
     ) -> Callable[[ShowOne], ShowOne]:
-        """Register a function that renders one record. It is called for measured
-        records, and with `reported` also for records of published figures.
+        """Register a function that renders one record. It is called for `measured`
+        records, and for records of published figures if `reported` is true.
         """
+        kinds = {"measured": measured, "reported": reported}
 
         def register(show: ShowOne) -> ShowOne:
             def show_all(records: list[Record]) -> str:
-                return per_device(records if reported else measured(records), show)
+                return per_device((r for r in records if kinds[r.kind]), show)
 
             self.add_file(name, caption)(show_all)
             return show

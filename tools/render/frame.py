@@ -137,9 +137,11 @@ class Line(dict[str, Any]):
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
 
-    def kernel_ms(self, name: str) -> float:
-        """Return the GPU time of a call in ms; its wall-clock time on a CPU."""
-        return self.gpu_ms(name) or self.ms(name)
+    def kernel_ms(self, *names: str) -> float:
+        """Return the GPU time of phases (default: all timed) in ms; on a CPU, their
+        wall-clock time.
+        """
+        return self.gpu_ms(*names) or self.ms(*names)
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
         """Return the extra time of the warm-up samples over steady ones, in seconds."""

@@ -1,14 +1,12 @@
 """Compare back-of-the-envelope predictions with measured times."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 from systems.formulas.costs import (
     FP32_BYTES,
     Peak,
     attention_flops,
     attention_part_costs,
-    forward_flops,
     pass_flops,
 )
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
@@ -21,16 +19,13 @@ from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_recor
 from tools.render.markdown import percent, two_digits
 from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, fmt, most
 from tools.render.stems import flash_benchmarking, warmup
-from tools.render.stems.end_to_end.rows import find_row
+from tools.render.stems.end_to_end.rows import BATCH, matmul_flops, pass_shape
 from tools.render.stems.kernel_profile.rows import (
     MATMULS,
     count_calls,
     total_ms,
     wall_ms,
 )
-
-BATCH = 4
-
 
 # GPUs for which predictions are given besides the primary GPU.
 OTHERS = ("a100-80", "h100", "h200", "rtx4090")
@@ -41,16 +36,6 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
     others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
         f"{two_digits(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
-    )
-
-
-def pass_shape(size: str, context: int) -> dict[str, int]:
-    return {**asdict(SIZES[size]), "context": context, "batch": BATCH}
-
-
-def matmul_flops(size: str, context: int) -> int:
-    return sum(
-        forward_flops(vocab_size=VOCAB_SIZE, **pass_shape(size, context)).values()
     )
 
 
@@ -176,21 +161,24 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 def step_facts(record: Record | None) -> dict[str, str]:
     """Return lower bounds by FLOPs for 2.7B, times relative to them, and some times."""
     peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
+    large = frame(record, size="2.7B", context=512, batch=BATCH)
+    forward_bf16 = {"mode": "forward", "precision": "bf16"}
+    small = frame(record, size="small", batch=BATCH, **forward_bf16)
     found = {"flops_forward_2_7B_512": f"{forward / 1e12:.1f} TFLOP"}
     modes = {"forward": ("forward",), "step": ("forward", "backward")}
     for mode, phases in modes.items():
         for precision in ("fp32", "bf16"):
             key = f"{mode}_2_7B_512_{precision}"
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
-            took = find_row(record, "2.7B", 512, mode, precision).ms()
+            took = large.one(mode=mode, precision=precision).ms()
             found[f"floor_{key}"] = fmt(floor, "{:.0f} ms")
             found[f"over_floor_{key}"] = fmt(took / floor, "{:.5f}")
     for context in (128, 256, 1024):
-        took = find_row(record, "small", context, "forward", "bf16").gpu_ms()
+        took = small.one(context=context).gpu_ms()
         found[f"forward_gpu_small_{context}_bf16"] = fmt(took, "{:.5f} ms")
-    took = find_row(record, "small", 128, "forward", "bf16").ms()
+    took = small.one(context=128).ms()
     found["forward_small_128_bf16"] = fmt(took, "{:.5f} ms")
-    took = find_row(record, "2.7B", 512, "forward", "fp32").ms()
+    took = large.one(mode="forward", precision="fp32").ms()
     return found | {
         "forward_2_7B_512_fp32": fmt(took, "{:.0f} ms"),
         "forward_elsewhere": predict_by_gpu(lambda peak: 1e3 * forward / peak.fp32),

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from systems.formulas.costs import KERNELS, attention_flops, count_scores, find_peak
+from systems.formulas.costs import KERNELS, count_scores, find_peak
 from systems.formulas.gpus import find_chip
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import format_ms, per_device, percent
+from tools.render.markdown import format_ms, percent
 from tools.render.rows import MISSING, fmt
-from tools.render.stems.flash_passes import peak_tflops
+from tools.render.stems.flash_passes import count_flops, peak_tflops
 
 NAMES = {
     "ours": "this guide, Hopper",
@@ -115,14 +115,10 @@ def kernel_rows(record: Record | None) -> Frame:
     "this shape above: the test sums o and gradients, too, and `do_bench` counts gaps.",
 )
 def leaderboard_table(record: Record) -> str:
-    def tflops(x: Line) -> float:
-        shape = {key: x[key] for key in SHAPE}
-        flops = attention_flops("both", batch=1, causal=True, **shape)
-        return flops / (x["both_ms"] * 1e9)
-
     found = frame(record).arrange(implementation=NAMES)
     found.derive(
-        tflops=tflops, peak=lambda x: x["tflops"] / peak_tflops(record, "bf16")
+        tflops=lambda x: count_flops(x, "both") / x["both_ms"] / 1e9,
+        peak=lambda x: x["tflops"] / peak_tflops(record, "bf16"),
     )
     return found.table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
@@ -148,12 +144,7 @@ def kernels_table(record: Record) -> str:
     )
 
 
-@fragments.add_file("reported.md")
-def reported_file(records: list[Record]) -> str:
-    reported = [record for record in records if record.kind == "reported"]
-    return per_device(reported, entries_table)
-
-
+@fragments.add("reported.md", measured=False, reported=True)
 def entries_table(record: Record) -> str:
     """Return a table of a leaderboard's entries, for attention or a training step."""
     found = frame(record)

@@ -1,13 +1,11 @@
 """Tables, facts and claims of `end_to_end`: passes, steps, speedup by bf16."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 
-from systems.formulas.costs import forward_flops
+from systems.formulas.fit import peak_bytes
 from systems.formulas.gpus import CONTEXT_BYTES
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import peak
-from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
+from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
@@ -23,6 +21,7 @@ from tools.render.stems.end_to_end.rows import (
     BATCH,
     PRECISIONS,
     has_gpu_time,
+    matmul_flops,
     passes,
     steps,
 )
@@ -150,15 +149,12 @@ def tf32_table(record: Record) -> str:
     )
 
 
-def predicted_peak_bytes(mode: str, precision: str) -> int:
-    return sum(peak(Pass("10B", 512, mode, precision)).values())
-
-
 # Facts --------------------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:
     found, of_steps = passes(record).where(batch=BATCH), steps(record)
+    flops_growth = matmul_flops("small", 512) / matmul_flops("small", 128)
     forward, bf16 = found.where(mode="forward"), of_steps.where(precision="bf16")
     short, fp32 = {"context": 128, "precision": "fp32"}, {"precision": "fp32"}
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
@@ -185,7 +181,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "variation_most": fmt(most(variations), percent),
         "growth_small_bf16": fmt(small_bf16["growth"], "{:.5f}"),
         "growth_2_7B_fp32": fmt(large_512["growth"], "{:.5f}"),
-        "flops_growth_small": fmt(small_flops(512) / small_flops(128), "{:.5f}"),
+        "flops_growth_small": fmt(flops_growth, "{:.5f}"),
         "speedup_small_128": fmt(bf16.one(size="small", context=128)["gain"], "{:.5f}"),
         "gain_most": fmt(most(gains), "{:.5f}"),
         "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
@@ -213,11 +209,6 @@ def backward_over_forward(of_steps: Frame) -> list[float]:
     return dropna(of_steps.where(precision="fp32").column("backward_over_forward"))
 
 
-def small_flops(context: int) -> int:
-    shape = {"vocab_size": VOCAB_SIZE, **asdict(SIZES["small"])}
-    return sum(forward_flops(**shape, context=context, batch=BATCH).values())
-
-
 def gpu_memory(record: Record | None) -> float:
     return (record.device.memory_bytes if record else None) or MISSING
 
@@ -234,7 +225,7 @@ CAN_RUN = (
 def passes_of_10b(record: Record | None) -> str:
     """Describe which fp32 passes of 10B fit in this GPU's memory, by formula."""
     room = gpu_memory(record) - CONTEXT_BYTES
-    needs = [predicted_peak_bytes(mode, "fp32") for mode in MODES]
+    needs = [peak_bytes(Pass("10B", 512, mode, "fp32")) for mode in MODES]
     return CAN_RUN[sum(need <= room for need in needs)] if room else f"was {room}"
 
 

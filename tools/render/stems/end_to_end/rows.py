@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from systems.formulas.costs import forward_flops, pass_flops
-from systems.model.sizes import SIZES
+from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import MISSING, data_sheet
@@ -41,7 +41,7 @@ def steps(record: Record | None) -> Frame:
         pass_ms=lambda x: x.ms(*PASSES) if x else x.missing,
         pass_share=lambda x: share_of_peak(slug, x, x["pass_ms"]),
         **{
-            f"{name}_kernels_ms": lambda x, names=names: gpu_or_wall_ms(x, *names)
+            f"{name}_kernels_ms": lambda x, names=names: x.kernel_ms(*names)
             for name, names in (COMPARED | {"optimizer": ("optimizer",)}).items()
         },
         backward_over_forward=lambda x: (
@@ -66,21 +66,25 @@ def has_gpu_time(record: Record) -> bool:
     return any(x.get("forward_gpu_ms", 0) for x in frame(record))
 
 
-def gpu_or_wall_ms(x: Line, *phases: str) -> float:
-    """Return the GPU time of phases (default: all) in ms, else wall-clock time."""
-    if not x:
-        return x.missing
-    return x.gpu_ms(*phases) or (x.ms(*phases) if phases else x["step_ms"])
+def pass_shape(size: str, context: int, batch: int = BATCH) -> dict[str, int]:
+    return {**asdict(SIZES[size]), "context": context, "batch": batch}
+
+
+def matmul_flops(
+    size: str, context: int, batch: int = BATCH, vocab_size: int = VOCAB_SIZE
+) -> int:
+    """Return the FLOPs of all matmuls of a forward pass."""
+    shape = pass_shape(size, context, batch)
+    return sum(forward_flops(vocab_size=vocab_size, **shape).values())
 
 
 def timed_flops(x: Line) -> float:
     """Return the matmul FLOPs of all phases that the row timed."""
     if not x:
         return x.missing
-    shape = {**asdict(SIZES[x["size"]]), "context": x["context"], "batch": x["batch"]}
-    forward = forward_flops(vocab_size=x["vocab"], **shape)
+    forward = matmul_flops(x["size"], x["context"], x["batch"], x["vocab"])
     timed = [phase for phase in PHASES if x.get(f"{phase}_ms")]
-    return pass_flops(sum(forward.values()), *timed)
+    return pass_flops(forward, *timed)
 
 
 def share_of_peak(slug: str, x: Line, ms: float) -> float:
@@ -88,16 +92,3 @@ def share_of_peak(slug: str, x: Line, ms: float) -> float:
     return (
         timed_flops(x) / (ms / 1e3) / getattr(data_sheet(slug), x["precision"], MISSING)
     )
-
-
-def find_row(
-    record: Record | None,
-    size: str,
-    context: int,
-    mode: str,
-    precision: str,
-    batch: int = BATCH,
-) -> Line:
-    """Return the row of this configuration, or a row of Missing values."""
-    wanted = {"size": size, "context": context, "mode": mode}
-    return frame(record).one(**wanted, precision=precision, batch=batch)

@@ -2,17 +2,15 @@
 
 import re
 from collections import defaultdict
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from systems.formulas.costs import FP32_BYTES, attention_part_costs
-from systems.model.sizes import SIZES
 from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL, short_name
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import record_link
 from tools.render.rows import Missing, data_sheet
-from tools.render.stems.end_to_end.rows import PASSES
+from tools.render.stems.end_to_end.rows import PASSES, pass_shape
 
 SOFTMAX_PART = "attention softmax"
 MATMULS = ("attention scores", "attention output")
@@ -188,9 +186,11 @@ def attention_parts(record: Record | None, **wanted: Any) -> Frame:
     peak = data_sheet(record.device.slug if record else "")
     found = Frame()
     for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
-        for part, (flops, moved) in part_costs(x).items():
-            phase = f"forward/{part}"
-            if part in PARTS and select_kernels(x, phase):
+        shape = pass_shape(x["size"], x["context"], x["batch"])
+        costs = attention_part_costs(element_bytes=FP32_BYTES, **shape)
+        for part in PARTS:
+            phase, (flops, moved) = f"forward/{part}", costs[part]
+            if select_kernels(x, phase):
                 line = Line(x.config | {"part": part, "flops": flops, "moved": moved})
                 line |= {"calls": count_calls(x, phase), "part_ms": total_ms(x, phase)}
                 found.append(line)
@@ -200,11 +200,3 @@ def attention_parts(record: Record | None, **wanted: Any) -> Frame:
         of_fp32=lambda x: x["rate"] / peak.fp32,
         of_bandwidth=lambda x: x["bandwidth"] / peak.bandwidth,
     )
-
-
-def part_costs(x: Line) -> dict[str, tuple[float, float]]:
-    """Return (FLOPs, bytes) of each part of attention, in fp32."""
-    shape = {"context": x["context"], "batch": x["batch"]}
-    size = asdict(SIZES[x["size"]])
-    costs = attention_part_costs(**shape, element_bytes=FP32_BYTES, **size)
-    return {part: costs[part] for part in PARTS}
