@@ -161,6 +161,29 @@ def attention_table(record: Record) -> str:
     )
 
 
+@fragments.add(
+    "reported.md",
+    "Profiles that others reported: top kernels, other kernels, softmax, ranges under "
+    "nsys, and the wall clock.",
+    measured=False,
+    reported=True,
+)
+def reported_table(record: Record) -> str:
+    return frame(record).table(
+        ("about", lambda x: x["table"].replace("_", " ")),
+        ("size", lambda x: x["size"] or ""),
+        ("context", lambda x: x["context"] or ""),
+        ("reported", lambda x: x.reason or format_metrics(x.metrics)),
+        left=4,
+        telling=lambda x: x["table"] == record.rows[0].config["table"],
+    )
+
+
+def format_metrics(metrics: dict[str, Any]) -> str:
+    named = {key.replace("_", " "): value for key, value in metrics.items() if value}
+    return ", ".join(f"{name} {value}" for name, value in named.items())
+
+
 # Facts --------------------------------------------------------------------------------
 
 
