@@ -19,7 +19,7 @@ from lxml import html
 from mkdocs.plugins import event_priority
 
 from tools.hooks.markup import finish_page
-from tools.render.standalone import PAGE
+from tools.render.drawing import PAGE
 
 if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
@@ -52,9 +52,8 @@ def on_page_content(content: str, /, page: Page, **_: object) -> str:
     if not is_notebook(page):
         return content
     path = Path(page.file.abs_src_path or "")
-    text = "\n".join(
-        convert_cells(content, json.loads(path.read_text(encoding="utf-8")))
-    )
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    text = "\n".join(convert_cells(content, notebook))
     text = text.replace("<p><strong>In short.", '<p class="in-short"><strong>In short.')
     text = text.replace('class="anchor-link"', HEADERLINK)
     link = f'<p class="provenance"><a href="{path.name}" download>'

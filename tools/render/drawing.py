@@ -14,6 +14,8 @@ from tools.render.markdown import escape_alt, typeset
 
 WIDE, NARROW = 720, 340
 SMALL, TITLE = 11, 14
+# MIME type of a notebook's figure, which viewers ignore and the site build uses.
+PAGE = "application/vnd.page+html"
 
 
 class Drawing:

@@ -3,6 +3,7 @@
 import re
 
 from systems import ROOT
+from tools.render.drawing import PAGE
 from tools.render.plots import Draw, make_figure
 
 ASSETS = ROOT / "docs" / "assets"
@@ -34,10 +35,6 @@ def standalone_svg(fragment: str) -> str:
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg"{svg[1]}>'
     return f"{head}<style>{style}</style>{svg[2]}</svg>\n"
-
-
-# MIME type of output that notebook viewers ignore and the site build uses.
-PAGE = "application/vnd.page+html"
 
 
 class NotebookFigure:
