@@ -49,10 +49,9 @@ def print_states(results: Path) -> int:
             except RecordError as error:
                 state, record = "unreadable", None
                 faults.append(f"error: {error}")
-            if record is not None and record.kind == "reported":
-                state = "reported"
             rows = date = minutes = ""
             if record is not None:
+                state = "reported" if record.kind == "reported" else state
                 count = len(record.rows)
                 share = f"{100 * count // max(1, record.expected_rows)} %"
                 rows = str(count) if record.complete else share

@@ -21,12 +21,8 @@ class LinkedNames(Extension):
     """Marks names that pages link to; hides kernels and helpers of experiments."""
 
     def __init__(self) -> None:
-        pages = DOCS.rglob("*.md")
-        self.called = {
-            name
-            for page in pages
-            for name in LINK.findall(page.read_text(encoding="utf-8"))
-        }
+        texts = (page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+        self.called = {name for text in texts for name in LINK.findall(text)}
 
     def on_instance(self, *, obj: Object, **_: object) -> None:
         obj.extra["reference"]["called"] = obj.path in self.called

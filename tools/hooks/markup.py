@@ -271,7 +271,6 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
     one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
     # The left-aligned columns, at least one, are row headers.
     keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
-
     groups = find_group_starts(heads)
 
     def row_html(match: re.Match[str]) -> str:

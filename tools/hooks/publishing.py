@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mkdocs.exceptions import PluginError
-from mkdocs.plugins import event_priority
+from mkdocs.plugins import CombinedEvent, event_priority
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -36,6 +36,9 @@ UNSEARCHED = re.compile(
     r'|<table class="data(?: dense)?"(?=>(?:(?!</table>).)*<td class="r\b)',
     re.DOTALL,
 )
+MARKED = re.compile(r"<(svg|table|p|div) [^>]*data-search-exclude.*?</\1>", re.DOTALL)
+# A notebook begins with white space, which is a section of its own in search.
+TOP = re.compile(r"^\s+|(?<=</h1>)\s*")
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -57,22 +60,27 @@ def on_page_content(content: str, /, **_: object) -> str:
     return UNSEARCHED.sub(r"\g<0> data-search-exclude", content)
 
 
-# Run after the search plugin, which adds entries for the page.
+# Run before the search plugin, which would read, slowly, what it then skips.
+@event_priority(100)
+def shorten_content(context: dict, /, page: Page, config: MkDocsConfig, **_: object):
+    """Leave out what search skips; put the page's description below its title."""
+    context["content"] = page.content
+    text = MARKED.sub("", page.content or "")
+    about = f"<p>{escape(page.meta.get('description', ''), quote=False)}</p>"
+    page.content = TOP.sub(lambda _: about, text, 1)
+
+
+# Run after the search plugin, which adds entries for the page and for its sections.
 @event_priority(-100)
-def on_page_context(
-    context: dict, /, page: Page, config: MkDocsConfig, **_: object
-) -> dict:
-    """Put a page's description first in its search entry; drop tags of sections."""
+def restore_content(context: dict, /, page: Page, config: MkDocsConfig, **_: object):
+    page.content = context.pop("content")
     search = config.plugins[SEARCH]
-    entries = getattr(search, "search_index").entries  # noqa: B009 - not in its type
-    # The search plugin has just added entries for the page and for its sections.
-    own = [one for one in entries if one["location"].split("#")[0] == page.url]
-    for entry in own[:1]:
-        description = escape(page.meta.get("description", ""), quote=False)
-        entry["text"] = f"<p>{description}</p>{entry['text']}"
-    for entry in own[1:]:
-        entry.pop("tags", None)
-    return context
+    for entry in getattr(search, "search_index").entries:  # noqa: B009 - not in its type
+        if "#" in entry["location"]:
+            entry.pop("tags", None)
+
+
+on_page_context = CombinedEvent(shorten_content, restore_content)
 
 
 # Run after the offline plugin, which writes search_index.js.
