@@ -145,20 +145,18 @@ def weighted_sum(
     (float32, float16 or bfloat16). It has no second derivative. Raises TypeError or
     ValueError for unsupported arguments.
     """
-    for name, tensor in (("x", x), ("w", w)):
-        if tensor.dtype not in DTYPES or tensor.dtype != x.dtype:
+    for name, t in (("x", x), ("w", w)):
+        if t.dtype not in DTYPES or t.dtype != x.dtype:
             raise TypeError(
                 f"{name} must be float32, float16 or bfloat16, the same for both, got "
-                f"{tensor.dtype}"
+                f"{t.dtype}"
             )
-        if tensor.device != x.device:
+        if t.device != x.device:
             raise ValueError(
-                f"{name} must be on the device of x, {x.device}, got {tensor.device}"
+                f"{name} must be on the device of x, {x.device}, got {t.device}"
             )
-        if 0 in tensor.shape:
-            raise ValueError(
-                f"{name} must not be empty, got shape {tuple(tensor.shape)}"
-            )
+        if 0 in t.shape:
+            raise ValueError(f"{name} must not be empty, got shape {tuple(t.shape)}")
     if x.ndim < 1 or w.shape != x.shape[-1:]:
         raise ValueError(
             f"w must have the shape of a row of x, {tuple(x.shape[-1:])}, got "

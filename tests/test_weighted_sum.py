@@ -121,6 +121,4 @@ def test_block_pointers_work_as_the_page_says(device):
     lines = ast.unparse(ast.parse(inspect.getsource(block_pointer_kernel.fn)))
     page = (ROOT / "docs/weighted_sum.md").read_text("utf-8")
     calls = [c for c in page.split("`") if c.startswith(("x = tl.", "tl.store(y"))]
-    assert len(calls) == 3 and all(
-        ast.unparse(ast.parse(call)) in lines for call in calls
-    )
+    assert len(calls) == 3 and all(ast.unparse(ast.parse(c)) in lines for c in calls)

@@ -15,9 +15,7 @@ from systems import ROOT
 VERSIONS = TRITONS.split()
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-TARGETS = set(
-    re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-)
+TARGETS = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.M))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -57,10 +55,10 @@ def test_ci_matrix_covers_python_and_hopper_versions() -> None:
     # The constraints pin a pair of torch and Triton that the Hopper kernels
     # support.
     pair = (ROOT / other["constraints"]).read_text(encoding="utf-8")
-    (version,) = re.findall(r"^triton==(.*)$", pair, re.MULTILINE)
+    (version,) = re.findall(r"^triton==(.*)$", pair, re.M)
     assert version in VERSIONS
     limits = (ROOT / "systems/attention/hopper/limits.py").read_text(encoding="utf-8")
-    (tested,) = re.findall(r"^VERSIONS = (\(.*\))$", limits, re.MULTILINE)
+    (tested,) = re.findall(r"^VERSIONS = (\(.*\))$", limits, re.M)
     assert version.startswith(ast.literal_eval(tested))
 
 

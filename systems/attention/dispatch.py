@@ -80,15 +80,13 @@ def run_backward(
     if backend == "hopper":
         q, k, v = map(limits.make_tma_readable, inputs)
     launcher = LAUNCHERS[choose_backend(backend, q, k, v)]
-    gradients = launcher.launch_backward(
-        do, q, k, v, o, lse.contiguous(), causal, scale
-    )
+    grads = launcher.launch_backward(do, q, k, v, o, lse.contiguous(), causal, scale)
     if backend != "hopper":
-        return gradients
+        return grads
     # torch.compile expects the layout of `empty_like`, as `register_fake` declares.
     dq, dk, dv = (
         dx if x is copy else torch.empty_like(x).copy_(dx)
-        for x, copy, dx in zip(inputs, (q, k, v), gradients, strict=True)
+        for x, copy, dx in zip(inputs, (q, k, v), grads, strict=True)
     )
     return dq, dk, dv
 
@@ -142,7 +140,7 @@ def _(
 register_vmap_loop(flash_backward)
 
 
-def save_operator_inputs(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def save_inputs(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *ctx.options = inputs
     o, lse = output
     ctx.mark_non_differentiable(lse)
@@ -155,9 +153,7 @@ def differentiate_operator(ctx, do: Tensor, dlse: Tensor | None):
     return *gradients, *(None for _ in ctx.options)
 
 
-flash_forward.register_autograd(
-    differentiate_operator, setup_context=save_operator_inputs
-)
+flash_forward.register_autograd(differentiate_operator, setup_context=save_inputs)
 
 
 class FlashAttentionTriton(torch.autograd.Function):

@@ -80,12 +80,8 @@ def check_properties(
         if layout != torch.strided:
             raise TypeError(f"{name} must be a strided tensor, got layout {layout}")
         if dtype not in dtypes:
-            received, *accepted = (
-                str(x).removeprefix("torch.") for x in (dtype, *dtypes)
-            )
-            raise TypeError(
-                f"{name} must be one of {', '.join(accepted)}, got {received}"
-            )
+            got, *valid = (str(x).removeprefix("torch.") for x in (dtype, *dtypes))
+            raise TypeError(f"{name} must be one of {', '.join(valid)}, got {got}")
         if dtype != q_dtype:
             raise TypeError(f"{name} must have the dtype of q, {q_dtype}, got {dtype}")
         if device != q_device:

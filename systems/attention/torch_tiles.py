@@ -91,7 +91,7 @@ def backward_tiles(
         keys = slice(k_start, min(k_start + K_TILE, n_k))
         # Skip queries before k_start, which see no key of this tile.
         rows = slice(k_start if causal else 0, n_q)
-        tiles = (
+        tile = (
             q[..., rows, :],
             k[..., keys, :],
             v[..., keys, :],
@@ -100,9 +100,7 @@ def backward_tiles(
             do[..., rows, :],
         )
         # Make tiles contiguous, because torch.compile recompiles for new strides.
-        dq_j, dk_j, dv_j = step(
-            *(x.to(wide).contiguous() for x in tiles), causal=causal
-        )
+        dq_j, dk_j, dv_j = step(*(x.to(wide).contiguous() for x in tile), causal=causal)
         dq[..., rows, :] += dq_j
         dk[..., keys, :] = dk_j.to(dk.dtype)
         dv[..., keys, :] = dv_j.to(dv.dtype)

@@ -139,11 +139,9 @@ def do_bench_ms(
         return clock.samples_ms["call_ms"]
     import triton.testing
 
-    times = triton.testing.do_bench(
-        work, warmup=warmup_ms, rep=rep_ms, return_mode="all"
-    )
-    assert isinstance(times, list)
-    return [round(time, 6) for time in times[:: -(-len(times) // SAMPLES_KEPT)]]
+    ms = triton.testing.do_bench(work, warmup=warmup_ms, rep=rep_ms, return_mode="all")
+    assert isinstance(ms, list)
+    return [round(x, 6) for x in ms[:: -(-len(ms) // SAMPLES_KEPT)]]
     # --8<-- [end:do_bench]
 
 

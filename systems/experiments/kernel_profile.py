@@ -66,9 +66,7 @@ class Config:
 def configs(quick: bool = False) -> list[Config]:
     """Return configurations: Table 1 at contexts 128 to 1024, in fp32 and bf16."""
     if quick:
-        return [
-            Config("small", 128, mode, batch=1, warmup=1, passes=2) for mode in MODES
-        ]
+        return [Config("small", 128, m, batch=1, warmup=1, passes=2) for m in MODES]
     return [
         Config(size, context, mode, precision)
         for precision in ("fp32", "bf16")

@@ -166,11 +166,9 @@ def query_kernels(
             f"{name} has no table StringIds, so Nsight Systems did not write it: give "
             "its SQLite export"
         )
-    for table, content in NEEDED.items():
+    for table, what in NEEDED.items():
         if table not in tables and not (table == KERNELS and GRAPHS in tables):
-            raise TraceError(
-                f"{name} has no {content} (table {table}): {PROFILE_AGAIN}"
-            )
+            raise TraceError(f"{name} has no {what} (table {table}): {PROFILE_AGAIN}")
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
         """Yield these columns of a table; None for a column that the table lacks."""

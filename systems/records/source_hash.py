@@ -1,9 +1,10 @@
 """Hash the code that an experiment runs, by statements instead of files.
 
 The hash covers the experiment's module and, transitively, each top-level statement that
-defines a name used there. It ignores imports, comments, docstrings, layout and module
-names, so code can be moved and reformatted. It misses names that are looked up as
-strings (except in IMPLEMENTATIONS), and assignments to names that are never read.
+defines a name used there. It ignores imports, comments, docstrings, layout, and the
+names of modules, functions, constants and local variables, so code can be moved,
+renamed and reformatted. It misses names that are looked up as strings (except in
+IMPLEMENTATIONS), and assignments to names that are never read.
 """
 
 import ast
@@ -22,8 +23,6 @@ NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
 # Module name that stands for all third-party packages.
 OTHERS = ""
-# Launch options that equal Triton's defaults: not hashed, as they only hide a warning.
-DEFAULTS = {"enable_fp_fusion": True}
 # Fields of syntax trees that are not hashed: they vary with context or Python version.
 UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
 
@@ -33,7 +32,7 @@ Place = tuple[str, str | None]
 
 def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
     """Return the hash of all code that a module and attention functions refer to."""
-    named = (IMPLEMENTATIONS[name].split(":") for name in attention)
+    named = (IMPLEMENTATIONS[name].split(":") for name in sorted(set(attention)))
     return hash_of([(module, None), *((where, what) for where, what in named)], root)
 
 
@@ -44,16 +43,17 @@ def hash_of(
     reached = Reach(root, frozenset(without))
     for place in places:
         reached.follow(place)
-    return digest_of("\n".join(sorted(set(reached.entries()))))[:16]
+    return digest_of("\n".join(reached.entries()))[:16]
 
 
 @dataclass(eq=False)
 class Statement:
-    """A top-level statement: its code, its references, and whether imports run it."""
+    """A top-level statement, and whether imports run it."""
 
     code: str
-    # The places that the code refers to, in order of occurrence.
+    # The places that the code refers to and the names that it defines, in their order.
     references: list[Place]
+    names: list[str]
     runs_on_import: bool
     digest: str = field(init=False)
 
@@ -75,32 +75,41 @@ class Reach:
 
     def __init__(self, root: Path, without: frozenset[Place] = frozenset()):
         self.root, self.without = root, without
-        self.places: set[Place] = set()
+        self.places: dict[Place, None] = {}
         self.read: dict[str, Module | None] = {}
         self.imported: set[str] = set()
         self.statements: dict[Statement, None] = {}
 
     def follow(self, place: Place) -> None:
         """Add the statements of a place, and all statements that they refer to."""
-        pending = [place]
-        while pending:
-            place = pending.pop()
-            if place not in self.places:
-                self.places.add(place)
-                for statement in [
-                    *self.statements_at(place),
-                    *self.statements_run_on_import(place[0]),
-                ]:
+        self.places[place] = None
+        found = self.statements_at(place)
+        while found:
+            # Sort by code, because the order of discovery must not depend on names.
+            pending = sorted(found, key=lambda statement: statement.digest)
+            while pending:
+                statement = pending.pop()
+                if statement not in self.statements:
                     self.statements[statement] = None
-                    pending += statement.references
+                    self.places |= dict.fromkeys(statement.references)
+                    for place in statement.references:
+                        pending += self.statements_at(place)
+            modules = dict.fromkeys(module for module, _ in self.places)
+            found = [s for name in modules for s in self.statements_run_on_import(name)]
+
+    def origin(self, place: Place) -> Place:
+        """Return the place that defines what this place may only import."""
+        module = self.module(place[0])
+        if module is None or place[1] not in module.imports:
+            return place
+        return self.origin(resolve(module.imports[place[1]], self.root))
 
     def statements_at(self, place: Place) -> list[Statement]:
         """Return the statements that define a place."""
+        place = self.origin(place)
         module = None if place in self.without else self.module(place[0])
         if module is None or place[1] is None:
             return module.statements if module else []
-        if place[1] in module.imports:
-            return self.statements_at(resolve(module.imports[place[1]], self.root))
         # An undefined name may be created at run time, so depend on all statements.
         return module.defines.get(place[1], module.statements)
 
@@ -121,11 +130,18 @@ class Reach:
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
-        """Yield a digest of each statement with the statements that it refers to."""
+        """Yield the digest of each statement, and what each of its references stands
+        for: the numbers of statements, and which of their names, or an unknown name.
+        """
+        numbers = {statement: i for i, statement in enumerate(self.statements)}
         for statement in self.statements:
-            targets = (self.statements_at(place) for place in statement.references)
-            named = (" ".join(target.digest for target in each) for each in targets)
-            yield digest_of("\n".join([statement.digest, *named]))
+            yield statement.digest
+            for place in map(self.origin, statement.references):
+                targets, name = self.statements_at(place), place[1] or ""
+                known = [target for target in targets if name in target.names]
+                yield ",".join(f"{numbers[t]}.{t.names.index(name)}" for t in known)
+                if not known:
+                    yield f"{name} {[(numbers[t], t.names) for t in targets]}"
 
 
 def digest_of(text: str) -> str:
@@ -160,9 +176,11 @@ def parse_module(name: str, source: str, root: Path) -> Module:
             continue
         canonical = Canonical(known | dict(imported_names(ast.walk(node))), root)
         code = canonical.text(node)
-        statement = Statement(code, canonical.references, runs_on_import(node, known))
+        names = list(dict.fromkeys(bound_names([node])))
+        on_import = runs_on_import(node, known)
+        statement = Statement(code, canonical.references, names, on_import)
         module.statements.append(statement)
-        for each in set(bound_names([node])):
+        for each in names:
             module.defines.setdefault(each, []).append(statement)
     return module
 
@@ -250,76 +268,92 @@ def bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from bound_names(ast.iter_child_nodes(node))
 
 
-OUTSIDE = ("args", "returns", "decorator_list")
+OUTSIDE = ("name", "args", "returns", "decorator_list", "bases", "keywords")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-class Canonical:
-    """Converter of code to text that depends neither on Python's version nor on layout.
+class Local:
+    """A local variable."""
 
-    A reference becomes the name in its defining module, however it was imported.
+
+class Canonical:
+    """Converter of code to text that depends neither on Python's version, nor on
+    layout, nor on names, except of parameters and attributes, and those in profiles.
     """
 
-    def __init__(self, known: dict[str, Place], root: Path):
+    def __init__(self, known: Mapping[str, Place | Local], root: Path):
         self.known, self.root = known, root
         self.references: list[Place] = []
+        self.locals: dict[Local, int] = {}
+        # The names that the body of a class binds, which its methods don't see.
+        self.attributes: frozenset[str] = frozenset()
 
     def text(self, node: Any) -> str:
         if isinstance(node, list):
             return f"[{','.join(self.text(item) for item in drop_docstring(node))}]"
         if not isinstance(node, ast.AST):
             return repr(node)
-        if (place := self.find_place(node)) is not None:
-            name = place[1] or "module"
-            if place[0] != OTHERS:
-                self.references.append(place)
-            return f"name({name})"
+        place = self.find_place(node)
+        if isinstance(place, Local):
+            return f"local({self.locals.setdefault(place, len(self.locals))})"
+        if place is not None:
+            if place[0] == OTHERS:
+                return f"name({place[1]})"
+            self.references.append(place)
+            return "name()"
         if isinstance(node, ast.JoinedStr):
             return f"JoinedStr({self.text(merge_constants(node.values))})"
-        if isinstance(node, ast.Call):
-            keywords = [each for each in node.keywords if not is_default(each)]
-            node = ast.Call(node.func, node.args, keywords)
-        inner = self.inner_scope(node) if isinstance(node, FUNCTIONS + SCOPES) else self
+        inner = self.inner_scope(node)
         fields = [
             # Defaults, annotations and decorators belong to the outer scope.
             f"{name}={(self if name in OUTSIDE else inner).text(value)}"
-            for name, value in ast.iter_fields(node)
+            for name, value in ast.iter_fields(bind_name(node))
             if name not in UNSEEN and value is not None and value != []
         ]
         return f"{type(node).__name__}({','.join(fields)})"
 
     def inner_scope(self, node: ast.AST) -> "Canonical":
-        """Return a copy for an inner scope, without names hidden by local variables."""
-        hidden: set[str] = set()
-        if isinstance(node, (*FUNCTIONS, ast.Lambda)):
-            of = node.args
-            named = [*of.posonlyargs, *of.args, of.vararg, *of.kwonlyargs, of.kwarg]
-            hidden |= {argument.arg for argument in named if argument is not None}
-        if isinstance(node, FUNCTIONS):
-            hidden |= (
-                set(bound_names(node.body))
-                - dict(imported_names(ast.walk(node))).keys()
-            )
-        hidden |= set(bound_names(g.target for g in getattr(node, "generators", ())))
-        if hidden.isdisjoint(self.known):
+        """Return a copy for an inner scope, which knows its local variables."""
+        if not isinstance(node, (*FUNCTIONS, *SCOPES, ast.ClassDef)):
             return self
-        known = {name: p for name, p in self.known.items() if name not in hidden}
-        inner = Canonical(known, self.root)
-        inner.references = self.references
+        of = getattr(node, "args", node)
+        named = {x.arg for x in ast.iter_child_nodes(of) if isinstance(x, ast.arg)}
+        bound = set(bound_names(g.target for g in getattr(node, "generators", ())))
+        if isinstance(node, FUNCTIONS):
+            imported = dict(imported_names(ast.walk(node)))
+            bound |= set(bound_names(node.body)) - imported.keys()
+        known = {name: p for name, p in self.known.items() if name not in named}
+        inner = Canonical(known | {name: Local() for name in bound - named}, self.root)
+        inner.references, inner.locals = self.references, self.locals
+        if isinstance(node, ast.ClassDef):
+            inner.attributes = frozenset(bound_names(node.body))
         return inner
 
-    def find_place(self, node: ast.AST) -> Place | None:
-        """Return the place that a name, or a module's attribute, refers to, or None."""
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            place = self.known.get(node.id)
-            return resolve(place, self.root) if place else None
+    def find_place(self, node: ast.AST) -> Place | Local | None:
+        """Return what a name, or a module's attribute, refers to, or None."""
+        if isinstance(node, ast.Name):
+            binds = isinstance(node.ctx, ast.Store)
+            known = {} if binds and node.id in self.attributes else self.known
+            place = known.get(node.id)
+            return resolve(place, self.root) if isinstance(place, tuple) else place
         if isinstance(node, ast.Attribute):
             inner = self.find_place(node.value)
             # Resolve `systems.a.b` step by step.
-            if inner is not None and inner[1] is None:
+            if isinstance(inner, tuple) and inner[1] is None:
                 return resolve((inner[0], node.attr), self.root)
         return None
+
+
+def bind_name(node: ast.AST) -> ast.AST:
+    """Return a statement with the name that it binds as a node, unless profiles show
+    the name: of a kernel, or of a derived class.
+    """
+    fields = dict(ast.iter_fields(node))
+    name = fields.get("name")
+    if not name or fields.get("bases") or name.endswith("kernel"):
+        return node
+    return type(node)(**fields | {"name": ast.Name(name, ast.Store())})
 
 
 def drop_docstring(nodes: list[Any]) -> list[Any]:
@@ -327,14 +361,6 @@ def drop_docstring(nodes: list[Any]) -> list[Any]:
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]
     return [node for node in nodes if not is_import(node)]
-
-
-def is_default(node: ast.keyword) -> bool:
-    return (
-        node.arg in DEFAULTS
-        and isinstance(node.value, ast.Constant)
-        and node.value.value is DEFAULTS[node.arg]
-    )
 
 
 def merge_constants(values: list[ast.expr]) -> list[ast.expr]:

@@ -83,11 +83,9 @@ def test_large_scores_are_accurate(cls, dtype, sigma, causal, device):
 )
 def test_tiles_of_any_shape_are_accurate(tile, causal, device):
     """Causal loops have a part with and a part without masking, for any tile shape."""
-    inputs = make_inputs(97, 70, 16, device=device)
+    x = make_inputs(97, 70, 16, device=device)
     t = Config(*tile, warps=4, stages=2)
-    check_against_reference(
-        launch_passes(inputs, causal, t, t, t), *inputs, causal, 0.25
-    )
+    check_against_reference(launch_passes(x, causal, t, t, t), *x, causal, 0.25)
 
 
 @pytest.mark.slow

@@ -117,9 +117,7 @@ print({DONE!r})
         (stem, "measured") for stem in "abc"
     ]
     # Outcomes are printed even if the output is no terminal.
-    assert {f"{stem}: measured" for stem in "abc"} <= {
-        *capsys.readouterr().out.splitlines()
-    }
+    assert {f"{s}: measured" for s in "abc"} <= {*capsys.readouterr().out.splitlines()}
 
 
 @pytest.mark.parametrize("deaf", [False, True])

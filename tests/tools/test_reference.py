@@ -72,9 +72,7 @@ def test_code_reference_has_every_module_once():
 @pytest.mark.parametrize("path", sorted((DOCS / "api").glob("*.md")))
 def test_linked_names_are_in_the_top_table(path):
     top, below = path.read_text(encoding="utf-8").split("\n## Module by module\n")
-    listed = re.findall(
-        r"^\| \[`(\w+)`\]\[(systems\.[\w.]+)\] \| \S", top, re.MULTILINE
-    )
+    listed = re.findall(r"^\| \[`(\w+)`\]\[(systems\.[\w.]+)\] \| \S", top, re.M)
     assert len(listed) == len(re.findall(r"^\| \[", top, re.MULTILINE)) > 5
     modules = set(re.findall(r"^::: (\S+)$", below, re.MULTILINE))
     # Pages expand the linked names, so the table must contain them.

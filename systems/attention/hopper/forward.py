@@ -143,20 +143,16 @@ def forward_producer(
     GROUPS: gl.constexpr = queries.tiles.shape[0]
     steps_done = 0
     number = gl.load(schedule.items_ptr + schedule.first)
-    for position in range(schedule.first, schedule.end):
+    for index in range(schedule.first, schedule.end):
         item = get_item(number, problem, BQ, BK, CAUSAL)
-        number = gl.load(
-            schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
-        )
+        number = gl.load(schedule.items_ptr + gl.minimum(index + 1, schedule.end - 1))
         kv_head = item.head // HEADS_PER_KV
         # Load keys first, because consumers may still read the previous item's queries.
         last = (item.steps - 1) * BK
         fill_stage(ring, steps_done, k_desc, v_desc, item.batch, kv_head, last)
         for group in gl.static_range(GROUPS):
             full = queries.full.index(group)
-            mbarrier.wait(
-                queries.empty.index(group), (position - schedule.first & 1) ^ 1
-            )
+            mbarrier.wait(queries.empty.index(group), (index - schedule.first & 1) ^ 1)
             mbarrier.expect(full, q_desc.block_type.nbytes)
             coords = [item.batch, item.head, item.q_start + 64 * group, 0]
             async_load(q_desc, coords, full, queries.tiles.index(group))
@@ -220,12 +216,10 @@ def forward_consumer(
         # The last consumer lets the first consumer start.
         pass_turn(GROUP, GROUPS)
     number = gl.load(schedule.items_ptr + schedule.first)
-    for position in range(schedule.first, schedule.end):
+    for index in range(schedule.first, schedule.end):
         item = get_item(number, problem, BQ, BK, CAUSAL)
         # Load the next item's number early, to hide the latency.
-        number = gl.load(
-            schedule.items_ptr + gl.minimum(position + 1, schedule.end - 1)
-        )
+        number = gl.load(schedule.items_ptr + gl.minimum(index + 1, schedule.end - 1))
         q_start = item.q_start + 64 * GROUP
         rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
         seen_by_any = n_k
@@ -242,7 +236,7 @@ def forward_consumer(
                 pass_turn(GROUP, GROUPS)
         steps_done += item.steps
 
-        mbarrier.wait(queries.full.index(GROUP), position - schedule.first & 1)
+        mbarrier.wait(queries.full.index(GROUP), index - schedule.first & 1)
         # [64, BK]
         k, v = wait_full(ring, first)
         s = warpgroup_mma_wait(0, deps=(start_matmul(q, k, zeros, NARROW),))

@@ -40,9 +40,7 @@ TWO_FRAMES = """new Promise(
     (done) => requestAnimationFrame(() => requestAnimationFrame(done))
 )"""
 
-OPEN_FOLDS = (
-    "document.querySelectorAll('details').forEach((fold) => (fold.open = true))"
-)
+OPEN_FOLDS = "document.querySelectorAll('details').forEach((one) => (one.open = true))"
 
 
 def build_site(folder: Path, root: Path = ROOT, **environment: str) -> float:

@@ -84,9 +84,7 @@ def test_index_page_is_small_and_loads_fast(page: Page, site: Path) -> None:
             page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
         )
     assert 0 < min(times) < 1000
-    files = [
-        Path(url.removeprefix("file://")) for url in loaded if url.startswith("file://")
-    ]
+    files = [Path(u.removeprefix("file://")) for u in loaded if u.startswith("file://")]
     assert {"index.html", "site.css", "tablesort.js", "search_index.js"} <= {
         path.name for path in files
     }

@@ -21,12 +21,10 @@ BASE = """{% block htmltitle %}{% endblock %}{% block extrahead %}{% endblock %}
 
 def render(template: str, top: str = "", **context: Any) -> str:
     ours = FileSystemLoader(ROOT / "tools" / "hooks" / "theme")
-    environment = Environment(
-        loader=ChoiceLoader([ours, DictLoader({"base.html": BASE})])
-    )
-    environment.filters["url"] = lambda path: f"{top}/{path}"
+    jinja = Environment(loader=ChoiceLoader([ours, DictLoader({"base.html": BASE})]))
+    jinja.filters["url"] = lambda path: f"{top}/{path}"
     config = {"site_name": "Guide", "site_description": "Of what.", "site_url": ""}
-    return environment.get_template(template).render(config=config, **context)
+    return jinja.get_template(template).render(config=config, **context)
 
 
 @pytest.mark.parametrize("top", ["", "/guide"])

@@ -33,12 +33,10 @@ def render_smaller(results: Path, gib: int) -> tuple[dict[str, str], set[str]]:
     return files, lost
 
 
-def find_increases(
-    pattern: re.Pattern[str], before: dict[str, str], now: dict[str, str]
-):
+def find_increases(pattern: re.Pattern[str], old: dict[str, str], new: dict[str, str]):
     """Return the files in which a pattern occurs more often than before."""
-    count = {name: len(pattern.findall(text)) for name, text in before.items()}
-    return {name for name in now if len(pattern.findall(now[name])) > count[name]}
+    count = {name: len(pattern.findall(text)) for name, text in old.items()}
+    return {name for name in new if len(pattern.findall(new[name])) > count[name]}
 
 
 @pytest.mark.slow
@@ -49,7 +47,6 @@ def test_rows_that_do_not_fit_are_out_of_memory(tmp_path):
     assert always == {"attention", "end_to_end", "model_attention", "peak_memory"}
     assert lost >= always | {"kernel_profile"}
     assert not find_increases(RESIDUE, enough, small)
-    stems = {
-        name.partition("-")[0] for name in find_increases(OUT_OF_MEMORY, enough, small)
-    }
+    files = find_increases(OUT_OF_MEMORY, enough, small)
+    stems = {name.partition("-")[0] for name in files}
     assert stems >= {"end_to_end", "attention", "peak_memory", "kernel_profile"}
