@@ -225,6 +225,8 @@ def find_peak(slug: str) -> Peak | None:
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """Return the longest key that is a slug's prefix; "" if none or for a MIG slice."""
-    matches = (key for key in keys if slug.startswith(key) and "-mig-" not in slug)
+    """Return the longest key that starts a slug; "" if none, or for another variant."""
+    # MIG slices, laptop GPUs, an RTX 3090 Ti and an RTX 4090 D have rates of their own.
+    is_whole = {"mig", "laptop", "ti", "d"}.isdisjoint(slug.split("-"))
+    matches = (key for key in keys if is_whole and f"{slug}-".startswith(f"{key}-"))
     return max(matches, key=len, default="")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from systems.formulas.costs import Peak, find_peak, longest_prefix
+from systems.formulas.costs import PEAKS, Peak, longest_prefix
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
 
 KIB = 1024
@@ -27,9 +27,7 @@ class Gpu:
 
     @property
     def peak(self) -> Peak:
-        peak = find_peak(self.slug)
-        assert peak is not None
-        return peak
+        return PEAKS[longest_prefix(self.slug, PEAKS)]
 
 
 # --8<-- [start:gpus]

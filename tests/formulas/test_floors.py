@@ -30,11 +30,13 @@ def test_rates_have_four_significant_digits():
             assert float(f"{rate:.4g}") == rate
 
 
-def test_chips_match_the_longest_name_and_no_mig_slice():
+def test_chips_match_the_longest_name_and_no_slice_or_variant():
     plain, pcie = find_chip("nvidia-h100"), find_chip("nvidia-h100-pcie")
     assert plain and pcie and plain.sms > pcie.sms
     assert find_chip("nvidia-a100-sxm4-80gb") is CHIPS["nvidia-a100"]
-    for slug in ("acme-gpu", slug_of("NVIDIA A100-SXM4-80GB MIG 3g.40gb")):
+    names = "Acme GPU", "NVIDIA A100X", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"
+    rtx = ("4090 Laptop GPU", "4090 D", "3090 Ti", "5090 D v2")
+    for slug in map(slug_of, (*names, *(f"NVIDIA GeForce RTX {x}" for x in rtx))):
         assert find_chip(slug) is find_peak(slug) is None
 
 
