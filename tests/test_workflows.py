@@ -1,7 +1,5 @@
 """Test the workflows that test changes and publish the site."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Committed notebooks equal a fresh run, and become pages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
