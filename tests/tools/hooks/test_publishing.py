@@ -1,7 +1,5 @@
 """Test the publishing hook and the theme's templates."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
