@@ -141,5 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert __doc__
     run_as_command(main, __doc__)

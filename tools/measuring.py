@@ -21,10 +21,12 @@ from systems import ROOT, lacks, plain_console, printable
 from systems.experiments import STEMS
 from tools.states import read_state
 
-# Environment variables that children don't inherit: they help to debug, but change what
-# is measured. With PYTHONSAFEPATH, a child could import another clone's code.
+# Environment variables that children don't inherit: they help to debug, or a container
+# sets them, but they change what is measured. With PYTHONSAFEPATH, a child could import
+# another clone's code.
 DROPPED = set(
-    "CUDA_LAUNCH_BLOCKING DISABLE_PTXAS_OPT NVIDIA_TF32_OVERRIDE PYTHONDEVMODE"
+    "CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING DISABLE_PTXAS_OPT"
+    " NVIDIA_TF32_OVERRIDE PYTHONDEVMODE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
     " PYTHONMALLOC PYTHONSAFEPATH PYTHONTRACEMALLOC PYTORCH_NO_CUDA_MEMORY_CACHING"
     " TORCHDYNAMO_DISABLE TORCH_COMPILE_DISABLE TRITON_DEBUG TRITON_DEFAULT_FP_FUSION"
     " TRITON_INTERPRET".split()

@@ -4,8 +4,6 @@ runs no code.
     python tools/run_notebooks.py
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from asyncio import CancelledError

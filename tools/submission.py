@@ -190,7 +190,9 @@ def main(
         records = gpu_records(gpu, results)
         if not into.is_dir():
             fail(f"--into {into}: no such folder")
-        changes = run_git("status", "--porcelain", "-unormal").splitlines()
+        # Name files that a global gitignore hides, which `git add -A` leaves out.
+        options = "-c core.excludesFile= status --porcelain -unormal".split()
+        changes = run_git(*options).splitlines()
         write_zip(into / "code.zip")
         print("wrote code.zip")
         for change in changes:

@@ -110,8 +110,10 @@ def test_uncommitted_files_and_no_browser_are_reported(run_main, tmp_path, monke
     root.mkdir()
     (root / "tracked").touch()
     author = "-c user.name=a -c user.email=b commit -qm c"
-    config = "config status.showUntrackedFiles no"
-    for command in ("init -q", config, "add tracked", author):
+    (tmp_path / "ignored").write_text("forgotten")
+    configs = ("status.showUntrackedFiles no", "core.excludesFile ../ignored")
+    settings = (f"config {setting}" for setting in configs)
+    for command in ("init -q", *settings, "add tracked", author):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
     (root / "forgotten").touch()
     monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
