@@ -1,5 +1,6 @@
 """Without a CUDA GPU, Triton's kernels run in its interpreter."""
 
+import gc
 import os
 import signal
 import sys
@@ -8,6 +9,9 @@ import pytest
 
 # Tests send SIGINT to children, which ignore it if pytest itself was started with `&`.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Imports leave no garbage, but searching for it takes a sixth of their time.
+gc.disable()
 
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     # Share the cores, because each worker's torch would start a thread per core.
@@ -66,10 +70,9 @@ def skip_without_triton(report, error: BaseException, path: object):
     causes: list[BaseException] = [error]
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
-    missing = {getattr(cause, "name", None) or "" for cause in causes}
-    if "triton" in {name.partition(".")[0] for name in missing} and not (
-        os.environ.get("CI")
-    ):
+    names = [getattr(cause, "name", None) or "" for cause in causes]
+    missing = {name.partition(".")[0] for name in names}
+    if "triton" in missing and not os.environ.get("CI"):
         report.outcome, report.longrepr = "skipped", (str(path), 0, NO_TRITON)
     return report
 
@@ -92,6 +95,8 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_collection_finish():
     """Speed up Triton's interpreter if any test module imported Triton."""
+    gc.freeze()
+    gc.enable()
     if not HAS_GPU and sys.modules.get("triton"):
         from tests.interpreting import speed_up_interpreter
 
