@@ -53,7 +53,7 @@ from systems.records.files import write_atomically
 from systems.running.machine import check_torch
 from systems.running.precompile import MOST_PROCESSES, available_cores
 from systems.running.reports import CannotStart, end_with_parent
-from systems.running.resuming import lock_record
+from systems.running.resuming import lock_record, modified_ns
 from tools.compile_ahead import DTYPES, require_compiler
 from tools.rendering import fail
 
@@ -182,8 +182,11 @@ def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
         old = new if force else tuned.read(path)
     except FileNotFoundError:
         return new
-    same = all(old[x] == new[x] for x in ("software", "source_hash"))
-    return old if same else new
+    if all(old[x] == new[x] for x in ("software", "source_hash")):
+        return old
+    # Keep the file: in the environment that it was timed in, it would be valid again.
+    os.replace(path, path.with_name(f".{path.name}.{modified_ns(path)}"))
+    return new
 
 
 def write_content(content: dict[str, Any], path: Path) -> None:

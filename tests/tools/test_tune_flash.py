@@ -141,6 +141,8 @@ def test_ties_keep_our_config_and_searches_resume(fake_a100):
     changed = tuned.read(fake_a100.path) | {"source_hash": "other"}
     tune_flash.write_content(changed, fake_a100.path)
     assert resume_or_start(fake_a100.path, fake_a100.device, False)["entries"] == []
+    (kept,) = fake_a100.path.parent.glob(f".{fake_a100.path.name}.*")
+    assert tuned.read(kept) == changed
 
 
 CHANGED = "with kernels that have changed since: our tables are used"

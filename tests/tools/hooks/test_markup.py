@@ -1,7 +1,5 @@
 """Test the Markdown extension that post-processes the HTML of other extensions."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 
