@@ -71,7 +71,7 @@ def test_records_on_the_site_keep_their_content(site: Path, tmp_path: Path) -> N
 
 def test_index_page_is_small_and_loads_fast(page: Page, site: Path) -> None:
     requests = list[Any]()
-    page.context.on("request", requests.append)
+    page.context.on("request", lambda one: requests.append(one))
     times, ended = [], "performance.getEntriesByType('navigation')[0].loadEventEnd"
     # Take the fastest of three loads, because other processes slow some down.
     for _ in range(3):
