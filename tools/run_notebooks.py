@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from systems import ROOT, need, run_as_command  # noqa: E402
 from systems.records.files import write_atomically  # noqa: E402
+from tools.rendering import fail  # noqa: E402
 
 if __name__ == "__main__":
     need("nbformat", "nbclient", "torch", "typer")
@@ -34,7 +35,12 @@ def execute_notebook(path: Path) -> str:
             file = NOTEBOOKS.parent / "exercises" / f"{magic.split()[1]}.py"
             lines = file.read_text("utf-8").rstrip().split("\n")
             lines = [line for line in lines if "--8<--" not in line]
-            cell.source = "\n".join([magic, *lines])
+            empty = "\n".join([magic, *lines])
+            # The body has fewer `...` once a reader has filled some in.
+            if magic != cell.source and cell.source.count("...") < empty.count("..."):
+                where = f"{path}: a cell of {file.stem} is filled in"
+                fail(f"{where}; copy it into {file}, then empty the cell")
+            cell.source = empty
     with TemporaryDirectory() as folder:
         # Use file sockets, because other processes could take or read a port.
         socket = Config(transport="ipc", ip=f"{folder}/kernel")

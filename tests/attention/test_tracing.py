@@ -25,9 +25,8 @@ from tests.attention.checks import (
 # A compiler backend without C++; GPU tests use the default.
 COMPILER = "aot_eager"
 # PyTorch warns when it traces any autograd Function.
-quiet = pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)
+DEPRECATED = "ignore:.*should not be instantiated:DeprecationWarning"
+quiet = pytest.mark.filterwarnings(DEPRECATED)
 
 
 @pytest.mark.slow

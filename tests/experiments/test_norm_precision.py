@@ -9,9 +9,8 @@ from systems.records.outcome import measure_row
 from tools.render.frame import Line
 from tools.render.stems import norm_precision as builder
 
-X = torch.randn(
-    2, 3, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-)
+SEED = torch.Generator().manual_seed(0)
+X = torch.randn(2, 3, 50, generator=SEED, dtype=torch.float64)
 
 pytestmark = pytest.mark.usefixtures("use_cpu")
 

@@ -42,6 +42,14 @@ def test_notebooks_import_this_clone(monkeypatch):
     assert client.call_args.kwargs["resources"] == {"metadata": {"path": str(ROOT)}}
 
 
+def test_a_reader_s_solution_is_not_overwritten(tmp_path, capsys):
+    cell = new_code_cell("%%exercise 2_row_softmax\nrow = tl.load(x)")
+    nbformat.write(new_notebook(cells=[cell]), path := tmp_path / "a.ipynb")
+    with pytest.raises(SystemExit):
+        run_notebooks.execute_notebook(path)
+    assert "a cell of 2_row_softmax is filled in; copy it" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_other_clones_and_start_up_files_are_ignored(tmp_path, monkeypatch):
     other, path = tmp_path / "systems.py", tmp_path / "a.ipynb"
@@ -77,9 +85,7 @@ def test_notebook_outputs_are_text_or_figures(path: Path) -> None:
 def make_page(tmp_path: Path) -> Any:
     """Return a function that renders a notebook with a text cell and a code cell."""
 
-    def render_cell(
-        *outputs: Any, source: str = "if a < b:\n    print(a)", **of: Any
-    ) -> str:
+    def render_cell(*outputs: Any, source="if a < b:\n    print(a)", **of: Any) -> str:
         code = new_code_cell(source, outputs=list(outputs), metadata=of)
         notebook = new_notebook(cells=[new_markdown_cell(PROSE), code])
         notebook.metadata["page"] = {"description": "Of a."}

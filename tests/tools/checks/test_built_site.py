@@ -47,9 +47,8 @@ def findings(root: Path, body: str, head: str = "") -> list[str]:
 
 
 def test_correct_site_has_no_findings(tmp_path, capsys):
-    assert (
-        findings(tmp_path, CLEAN, '<link rel="canonical" href="https://e.org/">') == []
-    )
+    head = '<link rel="canonical" href="https://e.org/">'
+    assert findings(tmp_path, CLEAN, head) == []
     assert built_site.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == "3 pages checked, no findings\n"
 
