@@ -76,15 +76,15 @@ def torch_misfit() -> str:
 
     from packaging.requirements import Requirement
 
-    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    wanted = Requirement(asked["project"]["optional-dependencies"]["torch"][0])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    package = Requirement(project["project"]["optional-dependencies"]["torch"][0])
     try:
-        version = metadata.version(wanted.name)
+        version = metadata.version(package.name)
     except metadata.PackageNotFoundError:
         return ""
-    if wanted.specifier.contains(version, prereleases=True):
+    if package.specifier.contains(version, prereleases=True):
         return ""
-    return f"torch {version} is not {wanted.specifier}: run pip install -e '.[torch]'"
+    return f"torch {version} is not {package.specifier}: run pip install -e '.[torch]'"
 
 
 def printable(text: str) -> str:
@@ -135,8 +135,8 @@ def run_as_command(
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        where = f"can't use {error.filename}: " if error.filename else ""
-        if where and error.errno not in (EACCES, EROFS):
+        prefix = f"can't use {error.filename}: " if error.filename else ""
+        if prefix and error.errno not in (EACCES, EROFS):
             raise
         # Write buffered text. This fails only if stdout itself caused the error.
         with suppress(OSError):
@@ -145,7 +145,7 @@ def run_as_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A closed pipe, as in `... | head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):
-            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            print(f"error: {prefix}{error.strerror or error}", file=sys.stderr)
     except Exception as error:
         # Detect usage errors by `format_message`: typer versions differ in their class.
         if (message := getattr(error, "format_message", None)) is None:

@@ -60,7 +60,7 @@ def attention_status(device: str) -> dict[str, str]:
 def main() -> None:
     """Print versions, kernels and the times of a pass; exit with 2 on a problem."""
     device, gpu = default_device(), find_gpu()
-    found = {
+    rows = {
         **versions(),
         "GPU by the driver": gpu.name_and_driver if gpu else "none",
         "torch runs on": torch.cuda.get_device_name() if device == "cuda" else "CPU",
@@ -69,21 +69,21 @@ def main() -> None:
     trouble = ""
     try:
         for name, samples in run_once(device).items():
-            found[f"first {name.removesuffix('_ms')}"] = f"{samples[0]:.1f} ms"
+            rows[f"first {name.removesuffix('_ms')}"] = f"{samples[0]:.1f} ms"
     except RuntimeError as error:
         # Print the versions before the error, because they help to find its cause.
         trouble = str(error).splitlines()[0]
-    print(align_texts(found))
+    print(align_texts(rows))
     if trouble:
-        said = f"the first pass failed: {printable(trouble)}"
-    elif not (said := torch_misfit()):
+        problem = f"the first pass failed: {printable(trouble)}"
+    elif not (problem := torch_misfit()):
         if gpu and device == "cpu":
-            said = why_unusable(gpu)
+            problem = why_unusable(gpu)
         elif device == "cuda" and not gpu:
-            said = f"torch finds a GPU, and measuring {why_no_gpu()}"
+            problem = f"torch finds a GPU, and measuring {why_no_gpu()}"
     without = ", without a GPU: everything but the GPU measurements runs"
-    print(said or f"ready{'' if gpu else without}")
-    if said:
+    print(problem or f"ready{'' if gpu else without}")
+    if problem:
         raise SystemExit(2)
 
 

@@ -76,8 +76,8 @@ class PreparedCall:
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
         """Return whether saved tensors have the layout for which launches were made."""
         strides = [x.stride() for x in (q, k, v, o)]
-        before = [x[1] for x in (*self.inputs, self.outputs[0])]
-        return strides == before and lse.is_contiguous()
+        expected = [x[1] for x in (*self.inputs, self.outputs[0])]
+        return strides == expected and lse.is_contiguous()
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor

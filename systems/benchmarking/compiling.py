@@ -38,8 +38,8 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
     try:
         # Create the folder here: PyTorch would not delete its own after an error.
         with (
-            TemporaryDirectory(ignore_cleanup_errors=True) as empty,
-            fresh_inductor_cache(dir=empty),
+            TemporaryDirectory(ignore_cleanup_errors=True) as directory,
+            fresh_inductor_cache(dir=directory),
             kept_in(folder),
         ):
             yield
@@ -72,13 +72,13 @@ def measure(
     (`warmup_..._ms`), and the numbers of compiled graphs and recompiles. Raise
     RuntimeError if a measured step recompiles.
     """
-    before = graphs()
+    count_before = graphs()
     first = timing.measure(
         step, warmup=0, repeats=warmup, device=device, between=between
     )
-    settled = graphs()
+    count_warm = graphs()
     with torch.compiler.set_stance("fail_on_recompile"):
-        timed = timing.measure(
+        metrics = timing.measure(
             step, warmup=0, repeats=repeats, device=device, between=between
         )
     warmup_ms = {
@@ -88,9 +88,9 @@ def measure(
     }
     return {
         **warmup_ms,
-        **timed,
-        "graphs": settled - before,
-        "recompiles": graphs() - settled,
+        **metrics,
+        "graphs": count_warm - count_before,
+        "recompiles": graphs() - count_warm,
     }
     # --8<-- [end:clock]
 
@@ -103,17 +103,17 @@ def kept_in(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    places = {
+    variables = {
         "TORCHINDUCTOR_CACHE_DIR": str(folder),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    before = {name: os.environ.get(name) for name in places}
-    os.environ |= places
+    previous = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
     try:
         with inductor.patch(autotune_local_cache=False):
             yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value

@@ -58,17 +58,17 @@ def measure(
     of kernels per phase. If profiling fails, return the reason as `no_gpu_time`.
     """
     try:
-        found = probes.phase_kernels(
+        by_phase = probes.phase_kernels(
             step, device, passes=passes, between=between, cold=cold
         )
     except (TraceError, torch.OutOfMemoryError) as error:
         return {"no_gpu_time": str(error).splitlines()[0]}
     times = {
         f"{phase}_gpu_ms": [round(busy_ms(kernels), 6) for kernels in in_passes]
-        for phase, in_passes in found.items()
+        for phase, in_passes in by_phase.items()
         if all(in_passes)
     }
-    return times | (probes.kernel_counts(found) if counted else {})
+    return times | (probes.kernel_counts(by_phase) if counted else {})
     # --8<-- [end:gpu_time]
 
 
@@ -90,16 +90,16 @@ def add_round(
     if between is not None:
         between()
     step(phases.mark)
-    found = measure(
+    new_metrics = measure(
         step, device, passes=passes, between=between, cold=True, counted=counted
     )
-    for name, value in found.items():
+    for name, value in new_metrics.items():
         if not name.endswith("_gpu_ms"):
             metrics[name] = value
             continue
         metrics.setdefault(name, []).extend(value)
-        of_rounds = name.replace("_gpu_ms", "_rounds_ms")
-        metrics.setdefault(of_rounds, []).append(median(value))
+        median_name = name.replace("_gpu_ms", "_rounds_ms")
+        metrics.setdefault(median_name, []).append(median(value))
 
 
 def attention_passes(
@@ -181,9 +181,9 @@ def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    previous = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(previous)

@@ -33,25 +33,25 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
     """
     if device != "cuda":
         raise Unsupported("a CPU has no CUDA graphs")
-    found: dict[str, torch.cuda.CUDAGraph] = {}
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
     # Graphs that share a pool must be captured on one stream, and replayed in order.
-    pool, side = torch.cuda.graph_pool_handle(), capture_stream()
+    pool, stream = torch.cuda.graph_pool_handle(), capture_stream()
 
     @contextmanager
     def capture(name: str) -> Iterator[None]:
-        found[name] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(found[name], pool=pool, stream=side):
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name], pool=pool, stream=stream):
             yield
 
     def replay(phase: Phase) -> None:
-        for name, graph in found.items():
+        for name, graph in graphs.items():
             with phase(name):
                 graph.replay()
 
     try:
         clear()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             step(phases.mark)
         torch.cuda.synchronize()
         clear()
@@ -64,7 +64,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
         try:
             torch.cuda.synchronize()
         finally:
-            for graph in found.values():
+            for graph in graphs.values():
                 graph.reset()
             # Free the gradients, which lie in the graphs' memory pool.
             clear()
@@ -82,5 +82,5 @@ def refusals() -> Iterator[None]:
         # Raise errors that are not about the capture: they may have broken the process.
         if out_of_memory_reason(error) is not None or "captur" not in str(error):
             raise
-        said = str(error).splitlines()[0]
-        raise Unsupported(f"this step can't be a CUDA graph: {said}") from error
+        message = str(error).splitlines()[0]
+        raise Unsupported(f"this step can't be a CUDA graph: {message}") from error

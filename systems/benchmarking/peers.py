@@ -164,14 +164,14 @@ def importing_flash_4() -> Iterator[None]:
 def deterministic() -> Iterator[None]:
     """Make PyTorch deterministic, without filling new tensors, which takes time."""
     settings: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled()
+    enabled = torch.are_deterministic_algorithms_enabled()
     fill = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(enabled)
         settings.fill_uninitialized_memory = fill
 
 

@@ -69,7 +69,7 @@ def run(config: Config) -> dict[str, object]:
     """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
-    every = max(1, config.steps // KEPT)
+    stride = max(1, config.steps // KEPT)
     return {
         "stored": torch.tensor(config.term, dtype=DTYPES[config.value]).item(),
         "cpu_result": on_cpu[-1].item(),
@@ -77,8 +77,8 @@ def run(config: Config) -> dict[str, object]:
         "device": device,
         "differing_steps": int((on_cpu != on_device).sum()),
         "last_change": last_change(on_device),
-        "kept_every": every,
-        "sums": on_device[every - 1 :: every].tolist(),
+        "kept_every": stride,
+        "sums": on_device[stride - 1 :: stride].tolist(),
     }
 
 

@@ -213,17 +213,17 @@ def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
     """Return each operation's result dtypes for inputs in `low`, fp32 and a mixture."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
-    found: dict[str, object] = {}
+    dtypes: dict[str, object] = {}
     for name, operation in OPERATIONS.items():
         # Mixed: `a` and `c` in low precision, `b` in fp32.
         mixed = (narrow[0], wide[1], narrow[2], t)
         with torch.autocast(device, dtype=low):
-            inside = [
+            in_autocast = [
                 result(operation, *inputs)
                 for inputs in ((*narrow, t), (*wide, t), mixed)
             ]
-        found[name] = [*inside, result(operation, *mixed)]
-    return found
+        dtypes[name] = [*in_autocast, result(operation, *mixed)]
+    return dtypes
 
 
 def result(operation, *inputs: Tensor) -> str:

@@ -104,27 +104,27 @@ def run(config: Config) -> Turns:
     work, compiles = shared(c, device), c.execution == "compiled"
     folder = precompiled.ahead(name_of(c)) if compiles else None
     cold = precompiled.cold_samples(folder)
-    kept = folder if cold else None
-    with compiling.fresh(device, kept) if compiles else nullcontext():
+    cache_folder = folder if cold else None
+    with compiling.fresh(device, cache_folder) if compiles else nullcontext():
         execution = Execution(work, compiles, compiles and c.optimizer)
         ends = [c.steps * i // c.rounds for i in range(c.rounds + 1)]
         for steps in (end - start for start, end in pairwise(ends) if end > start):
             warmup = 1 if metrics else c.warmup
             with execution.running():
-                found = measure(work, c.execution, warmup, steps, device)
-            metrics = merged(metrics, found)
+                times = measure(work, c.execution, warmup, steps, device)
+            metrics = merged(metrics, times)
             timing.give_back(device)
             yield
         if cold:
             # These warm-up steps found compiled code in caches, like a second process.
-            found = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
-            metrics = found | cold
+            times = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
+            metrics = times | cold
         if c.execution != "graph":
             clear = work.model.zero_grad
             with execution.running():
-                found = gpu_time.measure(work.step, device, between=clear, counted=True)
+                times = gpu_time.measure(work.step, device, between=clear, counted=True)
             clear()
-            metrics |= {n: of for n, of in found.items() if not n.endswith("_fused")}
+            metrics |= {n: of for n, of in times.items() if not n.endswith("_fused")}
     return metrics
 
 
@@ -133,11 +133,11 @@ def measure(
 ) -> dict[str, Any]:
     """Return the samples of one turn; names of warm-up samples begin with WARMUP."""
     if execution == "graph":
-        captured = graphs.captured(work.step, work.model.zero_grad, device)
-        with captured as replay:
-            found = timing.measure(replay, warmup=1, repeats=steps, device=device)
+        capture = graphs.captured(work.step, work.model.zero_grad, device)
+        with capture as replay:
+            metrics = timing.measure(replay, warmup=1, repeats=steps, device=device)
         # Drop peak memory: the allocator doesn't see the memory of a replayed graph.
-        return {n: samples for n, samples in found.items() if n.endswith("_ms")}
+        return {n: samples for n, samples in metrics.items() if n.endswith("_ms")}
     clear = work.model.zero_grad
     return compiling.measure(
         work.step, warmup=warmup, repeats=steps, device=device, between=clear
@@ -158,15 +158,15 @@ def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
     """
     if not metrics:
         return turn
-    both = dict(metrics)
+    total = dict(metrics)
     for name, value in turn.items():
         if isinstance(value, list):
-            both[name] = metrics[name] + ([] if name.startswith(WARMUP) else value)
+            total[name] = metrics[name] + ([] if name.startswith(WARMUP) else value)
         elif name in ("graphs", "recompiles"):
-            both["recompiles"] += value
+            total["recompiles"] += value
         else:
-            both[name] = max(metrics[name], value)
-    return both
+            total[name] = max(metrics[name], value)
+    return total
 
 
 # One model for all executions of a cell -----------------------------------------------
@@ -180,8 +180,8 @@ def shared(config: Config, device: str) -> Workload:
     work = CELLS.get(cell)
     if work is None:
         c = config
-        given = c.size, c.context, "step", c.precision, c.batch, c.vocab
-        work = CELLS[cell] = Workload(device, *given)
+        settings = c.size, c.context, "step", c.precision, c.batch, c.vocab
+        work = CELLS[cell] = Workload(device, *settings)
     return work
 
 
@@ -210,8 +210,8 @@ class Execution:
             if not self.update or out_of_memory_reason(error) is not None:
                 raise
             # AdamW's step uses Python numbers, which some torch versions can't compile.
-            said = " ".join(str(error).splitlines()[:2])
-            raise Unsupported(f"AdamW's step does not compile: {said}") from error
+            message = " ".join(str(error).splitlines()[:2])
+            raise Unsupported(f"AdamW's step does not compile: {message}") from error
         finally:
             work.forward = work.model
             if self.update:
@@ -251,8 +251,8 @@ def precompile(config: Config) -> None:
         return
     # Free the memory of a configuration compiled earlier in this process.
     timing.give_back(device)
-    given = c.size, c.context, mode_ahead(c), c.precision, c.batch, c.vocab
-    work = Workload(device, *given)
+    settings = c.size, c.context, mode_ahead(c), c.precision, c.batch, c.vocab
+    work = Workload(device, *settings)
     with compiling.fresh(device, folder):
         with Execution(work, True, c.optimizer).running():
             samples = timing.measure(

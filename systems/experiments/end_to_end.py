@@ -62,12 +62,12 @@ def configs(quick: bool = False) -> list[Config]:
         for size, batch in (("small", 64), ("large", 32))
         for p in PRECISIONS
     ]
-    asked = [
+    grid = [
         Config(size, context, mode, p, batch)
         for size, context, p, batch in cells
         for mode in MODES
     ]
-    return asked + [
+    return grid + [
         Config("10B", 512, mode, p)
         for p in ("fp32", "bf16")
         for mode in ("forward", "forward_backward", "step")
@@ -82,10 +82,10 @@ def run(config: Config) -> dict[str, Any]:
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
     )
     clear = work.model.zero_grad
-    timed = timing.measure(
+    samples = timing.measure(
         work.step, warmup=c.warmup, repeats=c.steps, device=device, between=clear
     )
-    return timed | gpu_time.measure(work.step, device, between=clear)
+    return samples | gpu_time.measure(work.step, device, between=clear)
     # --8<-- [end:run]
 
 

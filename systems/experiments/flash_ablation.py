@@ -178,17 +178,17 @@ def switched_kernel(
     acc = tl.zeros([BQ, D], tl.float32)
     m = tl.full([BQ], -float("inf"), tl.float32)
     l = tl.zeros([BQ], tl.float32)
-    end, whole = n, 0
+    end, middle = n, 0
     if SKIP:
         end = tile * BQ + BQ
     if SPLIT:
-        whole = tile * BQ // BK * BK
+        middle = tile * BQ // BK * BK
         acc, m, l = attend_keys(
-            acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, 0, whole, scale,
+            acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, 0, middle, scale,
             BK, D, False, EXP2,
         )  # fmt: skip
     acc, m, l = attend_keys(
-        acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, whole, end, scale,
+        acc, m, l, q, k_ptr + head, v_ptr + head, rows, columns, middle, end, scale,
         BK, D, True, EXP2,
     )  # fmt: skip
     o = round_to(acc / l[:, None], o_ptr.dtype.element_ty)
@@ -223,16 +223,16 @@ def atomic_kernel(
     do_ptr += head * n * D
     dq_ptr += head * n * D
     keys, columns = tl.program_id(0) * BK + tl.arange(0, BK), tl.arange(0, D)
-    own = head * n * D + keys[:, None] * D + columns[None, :]
+    key_offsets = head * n * D + keys[:, None] * D + columns[None, :]
     # [BK, D]
-    k, v = tl.load(k_ptr + own), tl.load(v_ptr + own)
+    k, v = tl.load(k_ptr + key_offsets), tl.load(v_ptr + key_offsets)
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
     for start in range(tl.program_id(0) * BK // BQ * BQ, n, BQ):
         rows = start + tl.arange(0, BQ)
-        at = rows[:, None] * D + columns[None, :]
+        q_offsets = rows[:, None] * D + columns[None, :]
         # [BQ, D]
-        q, do = tl.load(q_ptr + at), tl.load(do_ptr + at)
+        q, do = tl.load(q_ptr + q_offsets), tl.load(do_ptr + q_offsets)
         lse, delta = (
             tl.load(lse_ptr + head * n + rows),
             tl.load(delta_ptr + head * n + rows),
@@ -247,9 +247,9 @@ def atomic_kernel(
         ds = round_to(p * (dp - delta[None, :]), q.dtype)
         dk = dot(ds, q, dk, "ieee")
         dq = dot(tl.trans(ds), k, tl.zeros([BQ, D], tl.float32), "ieee")
-        tl.atomic_add(dq_ptr + at, dq * scale, sem="relaxed")
-    tl.store(dk_ptr + own, round_to(dk * scale, k.dtype))
-    tl.store(dv_ptr + own, round_to(dv, v.dtype))
+        tl.atomic_add(dq_ptr + q_offsets, dq * scale, sem="relaxed")
+    tl.store(dk_ptr + key_offsets, round_to(dk * scale, k.dtype))
+    tl.store(dv_ptr + key_offsets, round_to(dv, v.dtype))
 
 
 def atomic_backward(
@@ -325,10 +325,10 @@ def prepare(
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Return the function that a step measures, which returns (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
-    technique, _, of = step.rpartition("_")
+    technique, _, direction = step.rpartition("_")
     overridden = technique in OVERRIDES
-    overrides = launch_overrides(technique, of, q) if overridden else {}
-    if step == "plain_forward" or overridden and of == "forward":
+    overrides = launch_overrides(technique, direction, q) if overridden else {}
+    if step == "plain_forward" or overridden and direction == "forward":
         return lambda: launch_forward(q, k, v, True, scale, **overrides)[:1]
     if step == "first_forward":
         return lambda: (first_attention(q, k, v, True),)

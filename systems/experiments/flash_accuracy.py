@@ -94,12 +94,12 @@ def run(config: Config) -> dict[str, Any]:
     expected = results(exact, *(x.double() for x in inputs))
     with only(config.implementation):
         attend = attention_with_lse(config.implementation, causal, config.n, device)
-        found = results(attend, *inputs)
+        actual = results(attend, *inputs)
         errors: dict[str, Any] = {}
         if config.implementation in OURS:
             calls = CALLS if device == "cuda" else 2
-            errors = count_differing_calls(attend, inputs, found, calls)
-    for name, value in found.items():
+            errors = count_differing_calls(attend, inputs, actual, calls)
+    for name, value in actual.items():
         errors[f"{name}_relative_error"] = relative_error(value, expected[name])
         largest = (value.double() - expected[name]).abs().max()
         errors[f"{name}_largest_error"] = largest.item()
@@ -114,8 +114,8 @@ def count_differing_calls(
     """Count the calls on equal inputs whose results differ in any bit from `first`."""
     differing = 0
     for _ in range(calls):
-        again = results(attend, *inputs)
-        differing += not all(torch.equal(first[name], again[name]) for name in first)
+        repeat = results(attend, *inputs)
+        differing += not all(torch.equal(first[name], repeat[name]) for name in first)
     return {"calls": calls, "differing_calls": differing}
     # --8<-- [end:repeats]
 
@@ -127,8 +127,8 @@ def results(
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     o, lse = attend(q, k, v)
     dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
-    found = {"o": o.detach(), "dq": dq, "dk": dk, "dv": dv}
-    return found if lse is None else found | {"lse": lse.detach()}
+    tensors = {"o": o.detach(), "dq": dq, "dk": dk, "dv": dv}
+    return tensors if lse is None else tensors | {"lse": lse.detach()}
 
 
 def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable:

@@ -71,10 +71,10 @@ def run(config: Config) -> Turns:
         shape, device=device, dtype=torch.bfloat16, requires_grad=True
     )
     if name == "ours":
-        compiled = torch.compile(FlashAttentionTriton.apply)
+        flash = torch.compile(FlashAttentionTriton.apply)
 
         def attend() -> Any:
-            return compiled(q, k, v, True)
+            return flash(q, k, v, True)
     else:
         peer = attention(name, causal=True, n=config.n, device=device)
 
@@ -93,11 +93,11 @@ def run(config: Config) -> Turns:
             call()
 
     with only(name):
-        ran = what_ran(name, q[None], k[None], v[None], causal=True)
+        backend = what_ran(name, q[None], k[None], v[None], causal=True)
         times = gpu_time.do_bench_ms(
             call, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms
         )
-    metrics: dict[str, Any] = {"both_ms": times, "ran": ran}
+    metrics: dict[str, Any] = {"both_ms": times, "ran": backend}
     yield
     for _ in range(gpu_time.ROUNDS):
         with only(name):
@@ -105,8 +105,8 @@ def run(config: Config) -> Turns:
         yield
     with only(name):
         kernels = kernel_samples_ms(call, PROFILED_CALLS, device)
-    named = [{"name": name, "time_ms": samples} for name, samples in kernels.items()]
-    return metrics | {"kernels": named}
+    rows = [{"name": name, "time_ms": samples} for name, samples in kernels.items()]
+    return metrics | {"kernels": rows}
     # --8<-- [end:run]
 
 

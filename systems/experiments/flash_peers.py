@@ -138,12 +138,12 @@ def run(config: Config) -> Turns:
         yield
     # --8<-- [end:turns]
     del q, k, v, do, step
-    *other, expected = problem(
+    *inputs, expected = problem(
         replace(config, implementation="ours"), device, reverse=True
     )
     with only(name):
-        again = relative_errors(attend, tuple(other), expected)
-    return metrics | {"again_relative_error": max(again.values())}
+        errors = relative_errors(attend, tuple(inputs), expected)
+    return metrics | {"again_relative_error": max(errors.values())}
 
 
 @lru_cache(maxsize=1)
@@ -206,8 +206,8 @@ def compare_calls(attend: Attention, inputs: tuple[Tensor, ...]) -> dict[str, An
     """Return whether repeated calls are bitwise equal, and which results differ."""
     first, varying = results(attend, *inputs), set()
     for _ in range(CALLS_COMPARED):
-        again = results(attend, *inputs)
-        for name, a, b in zip(RESULTS, first, again, strict=True):
+        repeat = results(attend, *inputs)
+        for name, a, b in zip(RESULTS, first, repeat, strict=True):
             if not torch.equal(a, b):
                 varying.add(name)
     varies = ", ".join(name for name in RESULTS if name in varying)
@@ -221,8 +221,8 @@ def exact_attention(
     """Return o, dq, dk and dv by the formulas, in the dtype of the inputs. Queries are
     computed in blocks, because all scores would not fit in memory.
     """
-    shared = k.shape[1]
-    group = q.shape[1] // shared
+    kv_heads = k.shape[1]
+    group = q.shape[1] // kv_heads
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scale, (o, dq) = q.shape[-1] ** -0.5, (torch.empty_like(q) for _ in range(2))
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
@@ -239,7 +239,7 @@ def exact_attention(
         dq[..., rows, :] = ds @ k * scale
         dk += ds.mT @ q[..., rows, :] * scale
         dv += p.mT @ do[..., rows, :]
-    dk, dv = (x.unflatten(1, (shared, group)).sum(2) for x in (dk, dv))
+    dk, dv = (x.unflatten(1, (kv_heads, group)).sum(2) for x in (dk, dv))
     return o, dq, dk, dv
 
 

@@ -67,7 +67,7 @@ def configs(quick: bool = False) -> list[Config]:
             for name in ("none", "runs", "halving")
         ]
     flash = [Config(strategy="runs", run=run) for run in RUNS]
-    plain = [Config(attention="eager", strategy="runs", run=run) for run in (1, 2)]
+    eager = [Config(attention="eager", strategy="runs", run=run) for run in (1, 2)]
     others = [
         Config(strategy="half_blocks"),
         Config(strategy="by_hand"),
@@ -77,7 +77,7 @@ def configs(quick: bool = False) -> list[Config]:
         Config(attention="sdpa"),
         Config(attention="sdpa", blocks_compiled=True),
     ]
-    return [Config(), *flash, *plain, *others]
+    return [Config(), *flash, *eager, *others]
 
 
 # --8<-- [start:run]
@@ -121,10 +121,10 @@ def measured(c: Config, work: Workload, device: str) -> dict[str, Any]:
         work.model.zero_grad(set_to_none=False)
 
     clear = work.model.zero_grad
-    found = measure(c.warmup, c.steps, clear)
-    if kept := measure(0, 1, keep_gradients).get("peak_allocated_bytes"):
-        found["kept_peak_allocated_bytes"] = kept
-    return found | gpu_time.measure(work.step, device, between=clear)
+    metrics = measure(c.warmup, c.steps, clear)
+    if peak := measure(0, 1, keep_gradients).get("peak_allocated_bytes"):
+        metrics["kept_peak_allocated_bytes"] = peak
+    return metrics | gpu_time.measure(work.step, device, between=clear)
     # --8<-- [end:run]
 
 

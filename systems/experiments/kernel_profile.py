@@ -84,7 +84,7 @@ def run(config: Config) -> dict[str, Any]:
     if config.profiler == "nsys":
         # Free memory for the process that nsys starts.
         timing.give_back(device)
-        profiled, kernels, metrics["report"] = profile_with_nsys(config)
+        times, kernels, metrics["report"] = profile_with_nsys(config)
     else:
         run_passes = marked_passes(config, device)
         # Run the warm-up passes before the trace begins.
@@ -92,9 +92,9 @@ def run(config: Config) -> dict[str, Any]:
         passes = partial(run_passes, config.passes)
         if config.profiler == "capture":
             return metrics | capture(passes)
-        kept = trace_path(config, ".json.gz") if config.keep_traces else None
-        profiled, kernels = torch_trace.profile_kernels(passes, device, MARKS, kept)
-    metrics |= {f"profiled_{name}": samples for name, samples in profiled.items()}
+        path = trace_path(config, ".json.gz") if config.keep_traces else None
+        times, kernels = torch_trace.profile_kernels(passes, device, MARKS, path)
+    metrics |= {f"profiled_{name}": samples for name, samples in times.items()}
     metrics |= measure_marks(device) | gpu_metrics(kernels, config.passes)
     return metrics | layer_timeline(kernels, config.mode)
     # --8<-- [end:run]
@@ -187,9 +187,9 @@ def profile_with_nsys(
     options = options_of(replace(config, profiler="capture"))
     module = "systems.experiments.kernel_profile"
     work = [sys.executable, "-m", module, *options, "--json"]
-    printed, export = nsys.profile(work, report, ROOT)
+    output, export = nsys.profile(work, report, ROOT)
     # Find the row, because nsys adds lines to the output of the process.
-    rows = [line for line in printed.splitlines() if line.startswith('{"config"')]
+    rows = [line for line in output.splitlines() if line.startswith('{"config"')]
     if not rows:
         raise nsys.NsysError(
             "the process that nsys started printed no row: run it by itself with "

@@ -116,7 +116,7 @@ def run(config: Config) -> dict[str, object]:
     def first_step_again(phase: Phase) -> None:
         train(sequences[: config.batch].to(device), phase)
 
-    measured = timing.measure(step, warmup=0, repeats=config.steps, device=device)
+    samples = timing.measure(step, warmup=0, repeats=config.steps, device=device)
     values = torch.stack(losses)
     if len(diverged := (~values.isfinite()).nonzero()):
         raise Unsupported(f"diverges: no finite loss in step {diverged[0].item() + 1}")
@@ -124,7 +124,7 @@ def run(config: Config) -> dict[str, object]:
         "loss": [round(value, 5) for value in values.tolist()],
         "floor": synthetic_language.ENTROPY,
         **watch.unchanged,
-        **measured,
+        **samples,
         **gpu_time.measure(first_step_again, device),
     }
     # --8<-- [end:run]
@@ -151,8 +151,8 @@ class Watch:
     def after(self, step: int) -> None:
         if step % WATCH_EVERY == WATCH_EVERY - 1:
             for name, tensor in self.tensors.items():
-                same = (tensor.detach() == self.old[name]).double().mean().item()
-                self.unchanged[f"unchanged_{name}"].append(round(same, 5))
+                share = (tensor.detach() == self.old[name]).double().mean().item()
+                self.unchanged[f"unchanged_{name}"].append(round(share, 5))
 
 
 if __name__ == "__main__":

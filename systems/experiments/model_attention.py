@@ -56,26 +56,26 @@ def run(config: Config) -> Turns:
     time, and the attention that ran. Each turn runs some of the steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
-    ends, metrics = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()
+    ends, times = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()
     for steps in (end - start for start, end in pairwise(ends) if end > start):
         for name, value in time_steps(c, steps, device).items():
             if isinstance(value, list):
-                metrics.setdefault(name, []).extend(value)
+                times.setdefault(name, []).extend(value)
             else:
-                metrics[name] = max(value, metrics.get(name, 0))
+                times[name] = max(value, times.get(name, 0))
         timing.give_back(device)
         yield
-    metrics |= gpu_times(c, device)
+    times |= gpu_times(c, device)
     timing.give_back(device)
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
     # Under autocast, attention gets q, k and v in bf16.
     q = torch.empty(heads, dtype=torch.bfloat16, device=device, requires_grad=True)
-    return {**metrics, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
+    return {**times, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
 
 
 def workload(c: Config, device: str) -> Workload:
-    given = c.size, c.context, "step", "bf16", c.batch
-    return Workload(device, *given, attention=c.attention)
+    settings = c.size, c.context, "step", "bf16", c.batch
+    return Workload(device, *settings, attention=c.attention)
 
 
 def time_steps(c: Config, steps: int, device: str) -> dict[str, Any]:

@@ -65,16 +65,16 @@ def configs(quick: bool = False) -> list[Config]:
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
     """Return a norm's intermediate results and output; only LayerNorm has a mean."""
     average = running_mean if running else torch.mean
-    found = {}
+    values = {}
     if norm == "layer":
-        found["mean"] = average(x, dim=-1, keepdim=True)
-        x = x - found["mean"]
-    found["square"] = x * x
-    found["variance"] = average(found["square"], dim=-1, keepdim=True)
-    found["eps"] = found["variance"] + EPS
-    found["rsqrt"] = torch.rsqrt(found["eps"])
-    found["output"] = x * found["rsqrt"]
-    return found
+        values["mean"] = average(x, dim=-1, keepdim=True)
+        x = x - values["mean"]
+    values["square"] = x * x
+    values["variance"] = average(values["square"], dim=-1, keepdim=True)
+    values["eps"] = values["variance"] + EPS
+    values["rsqrt"] = torch.rsqrt(values["eps"])
+    values["output"] = x * values["rsqrt"]
+    return values
     # --8<-- [end:stages]
 
 
@@ -83,9 +83,9 @@ def running_mean(
     x: Float[Tensor, "m v d"], dim: int, keepdim: bool
 ) -> Float[Tensor, "m v 1"]:
     """Return the mean by sequential additions, each rounded to the dtype of x."""
-    total, *rest = x.split(1, dim)
+    total, *terms = x.split(1, dim)
     total = total.clone()
-    for term in rest:
+    for term in terms:
         total += term
     return total / x.shape[dim]
     # --8<-- [end:running]
@@ -97,8 +97,8 @@ def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
         return {"output": fused(x, x.shape[-1:], eps=EPS)}
     if config.compute == "upcast":
-        found = stages(x.float(), config.norm, running=False)
-        return found | {"output": found["output"].to(x.dtype)}
+        values = stages(x.float(), config.norm, running=False)
+        return values | {"output": values["output"].to(x.dtype)}
     return stages(x, config.norm, running=config.compute == "running")
 
 
@@ -116,18 +116,18 @@ def run(config: Config) -> dict[str, list[float | None]]:
     )
     magnitudes = torch.tensor(MAGNITUDES, dtype=torch.float64)[:, None, None]
     x = (magnitudes * z).to(device=device, dtype=DTYPES[config.dtype])
-    exact, found = stages(x.double(), config.norm, running=False), computed(x, config)
-    metrics: dict[str, list[float | None]] = {"input_nonfinite": share(~x.isfinite())}
-    for stage, value in found.items():
+    exact, parts = stages(x.double(), config.norm, running=False), computed(x, config)
+    stats: dict[str, list[float | None]] = {"input_nonfinite": share(~x.isfinite())}
+    for stage, value in parts.items():
         difference = (value.double() - exact[stage]).norm(dim=(1, 2)) / exact[
             stage
         ].norm(dim=(1, 2))
-        metrics[f"{stage}_error"] = [
+        stats[f"{stage}_error"] = [
             rounded(e) if e < math.inf else None for e in difference.tolist()
         ]
-        metrics[f"{stage}_nonfinite"] = share(~value.isfinite())
-        metrics[f"{stage}_zero"] = share((value == 0) & (exact[stage] != 0))
-    return metrics
+        stats[f"{stage}_nonfinite"] = share(~value.isfinite())
+        stats[f"{stage}_zero"] = share((value == 0) & (exact[stage] != 0))
+    return stats
     # --8<-- [end:run]
 
 

@@ -58,15 +58,15 @@ def run(config: Config) -> dict[str, Any]:
         profile = kernel_profile.Config(
             mode="step", profiler=instrument, **asdict(config)
         )
-        profiled = kernel_profile.run(profile)
+        result = kernel_profile.run(profile)
         for phase in PHASES:
             metrics[f"{instrument}_{phase}_kernels"] = sum(
                 kernel["calls"]
-                for kernel in profiled["kernels"]
+                for kernel in result["kernels"]
                 if kernel["phase"].split("/")[0] == phase
             )
             for name in (f"profiled_{phase}", f"{phase}_gpu_busy"):
-                metrics[f"{instrument}_{name}_ms"] = profiled[f"{name}_ms"]
+                metrics[f"{instrument}_{name}_ms"] = result[f"{name}_ms"]
     return metrics
     # --8<-- [end:run]
 

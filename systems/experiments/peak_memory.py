@@ -70,7 +70,7 @@ def configs(quick: bool = False) -> list[Config]:
     cells = [("2.7B", context) for context in (128, 256, 512)] + [
         (size, 512) for size in TABLE_1 if size != "2.7B"
     ]
-    drawn = ("forward", "step")
+    timeline_modes = ("forward", "step")
     passes = [
         Config(
             size,
@@ -78,7 +78,7 @@ def configs(quick: bool = False) -> list[Config]:
             mode,
             p,
             timeline=size == "2.7B"
-            and mode in drawn
+            and mode in timeline_modes
             and (context == 512 or (context, p) == (128, "fp32")),
         )
         for size, context in cells
@@ -90,8 +90,8 @@ def configs(quick: bool = False) -> list[Config]:
         Config("2.7B", 2048, "forward", "bf16", timeline=True),
         Config("2.7B", 2048, "step", "fp32"),
     ]
-    remedies = [(name, again) for name in ATTENTIONS for again in (False, True)]
-    helped = [
+    remedies = [(name, flag) for name in ATTENTIONS for flag in (False, True)]
+    remedy_passes = [
         Config(
             "2.7B",
             context,
@@ -106,7 +106,7 @@ def configs(quick: bool = False) -> list[Config]:
         # This configuration is already in `passes`.
         if (context, attention, checkpoint) != (512, "eager", False)
     ]
-    return passes + helped
+    return passes + remedy_passes
 
 
 # --8<-- [start:run]
@@ -147,10 +147,10 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
     and dtype, and the path of the snapshot if it is saved.
     """
     work.model.zero_grad()
-    seen: dict[str, Any] = {}
+    residual: dict[str, Any] = {}
 
     def look(block: nn.Module, inputs: Any, output: Tensor) -> None:
-        seen.update(
+        residual.update(
             residual_bytes=output.untyped_storage().nbytes(),
             residual_dtype=str(output.dtype),
         )
@@ -161,7 +161,7 @@ def recorded(config: Config, work: Workload) -> dict[str, Any]:
             work.step(recorder.phase)
     finally:
         hook.remove()
-    metrics = seen | digest(recorder.history(), timeline=config.timeline)
+    metrics = residual | digest(recorder.history(), timeline=config.timeline)
     if config.keep_snapshots:
         path = snapshot_path(config)
         recorder.save(path)

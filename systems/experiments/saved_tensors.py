@@ -74,19 +74,19 @@ def run(config: Config) -> dict[str, Any]:
         norm = transformer.RMSNorm(shape.d_model)
         x = torch.empty(c.batch, c.context, shape.d_model, requires_grad=True)
     module = norm if c.part == "norm" else block
-    one: Callable[..., Any] = module
+    layer: Callable[..., Any] = module
     if c.compiled:
         torch.compiler.reset()
-        one = torch.compile(module, fullgraph=True, backend=BACKEND)
+        layer = torch.compile(module, fullgraph=True, backend=BACKEND)
     run_blocks = transformer.run_blocks
-    run_twice = partial(checkpoint_function(run_blocks), [one] * 2)
+    run_twice = partial(checkpoint_function(run_blocks), [layer] * 2)
     parts: dict[str, Callable[..., Any]] = {
-        "four_blocks": partial(run_blocks, [one] * 4),
+        "four_blocks": partial(run_blocks, [layer] * 4),
         "four_blocks_by_twos": partial(run_blocks, [run_twice] * 2),
     }
     saved = Saved(module)
     with saved_tensors_hooks(saved.count_save, lambda tensor: tensor):
-        parts.get(c.part, one)(x)
+        parts.get(c.part, layer)(x)
     parameters = sum(p.numel() * p.element_size() for p in module.parameters())
     return {
         "tensors": saved.list_tensors(),
@@ -117,8 +117,8 @@ class Saved:
         self.bytes += tensor.numel() * tensor.element_size()
         # Keep the storage alive, so that no other storage gets its address.
         self.kept.append(tensor.detach())
-        seen = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
-        self.found.setdefault(storage._cdata, seen)[3][find_model_line()] = None
+        entry = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
+        self.found.setdefault(storage._cdata, entry)[3][find_model_line()] = None
         return tensor
 
     def list_tensors(self) -> list[dict[str, Any]]:

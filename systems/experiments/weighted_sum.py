@@ -94,9 +94,9 @@ def checked(
         y = compute(x, w)
         return (y, *torch.autograd.grad(y, (x, w), dy))
 
-    once, again = call(), call()
-    metrics = errors(once, x.detach(), w.detach(), dy)
-    return metrics | {"repeats": all(map(torch.equal, once, again))}
+    first, second = call(), call()
+    metrics = errors(first, x.detach(), w.detach(), dy)
+    return metrics | {"repeats": all(map(torch.equal, first, second))}
 
 
 def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -124,9 +124,9 @@ def command(
         int, typer.Option(min=0, help="Blocks that are recomputed together.")
     ] = 0,
 ) -> None:
-    for option, name, known in (("--size", size, SIZES), ("--gpu", gpu, GPUS)):
-        if name not in known:
-            raise typer.BadParameter(f"{option} takes {', '.join(known)}, not {name}")
+    for option, name, choices in (("--size", size, SIZES), ("--gpu", gpu, GPUS)):
+        if name not in choices:
+            raise typer.BadParameter(f"{option} takes {', '.join(choices)}, not {name}")
     device = GPUS[gpu]
     p = Pass(
         size,

@@ -129,8 +129,8 @@ def attention_in_backward(p: Pass) -> Bytes:
     recomputed = attention_saved(replace(p, recompute_attention=False))
     # Under autocast the matmuls keep casts of q and k besides the originals.
     rotated = n * (d + kv) * p.weight_itemsize if p.autocast else 0
-    kept = n * kv * p.matmul_itemsize
-    return recomputed | {"inputs of the recomputation": kept + rotated}
+    v_bytes = n * kv * p.matmul_itemsize
+    return recomputed | {"inputs of the recomputation": v_bytes + rotated}
 
 
 def feed_forward_saved(p: Pass) -> Bytes:

@@ -128,16 +128,16 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         # The weight copies of a checkpointed segment are freed after its forward pass.
         copies = head * BF16_BYTES if p.autocast else 0
         last = count_segments(p) - 1
-        full = maximum(last - 1, 0)
+        whole_run = maximum(last - 1, 0)
         # If the last segment has several blocks, its last block's input is kept, too.
         inputs = last + 1 + minimum(layers - 1 - last * p.checkpoint, 1)
-        run_end = minimum((full + 1) * p.checkpoint, layers)
+        run_end = minimum((whole_run + 1) * p.checkpoint, layers)
         first_end = minimum(p.checkpoint, layers)
         ends = {
             "last block": block_in_run(p, last, layers),
             "first block of the last run": block_in_run(p, last),
-            "last block of a whole run": block_in_run(p, full, run_end),
-            "first block of that run": block_in_run(p, full),
+            "last block of a whole run": block_in_run(p, whole_run, run_end),
+            "first block of that run": block_in_run(p, whole_run),
             "last block of the first run": block_in_run(p, 0, first_end),
             "first block": block_in_run(p, 0),
         }
@@ -146,7 +146,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     # Gradients of the log-softmax and of the logits. Under autocast, the fp32 copy of
     # the log-softmax is freed before the second is allocated.
     loss_gradients = n * p.vocab * (4 if p.autocast else 2 * p.matmul_itemsize)
-    found = {
+    candidates = {
         **(last_block_forward(p, inputs) if p.checkpoint else {}),
         "after the forward pass": {
             "weight copies": copies,
@@ -168,8 +168,8 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             "temporaries": 5 * n * d * FP32_BYTES,
         },
         **{
-            f"backward, {half} of the {where}": moment
-            for where, end in ends.items()
+            f"backward, {half} of the {block_name}": moment
+            for block_name, end in ends.items()
             for half, moment in block_backward(p, end).items()
         },
         # With tied weights, the embedding's gradient is added to the head's gradient,
@@ -185,11 +185,11 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         # Optimizers with fewer than two states need no square root.
         root = p.weight_itemsize * (p.optimizer_states // 2)
         for name, largest in {"a feed-forward matrix": d * f, "the head": head}.items():
-            found[f"optimizer, {name}"] = {
+            candidates[f"optimizer, {name}"] = {
                 "gradients": weight_bytes(p),
                 "temporaries": largest * root,
             }
-    return found
+    return candidates
 
 
 def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:

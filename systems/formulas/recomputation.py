@@ -98,16 +98,16 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
         ends = peak_candidates(single)
         # At the loss and the embedding, strategies differ only in the saved inputs.
         layers = p.shape.num_layers
-        more = inputs_after_forward(strategy, layers) - layers
+        extra = inputs_after_forward(strategy, layers) - layers
         for when in ("after the forward pass", "backward, the loss"):
-            saved = ends[when]["saved activations"] + more * residual_bytes(p)
+            saved = ends[when]["saved activations"] + extra * residual_bytes(p)
             yield ends[when] | {"saved activations": saved}
         last = ends["backward, the embedding"]
         yield last
         for moment in block_peak_candidates(single, strategy):
             always = last["temporaries"] - residual_bytes(p)
-            found = {"weights": last["weights"]} | moment
-            yield found | {"temporaries": found["temporaries"] + always}
+            totals = {"weights": last["weights"]} | moment
+            yield totals | {"temporaries": totals["temporaries"] + always}
 
 
 def inputs_after_forward(strategy: str, layers: int) -> int:

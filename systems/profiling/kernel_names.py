@@ -107,12 +107,12 @@ def short_name(name: str) -> str:
         return f"{kind} {operation}".strip()[:MAX_LENGTH]
     if inner := re.search(r"\b(cutlass\w*(?:gemm|fprop|wgrad)\w*)", text):
         return inner[1][:MAX_LENGTH]
-    plain = re.sub(r"\(anonymous namespace\)::", "", text)
-    if plain.startswith(("Memcpy", "Memset")):
-        return plain.split(" (")[0]
+    clean = re.sub(r"\(anonymous namespace\)::", "", text)
+    if clean.startswith(("Memcpy", "Memset")):
+        return clean.split(" (")[0]
     # Remove template and call arguments, return type and namespaces.
-    base = re.split(r"[<(]", plain.removeprefix("void "))[0].strip()
-    return (re.split(r"::| ", base)[-1] or plain)[:MAX_LENGTH]
+    base = re.split(r"[<(]", clean.removeprefix("void "))[0].strip()
+    return (re.split(r"::| ", base)[-1] or clean)[:MAX_LENGTH]
 
 
 def _drop_schedule(name: str) -> str:

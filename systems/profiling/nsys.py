@@ -76,17 +76,17 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
     report.parent.mkdir(parents=True, exist_ok=True)
     # Delete the files of an earlier run, which could be mistaken for this run's files.
     export = report.with_suffix(".sqlite")
-    for old in (report, export):
-        old.unlink(missing_ok=True)
-    printed = _run_command(command_line(program, report, work), "nsys profile", cwd)
+    for path in (report, export):
+        path.unlink(missing_ok=True)
+    output = _run_command(command_line(program, report, work), "nsys profile", cwd)
     if not report.exists():
         raise NsysError(
             f"nsys profile wrote no {report.name}: no CUDA work ran while it captured; "
             "run the command by itself, or give --profiler torch"
         )
-    into = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(export)]
-    _run_command([program, "export", *into, str(report)], "nsys export")
-    return printed, export
+    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(export)]
+    _run_command([program, "export", *options, str(report)], "nsys export")
+    return output, export
 
 
 def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
@@ -172,18 +172,18 @@ def query_kernels(
 
     def select(table: str, *columns: str) -> Iterable[tuple[Any, ...]]:
         """Yield these columns of a table; None for a column that the table lacks."""
-        if not (known := tables.get(table)):
+        if not (existing := tables.get(table)):
             return []
-        present = (column if column in known else "NULL" for column in columns)
+        present = (column if column in existing else "NULL" for column in columns)
         return database.execute(f'SELECT {", ".join(present)} FROM "{table}"')
 
     strings = {number: value for number, value in select("StringIds", "id", "value")}
-    launched: dict[Any, trace.Launch] = {}
+    launches: dict[Any, trace.Launch] = {}
     for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
         calls = select(table, "start", "correlationId", "globalTid")
         for start, number, thread in calls:
             launch = trace.Launch(thread, round(start))
-            launched[number, process_id(thread)] = launched[number, None] = launch
+            launches[number, process_id(thread)] = launches[number, None] = launch
     kernel_names = ("demangledName", "mangledName", "shortName")
     on_gpu = [
         (strings.get(long) or strings.get(mangled) or strings.get(short), *rest)
@@ -212,7 +212,7 @@ def query_kernels(
     runs = [
         (
             *check_times(kernel or "a kernel without a name", start, end),
-            launched.get((number, process_id(process))),
+            launches.get((number, process_id(process))),
         )
         for kernel, start, end, number, process in on_gpu
     ]

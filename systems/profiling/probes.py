@@ -72,22 +72,22 @@ def split_by_phase(
     kernels: Iterable[Kernel], names: list[str], passes: int
 ) -> dict[str, list[list[Kernel]]]:
     """Return the kernels by phase and pass. Raise TraceError if passes differ."""
-    inside = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
-    starts = sorted({kernel.marks[0].start for kernel in inside})
-    found: dict[str, list[list[Kernel]]] = {
+    pass_kernels = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
+    starts = sorted({kernel.marks[0].start for kernel in pass_kernels})
+    by_phase: dict[str, list[list[Kernel]]] = {
         name: [[] for _ in starts] for name in names
     }
-    for kernel in inside:
+    for kernel in pass_kernels:
         if len(kernel.path) > 1:
-            at = starts.index(kernel.marks[0].start)
-            found[kernel.path[1]][at].append(kernel)
-    counts = {name: [*map(len, of_passes)] for name, of_passes in found.items()}
-    if len(starts) != passes or any(len({*of}) > 1 for of in counts.values()):
+            index = starts.index(kernel.marks[0].start)
+            by_phase[kernel.path[1]][index].append(kernel)
+    counts = {name: [*map(len, of_passes)] for name, of_passes in by_phase.items()}
+    if len(starts) != passes or any(len({*row}) > 1 for row in counts.values()):
         raise TraceError(
             f"{passes} passes launched {counts} kernels: the profile lost some, or "
             "passes differ; profile again"
         )
-    return found
+    return by_phase
 
 
 def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[str]]:
@@ -98,7 +98,7 @@ def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
         for phase, of_passes in found.items()
     }
-    counts = {f"{phase}_kernels": len(each) for phase, each in names.items()}
+    counts = {f"{phase}_kernels": len(group) for phase, group in names.items()}
     fused = {
         f"{phase}_fused": written
         for phase, each in names.items()
@@ -157,14 +157,14 @@ class SavedTensors:
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        new = storage.data_ptr() not in self.known
+        is_new = storage.data_ptr() not in self.known
         self.known.add(storage.data_ptr())
         self.tensors.append(
             {
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "shape": list(tensor.shape),
                 "bytes": tensor.numel() * tensor.itemsize,
-                "adds_bytes": storage.nbytes() if new else 0,
+                "adds_bytes": storage.nbytes() if is_new else 0,
             }
         )
         return tensor

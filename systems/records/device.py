@@ -97,8 +97,8 @@ def is_shared() -> bool:
     handle = first_gpu_handle()
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
     # A container hides other processes, but not their memory.
-    held = memory is not None and memory.used > 0.1 * memory.total
-    return held or bool(query_nvml("nvmlDeviceGetComputeRunningProcesses", handle))
+    in_use = memory is not None and memory.used > 0.1 * memory.total
+    return in_use or bool(query_nvml("nvmlDeviceGetComputeRunningProcesses", handle))
 
 
 # Device files that show that a driver is installed, on Linux and in WSL.
@@ -107,10 +107,10 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 def why_no_gpu() -> str:
     """Return a message that no GPU was found; if a driver is installed, say why."""
-    found, (_, fault) = "needs a GPU and none was found", start_nvml()
+    message, (_, fault) = "needs a GPU and none was found", start_nvml()
     if fault and any(map(os.path.exists, DRIVERS)):
-        return f"{found}: NVML does not start ({fault})"
-    return found
+        return f"{message}: NVML does not start ({fault})"
+    return message
 
 
 def start_nvml() -> tuple[Any, str]:

@@ -61,8 +61,8 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
     """Measure a configuration: yield None after each turn, and finally its row."""
     metrics, status, reason = {}, "ok", None
     try:
-        found = run(config)
-        metrics = found if isinstance(found, dict) else (yield from found)
+        result = run(config)
+        metrics = result if isinstance(result, dict) else (yield from result)
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except ModuleNotFoundError as error:

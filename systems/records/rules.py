@@ -27,28 +27,28 @@ def record_faults(record: Record) -> Iterator[str]:
     if len(record.rows) > record.expected_rows:
         yield f"has {len(record.rows)} rows, expected_rows is {record.expected_rows}"
     for i, row in enumerate(record.rows):
-        where = f"rows[{i}]"
+        place = f"rows[{i}]"
         for fault in _unsafe(row.config):
-            yield f"{where}.config{fault}"
+            yield f"{place}.config{fault}"
         for name, value in row.config.items():
             if isinstance(value, list | dict):
-                yield f"{where}.config.{name}: is {value!r:.60}, not one value"
+                yield f"{place}.config.{name}: is {value!r:.60}, not one value"
         if not reported and row.config.keys() != record.rows[0].config.keys():
             odd = sorted(row.config.keys() ^ record.rows[0].config.keys())[0]
-            yield f"{where}.config: {odd!r} is not in all rows"
+            yield f"{place}.config: {odd!r} is not in all rows"
         # Only reported records may have several rows for one configuration.
         key = repr(sorted(row.config.items()))
         if not reported and first.setdefault(key, i) != i:
-            yield f"{where}.config: is that of rows[{first[key]}]"
+            yield f"{place}.config: is that of rows[{first[key]}]"
         # Only reported rows may have both the status "ok" and a reason, as a remark.
         if bool(row.reason) != (row.status != "ok") and not (reported and row.reason):
-            yield f"{where}.reason: is {row.reason!r}, the status {row.status}"
+            yield f"{place}.reason: is {row.reason!r}, the status {row.status}"
         if (row.status == "ok") != bool(row.metrics):
-            yield f"{where}: is {row.status} with {len(row.metrics)} metrics"
+            yield f"{place}: is {row.status} with {len(row.metrics)} metrics"
         for fault in faults_in_metrics(row.metrics, reported):
-            yield f"{where}.metrics.{fault}"
+            yield f"{place}.metrics.{fault}"
         for fault in _sample_count_mismatches(row.metrics):
-            yield f"{where}.metrics.{fault}"
+            yield f"{place}.metrics.{fault}"
 
 
 def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:

@@ -43,8 +43,8 @@ def _parse(content: bytes, path: Path) -> Record:
         json.loads(content, object_pairs_hook=_refuse_equal_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
-            found = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
-            raise RecordError(f"{path}: {found}; measure again")
+            reason = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
+            raise RecordError(f"{path}: {reason}; measure again")
         record = msgspec.convert(data, Record)
         for fault in record_faults(record):
             raise RecordError(f"{path}: {fault}")

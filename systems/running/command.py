@@ -34,13 +34,13 @@ def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any
 
 def options_of(config: Any) -> list[str]:
     """Return the command-line options that select this configuration."""
-    given = []
+    options = []
     for name, value in asdict(config).items():
         if isinstance(value, bool):
-            given.append(option_name(name if value else f"no_{name}"))
+            options.append(option_name(name if value else f"no_{name}"))
         else:
-            given += [option_name(name), str(value)]
-    return given
+            options += [option_name(name), str(value)]
+    return options
 
 
 def option_name(name: str) -> str:
@@ -53,19 +53,19 @@ def main(config_class: type, run: Run) -> NoReturn:
 
     def command(**values: Any) -> None:
         as_json = values.pop("json")
-        plain = {
+        settings = {
             name: value.value if isinstance(value, Enum) else value
             for name, value in values.items()
         }
         try:
-            for name, value in plain.items():
+            for name, value in settings.items():
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{option_name(name)} must be finite, not {value}")
             limit_host_memory()
             if sys.stderr.isatty():
                 # No progress bar, because it would disturb the measurement.
                 print("measuring (on a CPU it may take minutes)", file=sys.stderr)
-            row = measure_row(config_class(**plain), run)
+            row = measure_row(config_class(**settings), run)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None

@@ -18,8 +18,8 @@ def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
     """Group configurations that alternate, which differ only in the field IN_TURNS."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
-        same = {k: v for k, v in asdict(config).items() if k != varied}
-        key = config if varied is None else tuple(same.items())
+        fixed = {k: v for k, v in asdict(config).items() if k != varied}
+        key = config if varied is None else tuple(fixed.items())
         groups.setdefault(key, []).append(config)
     return list(groups.values())
 

@@ -72,8 +72,8 @@ def free_memory() -> None:
 def compiled_folder() -> Path:
     """Return Triton's cache folder for compiled kernels."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
-    given = os.environ.get("TRITON_CACHE_DIR")
-    return Path(given) if given else Path(home, ".triton", "cache")
+    folder = os.environ.get("TRITON_CACHE_DIR")
+    return Path(folder) if folder else Path(home, ".triton", "cache")
 
 
 def why_unwritable(folder: Path) -> str:
@@ -99,12 +99,12 @@ def limit_host_memory() -> None:
         # Windows has no limits on the memory of a process.
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = free // 10 * 9
+    limit = free // 10 * 9
     if soft != resource.RLIM_INFINITY:
-        most = min(most, soft)
+        limit = min(limit, soft)
     # Some systems reject this limit.
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def available_host_bytes(root: Path = Path("/")) -> int | None:

@@ -36,7 +36,7 @@ def measure_stem(
     """Measure the missing rows of a record until `deadline` (s since 1970), unless the
     record has changed since `seen` (ns since 1970). Return the exit code.
     """
-    ended, stem = time.monotonic(), STEMS[name]
+    last_end, stem = time.monotonic(), STEMS[name]
     device = machine.device_for(stem.quick if grid == "quick" else stem.full)
     if device is None:
         raise CannotStart(f"{name} {why_no_gpu()}; --quick runs what a CPU can")
@@ -59,12 +59,12 @@ def measure_stem(
             if any(record.row(asdict(config)) is None for config in group)
         ]
         pending = [config for group in missing for config in group]
-        again = [asdict(config) for config in pending]
-        record.rows = [row for row in record.rows if row.config not in again]
+        removed = [asdict(config) for config in pending]
+        record.rows = [row for row in record.rows if row.config not in removed]
         report(event="start", total=len(configs), done=len(record.rows))
-        if done := len(record.rows):
+        if count := len(record.rows):
             commit = record.git.commit if record.git else "unknown"
-            report(event="there", rows=done, since=record.started_utc, commit=commit)
+            report(event="there", rows=count, since=record.started_utc, commit=commit)
         if device.is_gpu:
             report(event="compiling")
             compile_ahead(name, grid, pending, deadline)
@@ -72,8 +72,8 @@ def measure_stem(
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
-            rows = measure_into(record, module, group, since=ended)
-            ended = time.monotonic()
+            rows = measure_into(record, module, group, since=last_end)
+            last_end = time.monotonic()
             # A row's own process has imported the code as it was by then.
             if has_own_process(module) and not resuming.is_same_code(record, configs):
                 raise CannotStart("its code has changed meanwhile: run again")
@@ -130,9 +130,9 @@ def main(
     if parent is not None:
         reports.end_with_parent(parent)
     try:
-        for value, known in ((stem, STEMS), (grid, ("full", "quick"))):
-            if value not in known:
-                raise CannotStart(f"{value!r} is none of {', '.join(known)}")
+        for value, choices in ((stem, STEMS), (grid, ("full", "quick"))):
+            if value not in choices:
+                raise CannotStart(f"{value!r} is none of {', '.join(choices)}")
         if verify:
             raise typer.Exit(verify_stem(stem, results))
         raise typer.Exit(measure_stem(stem, results, grid, deadline, seen))
@@ -150,9 +150,9 @@ def describe_error(error: OSError, results: Path) -> str:
     """Return which file can't be written and why. A full disk's error names no file."""
     if error.errno is None:
         return str(error)
-    where = error.filename2 or error.filename or results
+    path = error.filename2 or error.filename or results
     remedy = "free space, remove what is in the way, or give another --results"
-    return f"can't write {where}: {error.strerror}; {remedy}"
+    return f"can't write {path}: {error.strerror}; {remedy}"
 
 
 def stop(message: str) -> NoReturn:

@@ -80,29 +80,29 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     started, kinds = time.time(), STEMS[stem].rehearsed
     ends = started + min(LONGEST, (deadline - started) / 2)
     count = min(MOST_PROCESSES, available_cores() // STEMS[stem].cores_of_each)
-    wanted = [c for c in pending if implementation_or_execution(c) in kinds]
-    if len(wanted) < LEAST_ROWS or count < 2 or ends <= started:
+    selected = [c for c in pending if implementation_or_execution(c) in kinds]
+    if len(selected) < LEAST_ROWS or count < 2 or ends <= started:
         return
     configs = grid_configs(stem, grid)
-    rows = [i for i, config in enumerate(configs) if config in wanted]
+    rows = [i for i, config in enumerate(configs) if config in selected]
     # Each process gets rows of all implementations, because compile times differ.
     kind_of = [implementation_or_execution(config) for config in configs]
     rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
-    if needed := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
+    if needed_bytes := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
         import torch
 
-        needs = {row: needed(configs[row]) for row in rows}
+        needs = {row: needed_bytes(configs[row]) for row in rows}
         shares = shares_that_fit(needs, count, torch.cuda.mem_get_info()[0])
     module = "systems.running.precompile"
-    own = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
+    base = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
     settings = os.environ | threads | {AT_ONCE: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     children: list[subprocess.Popen[Any]] = []
     try:
         for share in shares:
-            command = [*own, *map(str, share)]
+            command = [*base, *map(str, share)]
             children.append(subprocess.Popen(command, cwd=ROOT, env=settings, **silent))
         for child in children:
             child.wait(timeout=max(0.0, ends - time.time()))
@@ -148,8 +148,8 @@ def ahead(name: str) -> Path | None:
 def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
     """Store the times in ms of the steps that compiled, and the number of processes."""
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
-    kept = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
-    write_atomically(folder / COLD, json.dumps(kept))
+    content = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
+    write_atomically(folder / COLD, json.dumps(content))
 
 
 def cold_samples(folder: Path | None) -> dict[str, Any]:

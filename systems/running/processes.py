@@ -37,18 +37,18 @@ def run_turns(module: Any, config: Any) -> Iterator[Row | None]:
 
 def measure_in_process(module: Any, config: Any) -> Row:
     """Measure a configuration in a new process, and return its row."""
-    own = (sys.executable, "-m", "systems.running.processes", module.__name__)
-    done = subprocess.run(
-        [*own, json.dumps(asdict(config)), str(os.getpid())],
+    command = (sys.executable, "-m", "systems.running.processes", module.__name__)
+    child = subprocess.run(
+        [*command, json.dumps(asdict(config)), str(os.getpid())],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="replace",
     )
-    if done.stdout.endswith("\n"):
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=Row)
-    reason = one_line(f"exit code {done.returncode}: {extract_error(done.stderr)}")
+    if child.stdout.endswith("\n"):
+        return msgspec.json.decode(child.stdout.splitlines()[-1], type=Row)
+    reason = one_line(f"exit code {child.returncode}: {extract_error(child.stderr)}")
     return Row(asdict(config), "failed", reason=reason)
 
 
@@ -57,9 +57,9 @@ def extract_error(stderr: str) -> str:
     because further lines are advice, or the last line without a traceback.
     """
     lines = stderr.strip().splitlines() or ["no message"]
-    _, traceback, behind = stderr.rpartition("Traceback (most recent call last):\n")
-    named = [line for line in behind.splitlines() if line and not line[0].isspace()]
-    return named[0] if traceback and named else lines[-1]
+    _, traceback, tail = stderr.rpartition("Traceback (most recent call last):\n")
+    messages = [line for line in tail.splitlines() if line and not line[0].isspace()]
+    return messages[0] if traceback and messages else lines[-1]
 
 
 def main(module: str, config: str, parent: int) -> None:

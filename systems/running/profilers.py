@@ -28,7 +28,7 @@ def detach_cupti() -> None:
     cuda = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
     if cuda < SINCE_CUDA or not torch.cuda.is_initialized():
         return
-    kept = os.environ.get(LEAVE)
+    previous = os.environ.get(LEAVE)
     os.environ[LEAVE] = "1"
     try:
         # Run an empty profile, because CUPTI detaches at the end of a profile.
@@ -40,6 +40,6 @@ def detach_cupti() -> None:
         pass
     finally:
         os.environ.pop(LEAVE)
-        if kept is not None:
-            os.environ[LEAVE] = kept
+        if previous is not None:
+            os.environ[LEAVE] = previous
     # --8<-- [end:detach_cupti]

@@ -113,9 +113,9 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
         print(f"starting over: {error}", file=sys.stderr)
         return fresh
     if reason := why_not_resumable(old, fresh, configs):
-        kept = partial.with_name(f".{partial.name}.{modified_ns(partial)}")
-        os.replace(partial, kept)
-        print(f"starting over: {partial}, now {kept.name}, {reason}", file=sys.stderr)
+        backup = partial.with_name(f".{partial.name}.{modified_ns(partial)}")
+        os.replace(partial, backup)
+        print(f"starting over: {partial}, now {backup.name}, {reason}", file=sys.stderr)
         return fresh
     old.rows = [row for row in old.rows if row.status != "failed"]
     return old
@@ -123,10 +123,10 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
 
 def why_not_resumable(old: Record, new: Record, configs: list[Any]) -> str | None:
     """Return why new rows can't be added to `old`, or None if they can."""
-    same = ("stem", "kind", "grid", "source_hash", "expected_rows")
-    unlike = any(getattr(old, name) != getattr(new, name) for name in same)
-    then, now = (drop_unused(record.software, configs) for record in (old, new))
-    if unlike or then != now or old.device.name != new.device.name:
+    fields = ("stem", "kind", "grid", "source_hash", "expected_rows")
+    unlike = any(getattr(old, name) != getattr(new, name) for name in fields)
+    before, after = (drop_unused(record.software, configs) for record in (old, new))
+    if unlike or before != after or old.device.name != new.device.name:
         return "was measured with other code, versions or device"
     if odd := rows_outside_grid(old, configs):
         return f"has a row that is not in the grid, {odd[0]}"

@@ -29,18 +29,18 @@ COMMIT = "GIT_COMMIT"
 
 def versions() -> dict[str, str]:
     """Return versions of Python, torch, Triton, FlashAttention-4, CUDA and cuDNN."""
-    found = {"python": platform.python_version()}
+    by_name = {"python": platform.python_version()}
     for name in ("torch", "triton", PEER):
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            by_name[name] = metadata.version(name)
     if "torch" in sys.modules:
         import torch
 
-        found["torch"] = str(torch.__version__)
+        by_name["torch"] = str(torch.__version__)
         if torch.version.cuda:
-            found["cuda"] = torch.version.cuda
-            found["cudnn"] = str(torch.backends.cudnn.version())
-    return found
+            by_name["cuda"] = torch.version.cuda
+            by_name["cudnn"] = str(torch.backends.cudnn.version())
+    return by_name
 
 
 def drop_unused(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
@@ -57,22 +57,22 @@ def git_state() -> Git | None:
             return Git(commit, dirty=False)
     except ValueError as error:
         raise CannotStart(str(error)) from None
-    own: Any = {"env": environment_for_git(), "capture_output": True}
+    options: Any = {"env": environment_for_git(), "capture_output": True}
 
     def git(*arguments: str) -> str:
         # Without --no-optional-locks, git locks the index, so a commit could fail.
         line = ("git", "--no-optional-locks", "-C", ROOT, *arguments)
-        done = subprocess.run(line, check=True, errors="replace", **own)
-        return done.stdout.strip()
+        process = subprocess.run(line, check=True, errors="replace", **options)
+        return process.stdout.strip()
 
     try:
         dirty = bool(git("status", "--porcelain", "-unormal", "--", "systems"))
         return Git(git("rev-parse", "HEAD", "HEAD:./systems").split()[0], dirty)
     except FileNotFoundError:
-        why = "git is not installed"
+        reason = "git is not installed"
     except (OSError, subprocess.CalledProcessError) as error:
-        why = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
-    print(f"no commit is noted ({why}); set {COMMIT}", file=sys.stderr)
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
+    print(f"no commit is noted ({reason}); set {COMMIT}", file=sys.stderr)
     return None
 
 
@@ -115,9 +115,9 @@ def is_tuning_current(record: Record) -> bool:
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
     """Return whether this code launches Triton kernels with tuned configurations."""
-    named = (IMPLEMENTATIONS[name].split(":") for name in attention)
+    targets = (IMPLEMENTATIONS[name].split(":") for name in attention)
     reached = Reach(ROOT)
-    for place in [(module, None), *((where, what) for where, what in named)]:
+    for place in [(module, None), *((where, what) for where, what in targets)]:
         reached.follow(place)
     return LAUNCHES in reached.places
 

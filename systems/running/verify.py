@@ -92,8 +92,8 @@ def summarize_metric(value: Any) -> str:
 
 def drop_times(item: dict[str, Any]) -> str:
     """Return an object as JSON without its times, so that objects can be sorted."""
-    kept = {key: value for key, value in item.items() if not key.endswith("_ms")}
-    return json.dumps(kept, sort_keys=True)
+    rest = {key: value for key, value in item.items() if not key.endswith("_ms")}
+    return json.dumps(rest, sort_keys=True)
 
 
 def verify_stem(name: str, results: Path) -> int:
@@ -123,15 +123,15 @@ def verify_stem(name: str, results: Path) -> int:
         grid = module.configs()
         if unlike := grid_difference(record, grid):
             raise CannotStart(f"{path} {unlike}: measure it again by --only {name}")
-        ok = [row.config for row in record.rows if row.status == "ok"]
-        configs = [config for config in grid if asdict(config) in ok]
+        complete = [row.config for row in record.rows if row.status == "ok"]
+        configs = [config for config in grid if asdict(config) in complete]
         if not configs:
             raise CannotStart(f"{path} has no row to measure again: use --force")
         groups = groups_of(module, configs)
-        chosen = [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
-        report(event="start", total=sum(map(len, chosen)), done=0)
+        sample = [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
+        report(event="start", total=sum(map(len, sample)), done=0)
         once = getattr(module, "ONCE", ())
-        for group in chosen:
+        for group in sample:
             machine.free_memory()
             for new in measure_group(module, group):
                 report_rows([new])

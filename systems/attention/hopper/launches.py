@@ -84,11 +84,11 @@ def plan_forward(
          "NARROW": is_narrow(d), "REGISTERS": c.registers},
         num_warps=4, maxnreg=c.maxnreg,
     )  # fmt: skip
-    described = (
+    descriptors = (
         rows_descriptor(x, rows, tile_d, dtype)
         for x, rows in ((q, 64), (k, c.rows), (v, c.rows))
     )
-    return Forward(launch, *described, starts, items)
+    return Forward(launch, *descriptors, starts, items)
 
 
 def launch_forward(

@@ -52,7 +52,7 @@ def plan_one_pass(
     from systems.attention.hopper import ordered, shift
     from systems.attention.hopper.delta import delta_kernel, round_kernel
 
-    q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
+    q, k, v, o, do, dq, dk, dv = (make_layout(*x) for x in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     step, tile_d = ONE_PASS_QUERIES, TILE_DIMS[d]
@@ -141,13 +141,13 @@ def launch_one_pass(
     )
     # The delta kernel sets the semaphores to zero.
     semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
-    of = plan.of
+    desc = plan.of
     with prepare_for_tma(q):
         plan.delta(o, do, lse, *statistics, semaphores)
         plan.main(
-            of["q"](q), of["k"](k), of["v"](v), of["do"](do),
-            *(of["statistics"](x) for x in statistics),
-            of["dq"](packed_dq), to_dk, to_dv, semaphores,
+            desc["q"](q), desc["k"](k), desc["v"](v), desc["do"](do),
+            *(desc["statistics"](x) for x in statistics),
+            desc["dq"](packed_dq), to_dk, to_dv, semaphores,
         )  # fmt: skip
         plan.rounded(packed_dq, dq)
     if parts > 1:

@@ -62,8 +62,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
     """Return how many heads a shift walk runs at once; 0 if unsupported or wasteful."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
-    least = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
-    if q.shape != k.shape or n % ONE_PASS_KEYS or n < least or tiles > processors:
+    min_keys = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
+    if q.shape != k.shape or n % ONE_PASS_KEYS or n < min_keys or tiles > processors:
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
@@ -80,20 +80,20 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
     """Return the ordered walk, or None if it isn't worthwhile."""
     batch, kv_heads, n_k, d = k.shape
-    shared, n_q = q.shape[1] // kv_heads, q.shape[2]
+    group, n_q = q.shape[1] // kv_heads, q.shape[2]
     tiles = triton.cdiv(n_k, ONE_PASS_KEYS)
-    least = ORDERED_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
-    if triton.cdiv(min(n_q, n_k), ONE_PASS_KEYS) * ONE_PASS_KEYS < least:
+    min_keys = ORDERED_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
+    if triton.cdiv(min(n_q, n_k), ONE_PASS_KEYS) * ONE_PASS_KEYS < min_keys:
         return None
     programs = batch * kv_heads * tiles
     parts = 1
     wide = causal and TILE_DIMS[d] == 128
-    one_head_each = wide and shared > 1 and shared * tiles >= DEALT_TILES
+    one_head_each = wide and group > 1 and group * tiles >= DEALT_TILES
     if one_head_each:
-        parts = shared
+        parts = group
     elif programs < ORDERED_MIN_PROGRAMS:
         target = 2 * ORDERED_MIN_PROGRAMS
-        parts = next((x for x in divisors(shared) if x * programs >= target), shared)
+        parts = next((x for x in divisors(group) if x * programs >= target), group)
     heads = batch * kv_heads * parts
     if heads == 1 and causal and tiles >= LONE_TILES:
         return Ordered(1, 0)
@@ -101,8 +101,8 @@ def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
         return None
     if not causal:
         return Ordered(min(heads, max(1, 2 * SIDE_TILES // tiles)), heads, parts)
-    beside = 2 * SIDE_TILES if one_head_each else SIDE_TILES
-    side = max(1, beside // tiles // (2 if shared > parts else 1))
+    side_tiles = 2 * SIDE_TILES if one_head_each else SIDE_TILES
+    side = max(1, side_tiles // tiles // (2 if group > parts else 1))
     backwards = min(heads // 2, max(2, BACKWARDS_TILES // tiles))
     return Ordered(min(heads, side), heads - backwards, parts)
 

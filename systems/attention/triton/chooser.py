@@ -66,8 +66,8 @@ def choose_config(
     if device.type == "cpu":
         return INTERPRETER_CONFIG
     gpu, size = architecture(torch.cuda.get_device_capability(device)), pad_head_dim(d)
-    for few in FEW_ROWS[gpu].get(arithmetic, ()):
-        if rows <= few.most_rows and size in few.configs[kernel]:
-            return select_by_mask(few.configs[kernel][size], causal)
+    for table in FEW_ROWS[gpu].get(arithmetic, ()):
+        if rows <= table.most_rows and size in table.configs[kernel]:
+            return select_by_mask(table.configs[kernel][size], causal)
     tuned = owner_configs(device).get((arithmetic, kernel, size, causal))
     return tuned or select_by_mask(CONFIGS[gpu][arithmetic][kernel][size], causal)

@@ -102,13 +102,13 @@ def count_splits(
     """
     if device.type == "cpu":
         return 1
-    most = 1
+    best = 1
     for rule in SPLIT_RULES[arithmetic]:
         room = rule.warps * count_sms(device) // (programs * warps)
         splits = min(room, n // max(rows, rule.least_rows), MAX_SPLITS)
         if splits >= rule.least_splits:
-            most = max(most, splits)
-    return 1 << (most.bit_length() - 1)
+            best = max(best, splits)
+    return 1 << (best.bit_length() - 1)
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:

@@ -199,14 +199,14 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return (o, lse). `config`, `splits` and `head_swizzle` override the defaults."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
-    (q, q_lies), (k, k_lies), (v, v_lies) = (
+    (q, q_layout), (k, k_layout), (v, v_layout) = (
         make_rows_contiguous(q),
         make_rows_contiguous(k),
         make_rows_contiguous(v),
     )
     launch = forward_launches(
         choose_arithmetic(q.dtype), q.dtype, q.device, config, splits, head_swizzle,
-        causal, scale, q_lies, k_lies, v_lies, shape_and_strides(o),
+        causal, scale, q_layout, k_layout, v_layout, shape_and_strides(o),
     )  # fmt: skip
     run_forward(launch, q, k, v, o, lse)
     return o, lse
@@ -329,13 +329,13 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv). Arguments from `dkdv_config` on override the defaults."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    (q, q_lies), (k, k_lies), (v, v_lies), (do, do_lies) = map(
+    (q, q_layout), (k, k_layout), (v, v_layout), (do, do_layout) = map(
         make_rows_contiguous, (q, k, v, do)
     )
     launch = backward_launches(
         choose_arithmetic(q.dtype), q.dtype, q.device, dkdv_config, dq_config,
         dkdv_splits, dq_splits, head_swizzle, causal, scale,
-        q_lies, k_lies, v_lies, shape_and_strides(o), do_lies,
+        q_layout, k_layout, v_layout, shape_and_strides(o), do_layout,
         *map(shape_and_strides, (dq, dk, dv)),
     )  # fmt: skip
     run_backward(launch, do, q, k, v, o, lse, dq, dk, dv)

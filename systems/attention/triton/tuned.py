@@ -41,16 +41,16 @@ def path_of(slug: str) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """Read a file of tuned configurations. Raise ValueError if it is damaged."""
     try:
-        found = json.loads(path.read_bytes())
-        whole = found["software"]["triton"] and found["source_hash"]
-        if not whole or not all(map(is_entry, found["entries"])):
+        content = json.loads(path.read_bytes())
+        complete = content["software"]["triton"] and content["source_hash"]
+        if not complete or not all(map(is_entry, content["entries"])):
             raise ValueError("something in it is no launch configuration")
     except FileNotFoundError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "remove it, or run python tools/tune_flash.py --force"
         raise ValueError(f"{path} can't be used ({error!r}): {remedy}") from None
-    return found
+    return content
 
 
 def is_entry(entry: dict[str, Any]) -> bool:
@@ -77,26 +77,26 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
     """
     path = path_of(slug)
     try:
-        found = read(path)
+        content = read(path)
     except FileNotFoundError:
         return {}
     except ValueError as error:
         LOG.warning("%s", error)
         return {}
-    timed_with, against = found["software"]["triton"], ""
+    timed_with, mismatch = content["software"]["triton"], ""
     if timed_with != triton:
-        against = f"with Triton {timed_with}, here is {triton}"
-    elif found["source_hash"] != kernels_hash():
-        against = "with kernels that have changed since"
-    if against:
+        mismatch = f"with Triton {timed_with}, here is {triton}"
+    elif content["source_hash"] != kernels_hash():
+        mismatch = "with kernels that have changed since"
+    if mismatch:
         remedy = "our tables are used; run python tools/tune_flash.py"
-        LOG.warning("%s was timed %s: %s", path, against, remedy)
+        LOG.warning("%s was timed %s: %s", path, mismatch, remedy)
         return {}
-    return {key_of(entry): tuple(entry["config"]) for entry in found["entries"]}
+    return {key_of(entry): tuple(entry["config"]) for entry in content["entries"]}
 
 
 def digest(slug: str, triton: str) -> str | None:
     """Return a short hash of the tuned configurations in use; None without any."""
-    found = configs(slug, triton)
-    text = repr(sorted(found.items())).encode()
-    return hashlib.sha256(text).hexdigest()[:16] if found else None
+    tuned = configs(slug, triton)
+    text = repr(sorted(tuned.items())).encode()
+    return hashlib.sha256(text).hexdigest()[:16] if tuned else None

@@ -77,16 +77,16 @@ def sample_timeline(
     in each interval, and the first and last event of each phase.
     """
     length = max(1, -(-2 * len(total) // TIMELINE_POINTS))
-    chosen = {0, len(total) - 1} | {
+    event_set = {0, len(total) - 1} | {
         event for phase in history.phases for event in (phase.first, phase.last)
     }
     for first in range(0, len(total), length):
-        stretch = range(first, min(first + length, len(total)))
-        chosen |= {
-            max(stretch, key=total.__getitem__),
-            min(stretch, key=total.__getitem__),
+        interval = range(first, min(first + length, len(total)))
+        event_set |= {
+            max(interval, key=total.__getitem__),
+            min(interval, key=total.__getitem__),
         }
-    events = sorted(chosen)
+    events = sorted(event_set)
     return {
         "event": events,
         **{name: [layer[event] for event in events] for name, layer in layers.items()},
@@ -112,9 +112,9 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
             "category": category,
             "phase": phase,
             "owner": owner,
-            "code": where,
+            "code": site,
         }
-        for (size, category, phase, owner, where), count in counts.items()
+        for (size, category, phase, owner, site), count in counts.items()
     ]
     return sorted(
         rows,
@@ -148,6 +148,6 @@ def allocation_site(block: Block) -> str:
 
 def is_in_systems(file: PurePath) -> bool:
     """Return whether a file is in `systems`, and not in a virtual environment there."""
-    *_, below = file.as_posix().rpartition("/systems/")
-    packages = PurePath(below).parts[:-1]
-    return below != file.as_posix() and all(map(str.isidentifier, packages))
+    *_, relative = file.as_posix().rpartition("/systems/")
+    packages = PurePath(relative).parts[:-1]
+    return relative != file.as_posix() and all(map(str.isidentifier, packages))

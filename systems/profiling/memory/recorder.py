@@ -109,17 +109,17 @@ class Recorder:
 
     def history(self) -> History:
         """Return the history. Raise SnapshotError if the allocator's peak differs."""
-        recorded = snapshot.build_history(
+        history = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
         )
-        peak = max(snapshot.bytes_in_use(recorded))
+        peak = max(snapshot.bytes_in_use(history))
         if peak != self.peak_requested_bytes:
             raise SnapshotError(
                 f"the history peaks at {peak} bytes, the allocator at "
                 f"{self.peak_requested_bytes}: blocks are missing; record again with "
                 "nothing else on this GPU's allocator"
             )
-        return recorded
+        return history
 
     def save(self, path: Path) -> None:
         snapshot.write_snapshot(self.snapshot, self.marks, path)

@@ -222,10 +222,10 @@ def python_stack(entry: dict[str, Any]) -> tuple[Frame, ...]:
 def write_snapshot(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> None:
     """Write a snapshot and its marks as a pickle for pytorch.org/memory_viz."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    plain = [
+    mark_dicts = [
         {"phase": mark.phase, "edge": mark.edge, "owners": mark.owners}
         for mark in marks
     ]
     with open(path, "wb") as file:
         # The viewer supports protocols up to 4.
-        pickle.dump({**snapshot, "marks": plain}, file, protocol=4)
+        pickle.dump({**snapshot, "marks": mark_dicts}, file, protocol=4)
