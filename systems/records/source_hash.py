@@ -18,7 +18,8 @@ from typing import Any
 from systems import ROOT
 from systems.attention.implementations import IMPLEMENTATIONS
 
-# Packages that are not hashed, because they can't change a measured result.
+# Packages that are not hashed, because they can't change a measured result. The names
+# that are imported from them are not hashed either.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
 # Module name that stands for all third-party packages.
@@ -131,17 +132,20 @@ class Reach:
 
     def entries(self) -> Iterator[str]:
         """Yield the digest of each statement, and what each of its references stands
-        for: the numbers of statements, and which of their names, or an unknown name.
+        for: numbers of statements, and which of their names; for a module or an unknown
+        name all of its statements, with names that are read as attributes.
         """
         numbers = {statement: i for i, statement in enumerate(self.statements)}
+        code = "".join(statement.code for statement in self.statements)
         for statement in self.statements:
             yield statement.digest
             for place in map(self.origin, statement.references):
                 targets, name = self.statements_at(place), place[1] or ""
                 known = [target for target in targets if name in target.names]
                 yield ",".join(f"{numbers[t]}.{t.names.index(name)}" for t in known)
-                if not known:
-                    yield f"{name} {[(numbers[t], t.names) for t in targets]}"
+                for t in targets if not known else ():
+                    read = [each for each in t.names if f"attr='{each}'" in code]
+                    yield f"{name} {numbers[t]} {read}"
 
 
 def digest_of(text: str) -> str:
@@ -347,11 +351,11 @@ class Canonical:
 
 def bind_name(node: ast.AST) -> ast.AST:
     """Return a statement with the name that it binds as a node, unless profiles show
-    the name: of a kernel, or of a derived class.
+    the name: of a kernel, or of a derived class (but for named tuples).
     """
     fields = dict(ast.iter_fields(node))
-    name = fields.get("name")
-    if not name or fields.get("bases") or name.endswith("kernel"):
+    name, bases = fields.get("name"), map(ast.unparse, fields.get("bases", ()))
+    if not name or name.endswith("kernel") or set(bases) - {"NamedTuple"}:
         return node
     return type(node)(**fields | {"name": ast.Name(name, ast.Store())})
 
