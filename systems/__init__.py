@@ -23,7 +23,7 @@ REMEDIES = {
 }
 
 
-def lacks(*modules: str) -> str:
+def find_missing(*modules: str) -> str:
     """Return advice on the first missing module, or "" if all modules exist."""
     for module in modules:
         with suppress(ModuleNotFoundError):
@@ -34,10 +34,10 @@ def lacks(*modules: str) -> str:
     return ""
 
 
-def need(*modules: str) -> None:
+def require(*modules: str) -> None:
     """Exit with a one-line error if a module is missing; make Ctrl-C print one line."""
     sys.excepthook = hide_traceback
-    if text := lacks(*modules):
+    if text := find_missing(*modules):
         print(f"error: {text}", file=sys.stderr)
         raise SystemExit(2)
 
@@ -66,10 +66,10 @@ def import_fault(error: BaseException) -> str:
     if package is None or package[1] in ("systems", "tools"):
         return ""
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return printable(f"{package[1]} can't be imported: {reason}")
+    return escape_text(f"{package[1]} can't be imported: {reason}")
 
 
-def torch_misfit() -> str:
+def torch_fault() -> str:
     """Return a warning if torch's version is not in pyproject.toml's range, else ""."""
     import tomllib
     from importlib import metadata
@@ -87,7 +87,7 @@ def torch_misfit() -> str:
     return f"torch {version} is not {package.specifier}: run pip install -e '.[torch]'"
 
 
-def printable(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escape control characters and whatever else a terminal can't print."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
@@ -95,7 +95,7 @@ def printable(text: str) -> str:
     )
 
 
-def environment_for_git() -> dict[str, str]:
+def git_environment() -> dict[str, str]:
     """Return the environment without the variables that git sets for its hooks."""
     names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
     return {key: text for key, text in os.environ.items() if key not in names}
@@ -108,12 +108,12 @@ def plain_console() -> Any:
     return Console(markup=False, emoji=False)
 
 
-def align_texts(found: Mapping[str, str]) -> str:
+def align_rows(found: Mapping[str, str]) -> str:
     """Return one line per name and text, with the texts aligned in a column."""
-    return "".join(f"{name:20}{printable(text)}\n" for name, text in found.items())
+    return "".join(f"{name:20}{escape_text(text)}\n" for name, text in found.items())
 
 
-def run_as_command(
+def run_cli(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
     """Run `main` as a command-line program, and exit with its return value. A usage
@@ -150,6 +150,6 @@ def run_as_command(
         # Detect usage errors by `format_message`: typer versions differ in their class.
         if (message := getattr(error, "format_message", None)) is None:
             raise
-        print(f"error: {printable(message())}", file=sys.stderr)
+        print(f"error: {escape_text(message())}", file=sys.stderr)
         code = 2
     raise SystemExit(code or 0)

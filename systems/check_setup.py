@@ -6,10 +6,10 @@ run a small model forward and backward once.
 
 import math
 
-from systems import align_texts, lacks, need, printable, run_as_command, torch_misfit
+from systems import align_rows, escape_text, find_missing, require, run_cli, torch_fault
 
 if __name__ == "__main__":
-    need("torch", "jaxtyping", "msgspec", "packaging")
+    require("torch", "jaxtyping", "msgspec", "packaging")
 
 import torch
 
@@ -50,7 +50,7 @@ def run_once(device: str) -> dict[str, list[float]]:
 
 def attention_status(device: str) -> dict[str, str]:
     """Return whether each of this project's attention kernels runs here, or why not."""
-    if text := lacks("triton"):
+    if text := find_missing("triton"):
         return {"hopper, triton": f"need Triton: {text}"}
     from systems.attention.triton.available import describe_kernels
 
@@ -73,10 +73,10 @@ def main() -> None:
     except RuntimeError as error:
         # Print the versions before the error, because they help to find its cause.
         trouble = str(error).splitlines()[0]
-    print(align_texts(rows))
+    print(align_rows(rows))
     if trouble:
-        problem = f"the first pass failed: {printable(trouble)}"
-    elif not (problem := torch_misfit()):
+        problem = f"the first pass failed: {escape_text(trouble)}"
+    elif not (problem := torch_fault()):
         if gpu and device == "cpu":
             problem = why_unusable(gpu)
         elif device == "cuda" and not gpu:
@@ -88,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_as_command(main, __doc__)
+    run_cli(main, __doc__)

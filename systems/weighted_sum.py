@@ -89,7 +89,7 @@ def weighted_sum_backward_kernel(
     # --8<-- [end:backward]
 
 
-def columns_tile(d: int) -> int:
+def tile_columns(d: int) -> int:
     """Return the number of columns of a tile: a power of two, as Triton requires."""
     # Triton 3.7 declares a return type other than int.
     return min(  # pyright: ignore[reportReturnType]
@@ -114,7 +114,7 @@ class WeightedSum(torch.autograd.Function):
             n,
             d,
             ROWS=ROWS_TILE,
-            COLUMNS=columns_tile(d),
+            COLUMNS=tile_columns(d),
             enable_fp_fusion=True,
         )
         ctx.save_for_backward(x, w)
@@ -131,7 +131,7 @@ class WeightedSum(torch.autograd.Function):
         partial_dw = torch.empty((programs, d), dtype=torch.float32, device=x.device)
         weighted_sum_backward_kernel[(programs,)](
             x, w, dy, dx, partial_dw, *x.stride(), w.stride(0), dy.stride(0), n, d,
-            ROWS=ROWS_TILE, COLUMNS=columns_tile(d), enable_fp_fusion=True,
+            ROWS=ROWS_TILE, COLUMNS=tile_columns(d), enable_fp_fusion=True,
         )  # fmt: skip
         return dx, partial_dw.sum(0).to(w.dtype)
 

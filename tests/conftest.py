@@ -165,7 +165,7 @@ def pretend_gpu(monkeypatch) -> None:
     from tests.factories import fake_stem_entry, make_gpu
 
     monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
-    monkeypatch.setattr(machine, "device_for", lambda allowed: make_gpu())
+    monkeypatch.setattr(machine, "choose_device", lambda allowed: make_gpu())
     monkeypatch.setattr(groups, "sm_clock_mhz", lambda: None)
     for name in ("check_torch", "free_memory"):
         monkeypatch.setattr(machine, name, lambda *_: None)

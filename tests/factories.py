@@ -17,7 +17,7 @@ from systems.experiments import Stem
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import peak
 from systems.records import store
-from systems.records.device import CPU, Device, slug_of
+from systems.records.device import CPU, Device, gpu_slug
 from systems.records.record import Record, Row
 
 RESULTS = ROOT / "docs" / "results"
@@ -31,7 +31,7 @@ RECORDS = sorted(
 
 def make_gpu(name: str = "A GPU", **fields: Any) -> Device:
     """Return the `Device` of a GPU, with these fields."""
-    return Device(name, slug_of(name), **{"driver": "1"} | fields)
+    return Device(name, gpu_slug(name), **{"driver": "1"} | fields)
 
 
 def make_row(config: Any, **metrics: Any) -> Row:

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from systems import ROOT
-from systems.records.outcome import UNQUOTED, paths_with_a_space
+from systems.records.outcome import SPACE_FAULT, paths_with_a_space
 
 
 def skip_or_fail(what: str) -> NoReturn:
@@ -31,5 +31,5 @@ def run_python(*line: object, **options) -> subprocess.CompletedProcess[str]:
 
 # With a space in these paths, some PyTorch versions can't compile C++.
 compiles_cpp = pytest.mark.xfail(
-    bool(paths_with_a_space()), reason=f"torch.compile: {UNQUOTED}"
+    bool(paths_with_a_space()), reason=f"torch.compile: {SPACE_FAULT}"
 )

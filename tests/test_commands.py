@@ -71,7 +71,7 @@ def test_failing_import_names_the_package(tmp_path, command):
 def test_truncated_pyc_file_is_named(tmp_path):
     """No command works until the damaged file is deleted."""
     (tmp_path / "cut.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + b"\xe3")
-    line = "import systems; systems.need(); import cut"
+    line = "import systems; systems.require(); import cut"
     done = run_python("-c", line, env={"PYTHONPATH": tmp_path})
     assert done.stderr.startswith("error: a full disk") and done.stderr.count("\n") == 1
 
@@ -92,7 +92,7 @@ def test_full_output_is_an_error_and_closed_output_is_none(tmp_path, sink):
 @pytest.mark.parametrize("error", ["'lost'", "30, 'lost', 'x'"])
 def test_output_before_an_error_is_printed(error):
     line = f"import systems\ndef main():\n print('said')\n raise OSError({error})\n"
-    done = run_python("-c", line + "systems.run_as_command(main, '', [])")
+    done = run_python("-c", line + "systems.run_cli(main, '', [])")
     assert (done.returncode, done.stdout) == (2, "said\n")
     where = "can't use x: " if "x" in error else ""
     assert done.stderr == f"error: {where}lost\n"

@@ -60,7 +60,7 @@ def test_there_are_no_circular_imports(import_graph):
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def layer(module: str) -> int:
+def module_layer(module: str) -> int:
     """Return a module's layer; a module imports only from its own layer or below."""
     if module.startswith("tools."):
         return 2
@@ -73,7 +73,7 @@ def test_no_module_imports_a_higher_layer(import_graph):
         f"{module} imports {other}"
         for module, imported in import_graph.items()
         for other in imported
-        if layer(other) > layer(module)
+        if module_layer(other) > module_layer(module)
     }
     assert not upward
 

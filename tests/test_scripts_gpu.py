@@ -73,11 +73,11 @@ def test_gpu_time_of_a_step_agrees_with_the_workload(name, precision, monkeypatc
 def test_peak_memory_agrees_with_the_workload(mode, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     options = Namespace(**OPTIONS, precision="bf16", forward_only=mode == "forward")
-    timing.give_back("cuda")  # Free models that earlier tests left in reference cycles.
+    timing.empty_cache("cuda")  # Free models that earlier tests left in cycles.
     load_script("5_memory")["measure"](SIZE, options)
     found = float(capsys.readouterr().out.split()[2])
     assert Path(f"{SIZE}.pickle").exists()
-    timing.give_back("cuda")
+    timing.empty_cache("cuda")
     work = Workload("cuda", SIZE, CONTEXT, mode, "bf16")
     steps = {"warmup": 2, "repeats": 2, "between": work.model.zero_grad}
     metrics = timing.measure(work.step, device="cuda", **steps)
@@ -91,7 +91,7 @@ def test_gpu_time_of_plain_attention_agrees():
         script, lambda: script["measure"](plain, 64, 4096, options), *PHASES[:2]
     )
     inputs = random_inputs((8, 1, 4096, 64), torch.float32, "cuda")
-    step = gpu_time.attention_passes(plain, *inputs)
+    step = gpu_time.attention_step(plain, *inputs)
     assert found == pytest.approx(gpu_ms(step, *PHASES[:2]), rel=0.03)
 
 

@@ -19,13 +19,13 @@ from triton.runtime import driver
 
 from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import one_pass_launches
-from systems.attention.hopper.walks import Ordered, Shift
+from systems.attention.hopper.walks import OrderedWalk, ShiftWalk
 from systems.attention.triton import launches
 from systems.attention.triton.chooser import architecture, pad_head_dim, select_by_mask
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.gpus import KIB
-from systems.running.machine import compiled_folder, why_unwritable
+from systems.running.machine import triton_cache_folder, why_unwritable
 from tools import binary
 from tools.rendering import fail
 
@@ -148,7 +148,7 @@ def require_compiler() -> None:
     """Exit if Triton would interpret kernels, or can't store compiled kernels."""
     if knobs.runtime.interpret:
         fail("the interpreter compiles nothing: unset TRITON_INTERPRET")
-    if fault := why_unwritable(compiled_folder()):
+    if fault := why_unwritable(triton_cache_folder()):
         fail(fault)
 
 
@@ -233,12 +233,12 @@ def compile_portable(
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
     """Compile the bf16 Hopper kernels, with both walks of the one-pass backward."""
     hopper.plan_forward.cache_clear()
-    hopper.plan_backward.cache_clear()
+    hopper.plan_two_passes.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()
     (q, k, v, o, do), lse = meta_inputs("half", d)
     options = causal, d**-0.5
     backward = do, q, k, v, o, lse, *options
     yield compile_launch(gpu, hopper.launch_forward, q, k, v, *options)
     yield compile_launch(gpu, hopper.launch_two_passes, *backward)
-    for walk in (Shift(1), Ordered(1, 1)):
+    for walk in (ShiftWalk(1), OrderedWalk(1, 1)):
         yield compile_launch(gpu, one_pass_launches.launch_one_pass, *backward, walk)

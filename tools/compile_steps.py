@@ -19,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems import need, run_as_command
+from systems import require, run_cli
 
 if __name__ == "__main__":
-    need("torch", "triton", "packaging", "typer", "msgspec")
+    require("torch", "triton", "packaging", "typer", "msgspec")
 
 import torch
 import triton
@@ -32,11 +32,11 @@ from torch import Tensor
 from systems.attention import first
 from systems.attention.hopper import launches
 from systems.attention.hopper.one_pass_launches import launch_one_pass
-from systems.attention.hopper.walks import Shift
+from systems.attention.hopper.walks import ShiftWalk
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
 from systems.records.files import write_atomically
-from systems.records.source_hash import hash_of
+from systems.records.source_hash import hash_code
 from systems.records.store import RecordError
 from tools.compile_ahead import TARGETS, compile_launch, require_compiler
 from tools.render.compiled_files import PATH, Kernel, read_compiled_steps
@@ -60,9 +60,9 @@ def make_launch(step: str) -> Callable[[], object]:
     forward, backward = (q, k, v, *options), (do, q, k, v, o, lse, *options)
     match step:
         case "first_forward":
-            return partial(first_forward, q, k, v, o, lse, c.n, options[1])
+            return partial(launch_first_forward, q, k, v, o, lse, c.n, options[1])
         case "first_backward":
-            return partial(first_backward, q, k, v, do, lse, c.n, options[1])
+            return partial(launch_first_backward, q, k, v, do, lse, c.n, options[1])
         case "plain_forward":
             return partial(launch_forward, *forward)
         case "atomic_backward":
@@ -74,8 +74,8 @@ def make_launch(step: str) -> Callable[[], object]:
         case "two_passes_backward":
             return partial(launches.launch_two_passes, *map(add_batch, backward))
         case "backward":
-            return partial(launch_one_pass, *map(add_batch, backward), Shift(1))
-    return flash_ablation.prepare(step, q, k, v, do)
+            return partial(launch_one_pass, *map(add_batch, backward), ShiftWalk(1))
+    return flash_ablation.prepare_step(step, q, k, v, do)
 
 
 def add_batch(x: object) -> object:
@@ -83,7 +83,7 @@ def add_batch(x: object) -> object:
     return x[None] if isinstance(x, Tensor) else x
 
 
-def first_forward(
+def launch_first_forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
     """Launch the forward kernel of `attention.first` without its checks of inputs."""
@@ -92,7 +92,7 @@ def first_forward(
     first.forward_kernel[grid](q, k, v, o, lse, n, scale, CAUSAL=True, **options)
 
 
-def first_backward(
+def launch_first_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
     """Launch the backward kernels of `attention.first` without its checks of inputs."""
@@ -132,7 +132,7 @@ def main() -> None:
     steps = (*FORWARD, *BACKWARD)
     compiled = {step: compile_step(step) for step in steps if step not in SAME_KERNEL}
     versions[triton.__version__] = {
-        "source_hash": hash_of(LAUNCHERS),
+        "source_hash": hash_code(LAUNCHERS),
         "steps": {step: compiled[SAME_KERNEL.get(step, step)] for step in steps},
     }
     in_order = {version: versions[version] for version in sorted(versions, key=Version)}
@@ -141,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_as_command(main, __doc__)
+    run_cli(main, __doc__)

@@ -17,7 +17,7 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
-from systems import ROOT, lacks, plain_console, printable
+from systems import ROOT, escape_text, find_missing, plain_console
 from systems.experiments import STEMS
 from tools.states import read_state
 
@@ -81,7 +81,7 @@ def measure_all(
             else:
                 outcomes[stem] = plan
 
-    for outcome in run_all(plan_tasks(), gpus):
+    for outcome in run_tasks(plan_tasks(), gpus):
         outcomes[outcome.stem] = outcome
     return [outcomes[stem] for stem in stems]
 
@@ -92,16 +92,16 @@ def plan_task(
     """Return the task of measuring an experiment, or its outcome without measuring."""
     from systems.records.device import why_no_gpu
     from systems.records.store import RecordError
-    from systems.running.machine import device_for
+    from systems.running.machine import choose_device
     from systems.running.resuming import modified_ns, record_path
 
     grid, entry = "quick" if quick else "full", STEMS[stem]
-    device = device_for(entry.quick if quick else entry.full)
+    device = choose_device(entry.quick if quick else entry.full)
     if device is None:
         cpu_can = "cpu" in entry.quick and not quick
         remedy = "; --quick runs it on a CPU" if cpu_can else ""
         return Outcome(stem, f"skipped: {why_no_gpu()}{remedy}", skipped=True)
-    if missing := lacks(*entry.needs):
+    if missing := find_missing(*entry.needs):
         return Outcome(stem, f"skipped: can't be measured: {missing}", skipped=True)
     try:
         path = record_path(results, device, stem, grid)
@@ -122,10 +122,10 @@ def plan_task(
     return Task(stem, arguments, interpreter)
 
 
-def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
+def run_tasks(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
     """Run a child process per task, one at a time per GPU ("": CUDA's default GPU)."""
     outcomes, free, running = [], list(gpus), list[Child]()
-    with progress_bars() as bars, DefaultSelector() as selector:
+    with make_progress_bars() as bars, DefaultSelector() as selector:
         try:
             while True:
                 while free and (task := next(tasks, None)):
@@ -145,7 +145,7 @@ def run_all(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]
             terminate([child.process for child in running])
 
 
-def progress_bars() -> Any:
+def make_progress_bars() -> Any:
     """Return progress bars that show current row and remaining time per experiment."""
     from rich import progress
 
@@ -196,7 +196,7 @@ class Child:
         outcome = self.outcome
 
         def print_line(line: str) -> None:
-            self.bars.console.print(printable(line))
+            self.bars.console.print(escape_text(line))
 
         match report["event"]:
             case "start":
@@ -217,7 +217,7 @@ class Child:
             case "row":
                 status, config = report["status"], report["config"]
                 outcome.rows[status] = outcome.rows.get(status, 0) + 1
-                now = printable(" ".join(map(str, list(config.values())[:4])))
+                now = escape_text(" ".join(map(str, list(config.values())[:4])))
                 self.bars.update(self.bar, advance=1, now=now)
                 if status != "ok":
                     print_line(f"{outcome.stem} {config}: {status}: {report['reason']}")
@@ -231,7 +231,7 @@ class Child:
                 counts = f"{report['failed']} failed, {report['missing']} missing"
                 outcome.message = f"{counts}; run again to retry them"
             case "error":
-                outcome.message = printable(f"error: {report['message']}")
+                outcome.message = escape_text(f"error: {report['message']}")
 
     def finish(self) -> Outcome:
         """Wait until the child exits, and return its outcome."""

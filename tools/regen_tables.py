@@ -25,17 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes imports work without installation. Slow modules are imported
 # inside functions, so that --help answers at once.
-from systems import ROOT, need, plain_console, printable, run_as_command  # noqa: E402
+from systems import ROOT, escape_text, plain_console, require, run_cli  # noqa: E402
 
 if __name__ == "__main__":
-    need("typer", "rich", "msgspec", "matplotlib")
+    require("typer", "rich", "msgspec", "matplotlib")
 
 import typer  # noqa: E402
 
 from systems.experiments import STEMS  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
-from tools.measuring import Outcome, Task, measure_all, run_all  # noqa: E402
+from tools.measuring import Outcome, Task, measure_all, run_tasks  # noqa: E402
 from tools.rendering import check_tree, fail, write_rendered  # noqa: E402
 from tools.states import print_states  # noqa: E402
 
@@ -159,10 +159,10 @@ def report_errors(measures: bool) -> Iterator[None]:
 
 def require_valid_commit() -> None:
     """Exit if GIT_COMMIT is set and is not a commit's hash."""
-    from systems.running.software import named_commit
+    from systems.running.software import environment_commit
 
     try:
-        named_commit()
+        environment_commit()
     except ValueError as error:
         fail(str(error))
 
@@ -201,11 +201,11 @@ def measure(
     at_once: int = 1,
 ) -> list[Outcome]:
     """Measure experiments without a fresh record. Exit if kernels can't be stored."""
-    need("torch", "fcntl")
+    require("torch", "fcntl")
     from systems.records.device import find_gpu
-    from systems.running.machine import compiled_folder, why_unwritable
+    from systems.running.machine import triton_cache_folder, why_unwritable
 
-    if find_gpu() is not None and (fault := why_unwritable(compiled_folder())):
+    if find_gpu() is not None and (fault := why_unwritable(triton_cache_folder())):
         fail(fault)
     if at_once == 1:
         return measure_all(stems, results, quick, force, deadline)
@@ -217,9 +217,9 @@ def measure(
 
 def verify_record(stem: str, results: Path, generated: Path | None) -> int:
     """Measure three rows of a stale record, mark it verified if they agree, render."""
-    need("torch", "fcntl")
+    require("torch", "fcntl")
     arguments = [str(results.resolve()), "--verify"]
-    (outcome,) = run_all(iter([Task(stem, arguments)]))
+    (outcome,) = run_tasks(iter([Task(stem, arguments)]))
     if outcome.code:
         fail(outcome.message.removeprefix("error: "), outcome.code)
     print(f"{stem}: rows measured again agree, the record is verified")
@@ -250,7 +250,7 @@ def summarize_and_render(
         quick_results = shlex.quote(str(results / "quick"))
         flags = f"--render --results {quick_results} --generated FOLDER"
         hint = f"reduced grid: its records stay apart; `{flags}` writes their tables"
-        print(printable(hint))
+        print(escape_text(hint))
     elif code != 2 and not (quick or no_render):
         render_records(results, generated)
     return code
@@ -262,12 +262,12 @@ def render_records(results: Path, generated: Path | None) -> None:
         write_rendered(results, generated)
     else:
         hint = "--render --generated FOLDER writes their tables"
-        print(printable(f"the records are in {results}; {hint}"))
+        print(escape_text(f"the records are in {results}; {hint}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        run_as_command(command, __doc__, arguments)
+        run_cli(command, __doc__, arguments)
     except SystemExit as error:
         return error.code  # pyright: ignore[reportReturnType]
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from systems import ROOT, printable
+from systems import ROOT, escape_text
 from systems.records.files import write_atomically
 
 # A file that marks a folder as rendered.
@@ -14,7 +14,7 @@ MARK = "facts.yml"
 
 def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error message in one line, and exit."""
-    print(f"error: {printable(message)}", file=sys.stderr)
+    print(f"error: {escape_text(message)}", file=sys.stderr)
     raise SystemExit(code)
 
 
@@ -67,7 +67,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     for name in extra:
         # A temporary file of a killed run may be gone already.
         (folder / name).unlink(missing_ok=True)
-        print(printable(f"deleted {name}, which no record gives"))
+        print(escape_text(f"deleted {name}, which no record gives"))
     print(f"rendered {len(wanted)} files, {len(changed) + len(extra)} changed")
     return 0
 
@@ -91,9 +91,9 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
     records = [record for of_stem in found.values() for record in of_stem]
     findings += [*same_cell.check_gpu_times(found), *grids.check_grids(found)]
     for message in load.stale_warnings(records):
-        print(printable(f"warning: {message}"))
+        print(escape_text(f"warning: {message}"))
     for finding in sorted(findings):
-        print(printable(finding))
+        print(escape_text(finding))
     if findings:
         print(f"{len(findings)} findings")
     else:

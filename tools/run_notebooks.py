@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from systems import ROOT, need, run_as_command  # noqa: E402
+from systems import ROOT, require, run_cli  # noqa: E402
 from systems.records.files import write_atomically  # noqa: E402
 from tools.rendering import fail  # noqa: E402
 
 if __name__ == "__main__":
-    need("nbformat", "nbclient", "torch", "typer")
+    require("nbformat", "nbclient", "torch", "typer")
 
 import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
@@ -72,4 +72,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_as_command(main, __doc__)
+    run_cli(main, __doc__)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from systems import printable, torch_misfit
+from systems import escape_text, torch_fault
 from systems.experiments import STEMS
 
 
@@ -30,14 +30,14 @@ def read_state(path: Path) -> tuple[str, Any]:
 def print_states(results: Path) -> int:
     """Print the state of each record. Return the exit code: 2 if one is unreadable."""
     from systems.records.store import RecordError
-    from systems.running.machine import device_for
+    from systems.running.machine import choose_device
     from systems.running.software import kernel_status
     from tools.render.load import list_record_files
 
     faults, files = [], list_record_files(results)
     lines = [("experiment", "device", "state", "rows", "measured", "min")]
     for stem, entry in STEMS.items():
-        here = device_for(entry.full)
+        here = choose_device(entry.full)
         slugs = {p.parent.name for p in files if p.name.partition(".")[0] == stem}
         slugs |= {here.slug} if here else set()
         if not slugs:
@@ -63,12 +63,12 @@ def print_states(results: Path) -> int:
     for line in lines:
         cells = zip(line, widths, strict=True)
         text = " ".join(cell.ljust(width) for cell, width in cells)
-        print(printable(text.rstrip()))
-    if gpu := device_for(("cuda",)):
+        print(escape_text(text.rstrip()))
+    if gpu := choose_device(("cuda",)):
         for name, status in kernel_status(gpu).items():
             print(f"{gpu.name}, attention by {name}: {status}")
-    if warning := torch_misfit():
+    if warning := torch_fault():
         print(f"warning: {warning}", file=sys.stderr)
     for fault in faults:
-        print(printable(fault), file=sys.stderr)
+        print(escape_text(fault), file=sys.stderr)
     return 2 if faults else 0

@@ -21,10 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 # The line above makes imports work without installation.
-from systems import ROOT, environment_for_git, need, run_as_command  # noqa: E402
+from systems import ROOT, git_environment, require, run_cli  # noqa: E402
 
 if __name__ == "__main__":
-    need("msgspec", "typer", "matplotlib", "rich")
+    require("msgspec", "typer", "matplotlib", "rich")
 
 import typer  # noqa: E402
 
@@ -113,7 +113,7 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 def run_command(failure: str, *command: str) -> str:
     """Return a command's output. On failure exit with its last error or last line."""
     try:
-        environment = environment_for_git() | {"PYTHONSAFEPATH": ""}
+        environment = git_environment() | {"PYTHONSAFEPATH": ""}
         options: Any = {"env": environment, "stderr": subprocess.PIPE}
         return subprocess.check_output(command, cwd=ROOT, errors="replace", **options)
     except FileNotFoundError:
@@ -218,4 +218,4 @@ def main(
 
 if __name__ == "__main__":
     exit_when_terminated()
-    run_as_command(main, __doc__)
+    run_cli(main, __doc__)

@@ -27,10 +27,10 @@ from typing import Annotated, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from systems import need, run_as_command
+from systems import require, run_cli
 
 if __name__ == "__main__":
-    need("torch", "triton", "fcntl", "typer", "rich", "msgspec")
+    require("torch", "triton", "fcntl", "typer", "rich", "msgspec")
 
 import torch
 import triton
@@ -48,7 +48,7 @@ from systems.attention.triton.tuned import HEAD_DIMS, KERNELS, Key
 from systems.benchmarking.timing import default_device
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import relative_error
-from systems.records.device import Device, find_gpu, is_shared
+from systems.records.device import Device, find_gpu, is_gpu_shared
 from systems.records.files import write_atomically
 from systems.running.machine import check_torch
 from systems.running.precompile import MOST_PROCESSES, available_cores
@@ -245,11 +245,11 @@ def main(
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         fail("configurations are timed on a GPU, and torch sees none here")
-    if is_shared():
+    if is_gpu_shared():
         print("warning: others use this GPU, see nvidia-smi", file=sys.stderr)
     require_compiler()
     name = architecture(torch.cuda.get_device_capability())
-    path, problem = tuned.path_of(device.slug), ""
+    path, problem = tuned.file_path(device.slug), ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as start:
         try:
@@ -263,7 +263,7 @@ def main(
         except (ValueError, CannotStart) as error:
             fail(str(error))
         lock = start.pop_all()
-    finished = {tuned.key_of(x) for x in content["entries"]}
+    finished = {tuned.entry_key(x) for x in content["entries"]}
     # Limit processes, because each has a CUDA context on the GPU.
     count, context = min(MOST_PROCESSES, available_cores()), get_context("spawn")
     workers = ProcessPoolExecutor(count, context, start_worker, (os.getpid(),))
@@ -299,4 +299,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_as_command(main, __doc__)
+    run_cli(main, __doc__)

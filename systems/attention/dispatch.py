@@ -5,9 +5,9 @@ the forward and the backward pass may use different kernels.
 import torch
 from torch import Tensor
 
-from systems import lacks
+from systems import find_missing
 
-if reason := lacks("triton"):
+if reason := find_missing("triton"):
     raise ModuleNotFoundError(reason, name="triton")
 
 from systems.attention.hopper import launches as hopper_launches
@@ -40,14 +40,14 @@ def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
     if backend == "auto":
         if not limits.is_faster(q, k):
             return "triton"
-        if not (reason := limits.find_refusal(q, k, v)):
+        if not (reason := limits.unsupported_reason(q, k, v)):
             return "hopper"
         log_hopper_refusal(q, reason)
         return "triton"
     if backend not in LAUNCHERS:
         names = ", ".join(("auto", *LAUNCHERS))
         raise ValueError(f"backend must be one of {names}, got {backend!r}")
-    if backend == "hopper" and (reason := limits.find_refusal(q, k, v)):
+    if backend == "hopper" and (reason := limits.unsupported_reason(q, k, v)):
         raise ValueError(f"hopper: {reason}")
     return backend
     # --8<-- [end:chosen]
@@ -185,7 +185,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             # Outside of compilers, PyTorch itself rejects transforms and forward mode.
             refuse_transforms()
             refuse_forward_mode(q, k, v)
-        check_call(q, k, v, is_causal, scale)
+        check_arguments(q, k, v, is_causal, scale)
         if q.ndim not in (3, 4):
             raise ValueError(
                 "q must be (batch, N, d) or (batch, heads, N, d), "
@@ -216,7 +216,7 @@ class FlashAttentionTriton(torch.autograd.Function):
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 
 
-def check_call(
+def check_arguments(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> None:
     """Raise TypeError or ValueError unless the kernels support these arguments."""
@@ -252,10 +252,10 @@ def attention(
         if prepared := prepare_call(q, k, v, causal, scale, backend):
             check_device(q.device)
             return prepared.forward(q, k, v)[0]
-        check_call(q, k, v, causal, scale)
+        check_arguments(q, k, v, causal, scale)
         scale = default_scale(scale, q.shape[-1])
         return run_forward(q, k, v, causal, scale, backend)[0]
-    check_call(q, k, v, causal, scale)
+    check_arguments(q, k, v, causal, scale)
     shape = q.shape
     if q.ndim == 2:
         q, k, v = q[None], k[None], v[None]

@@ -48,7 +48,7 @@ def make_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
 NO_DEVICE_CHANGE = nullcontext()
 
 
-def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
+def use_device(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context manager that makes the GPU of x the current device."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return NO_DEVICE_CHANGE
@@ -56,16 +56,16 @@ def use_device_of(x: Tensor) -> AbstractContextManager[Any]:
 
 
 # Thread-local state: `context` is set once the thread has a CUDA context.
-THREAD = threading.local()
+PER_THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
     """Return `use_device_of(x)`, and give this thread a CUDA context, as TMA needs."""
-    device = use_device_of(x)
-    if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(THREAD, "context"):
+    device = use_device(x)
+    if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(PER_THREAD, "context"):
         # This call creates a context; `set_device` doesn't if the device is current.
         torch.cuda.mem_get_info()
-        THREAD.context = True
+        PER_THREAD.context = True
     return device
 
 

@@ -86,7 +86,7 @@ def backward_tiles(
     q, do = q.to(wide) * scale, do.to(wide)
     dq = torch.zeros_like(q)
     delta = (o.to(wide) * do).sum(-1)
-    step = compiled_key_tile() if q.is_cuda else key_tile
+    step = compile_tile_vjp() if q.is_cuda else tile_vjp
     for k_start in range(0, min(n_k, n_q) if causal else n_k, K_TILE):
         keys = slice(k_start, min(k_start + K_TILE, n_k))
         # Skip queries before k_start, which see no key of this tile.
@@ -108,8 +108,8 @@ def backward_tiles(
     # --8<-- [end:backward]
 
 
-# --8<-- [start:key_tile]
-def key_tile(
+# --8<-- [start:tile_vjp]
+def tile_vjp(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -128,13 +128,13 @@ def key_tile(
     dp = do @ v.mT
     ds = p * (dp - delta[..., None])
     return ds @ k, ds.mT @ q, dv
-    # --8<-- [end:key_tile]
+    # --8<-- [end:tile_vjp]
 
 
 @cache
-def compiled_key_tile():
-    """Return `key_tile` compiled for all lengths, so that its operations are fused."""
-    return torch.compile(key_tile, dynamic=True)
+def compile_tile_vjp():
+    """Return `tile_vjp` compiled for all lengths, so that its operations are fused."""
+    return torch.compile(tile_vjp, dynamic=True)
 
 
 # Custom operator for batched gradients, because vmap can't batch in-place writes.

@@ -23,7 +23,7 @@ BACKEND = "inductor"
 
 
 # --8<-- [start:graph]
-def compiled(work: Any, dynamic: bool | None = False) -> Any:
+def compile_work(work: Any, dynamic: bool | None = False) -> Any:
     """Return `work` compiled, by default for static shapes. Graph breaks are errors."""
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
     # --8<-- [end:graph]
@@ -31,16 +31,16 @@ def compiled(work: Any, dynamic: bool | None = False) -> Any:
 
 # --8<-- [start:clock]
 @contextmanager
-def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
+def fresh_caches(device: str, folder: Path | None = None) -> Iterator[None]:
     """Provide empty compiler caches inside the context, or disk caches in `folder`."""
-    load(device)
+    warm_up_compiler(device)
     torch.compiler.reset()
     try:
         # Create the folder here: PyTorch would not delete its own after an error.
         with (
             TemporaryDirectory(ignore_cleanup_errors=True) as directory,
             fresh_inductor_cache(dir=directory),
-            kept_in(folder),
+            use_disk_caches(folder),
         ):
             yield
     finally:
@@ -49,7 +49,7 @@ def fresh(device: str, folder: Path | None = None) -> Iterator[None]:
 
 
 @cache
-def load(device: str) -> None:
+def warm_up_compiler(device: str) -> None:
     """Import the compiler, start its workers, and run a matmul in fp32 and in bf16.
     Otherwise the first timed step of a process would include the time of this setup.
     """
@@ -60,7 +60,7 @@ def load(device: str) -> None:
     torch.compile(lambda x: (x.exp() + 1).sum(), backend=BACKEND)(x).backward()
 
 
-def graphs() -> int:
+def count_graphs() -> int:
     """Return how many graphs this process has compiled, including recompiles."""
     return counters["stats"]["unique_graphs"]
 
@@ -72,11 +72,11 @@ def measure(
     (`warmup_..._ms`), and the numbers of compiled graphs and recompiles. Raise
     RuntimeError if a measured step recompiles.
     """
-    count_before = graphs()
+    count_before = count_graphs()
     first = timing.measure(
         step, warmup=0, repeats=warmup, device=device, between=between
     )
-    count_warm = graphs()
+    count_warm = count_graphs()
     with torch.compiler.set_stance("fail_on_recompile"):
         metrics = timing.measure(
             step, warmup=0, repeats=repeats, device=device, between=between
@@ -90,13 +90,13 @@ def measure(
         **warmup_ms,
         **metrics,
         "graphs": count_warm - count_before,
-        "recompiles": graphs() - count_warm,
+        "recompiles": count_graphs() - count_warm,
     }
     # --8<-- [end:clock]
 
 
 @contextmanager
-def kept_in(folder: Path | None) -> Iterator[None]:
+def use_disk_caches(folder: Path | None) -> Iterator[None]:
     """Store the caches of Inductor and Triton in this folder, except autotuning
     results, because timings made while other processes run are unreliable.
     """

@@ -102,7 +102,7 @@ def add_round(
         metrics.setdefault(median_name, []).append(median(value))
 
 
-def attention_passes(
+def attention_step(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
     """Return a step with phases "forward", "backward", "both". It sets no `.grad`."""
@@ -153,34 +153,32 @@ def pass_times_ms(
     backward pass (all calls on one graph): samples in ms by `do_bench`. Gradients are
     not accumulated in `.grad`.
     """
-    device, inputs = q.device.type, (q, k, v)
+    device, qkv = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)
-    both = do_bench_ms(
-        lambda: torch.autograd.grad(attention(q, k, v), inputs, do), device
-    )
+    both = do_bench_ms(lambda: torch.autograd.grad(attention(q, k, v), qkv, do), device)
     o = attention(q, k, v)
     backward = do_bench_ms(
-        lambda: torch.autograd.grad(o, inputs, do, retain_graph=True), device
+        lambda: torch.autograd.grad(o, qkv, do, retain_graph=True), device
     )
     return {"forward_ms": forward, "backward_ms": backward, "both_ms": both}
     # --8<-- [end:pass_times]
 
 
-def product(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
+def make_matmul(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
     """Return a function that multiplies (m, k) by (k, m) in fp32, tf32 or bf16."""
     precision = "high" if dtype == "tf32" else "highest"
     kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     a, b = (torch.randn(shape, device=device, dtype=kind) for shape in ((m, k), (k, m)))
 
-    def work() -> Tensor:
-        with matmul_precision(precision):
+    def multiply() -> Tensor:
+        with use_matmul_precision(precision):
             return a @ b
 
-    return work
+    return multiply
 
 
 @contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
+def use_matmul_precision(precision: str) -> Iterator[None]:
     previous = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

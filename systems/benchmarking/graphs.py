@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from systems.benchmarking import phases
-from systems.benchmarking.timing import Step, give_back
+from systems.benchmarking.timing import Step, empty_cache
 from systems.model.train_step import Phase
 from systems.records.outcome import Unsupported, out_of_memory_reason
 
@@ -26,7 +26,7 @@ def capture_stream() -> torch.cuda.Stream:
 
 # --8<-- [start:captured]
 @contextmanager
-def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step]:
+def capture(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step]:
     """Capture each phase of `step` as a CUDA graph, and yield a step that replays the
     graphs. One eager step runs first and creates optimizer state and workspaces.
     `clear` frees the gradients. Raise `Unsupported` without a GPU, or if capture fails.
@@ -38,7 +38,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
     pool, stream = torch.cuda.graph_pool_handle(), capture_stream()
 
     @contextmanager
-    def capture(name: str) -> Iterator[None]:
+    def capture_phase(name: str) -> Iterator[None]:
         graphs[name] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[name], pool=pool, stream=stream):
             yield
@@ -55,10 +55,10 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
             step(phases.mark)
         torch.cuda.synchronize()
         clear()
-        give_back(device)
+        empty_cache(device)
         # Restore the current stream, which a failed capture would leave changed.
-        with refusals(), torch.cuda.stream(torch.cuda.current_stream()):
-            step(capture)
+        with wrap_capture_errors(), torch.cuda.stream(torch.cuda.current_stream()):
+            step(capture_phase)
         yield replay
     finally:
         try:
@@ -74,7 +74,7 @@ def captured(step: Step, clear: Callable[[], None], device: str) -> Iterator[Ste
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def wrap_capture_errors() -> Iterator[None]:
     """Raise `Unsupported` in place of CUDA's or PyTorch's error about the capture."""
     try:
         yield

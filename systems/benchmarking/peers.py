@@ -40,16 +40,16 @@ FLASH_4 = {"fa4": False, "fa4_ordered": True}
 # SDPA with FlashAttention-4 in place of FlashAttention-2.
 SDPA_FLASH_4 = ("sdpa_fa4", "sdpa_fa4_ordered")
 # PyTorch's error for inputs that FlashAttention-4 doesn't support.
-REFUSED_BY_FLASH_4 = re.compile("FA4 .* unsupported: ")
+FLASH_4_ERROR = re.compile("FA4 .* unsupported: ")
 # Modules that raise FlashAttention-4's errors: the package, its compiler, and PyTorch's
 # adapter, which expects two results where version 4.0.0b36 returns more.
-OF_FLASH_4 = ("flash_attn", "cutlass", "torch.nn.attention._fa4")
+FA4_MODULES = ("flash_attn", "cutlass", "torch.nn.attention._fa4")
 # PyTorch's errors, on GPU and CPU, if the selected SDPA backend can't run.
 NO_BACKEND = ("No available kernel", "No viable backend")
 
 
 # --8<-- [start:plain]
-def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Return softmax(q kᵀ / sqrt(d)) v, storing all scores."""
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
@@ -69,17 +69,17 @@ def attention(
         options = (causal, None, OURS[name])
         return lambda q, k, v: FlashAttentionTriton.apply(q, k, v, *options)
     if name == "plain":
-        return lambda q, k, v: plain(q, k, v, causal)
+        return lambda q, k, v: plain_attention(q, k, v, causal)
     if name == "compiled":
-        return compiled_plain(causal)
+        return compile_plain(causal)
     if name == "tiles":
         # On a GPU, FlashAttentionPyTorch's backward pass is compiled.
-        allow_shared_graphs()
+        allow_repeated_backward()
         return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
     if name == "flex":
-        return flex(causal, n, device, grouped)
+        return compile_flex(causal, n, device, grouped)
     if name in FLASH_4:
-        return flash_4(causal, FLASH_4[name])
+        return load_flash_4(causal, FLASH_4[name])
     if name == "sdpa" or name in BACKENDS:
         return partial(
             scaled_dot_product_attention, is_causal=causal, enable_gqa=grouped
@@ -88,7 +88,7 @@ def attention(
 
 
 @contextmanager
-def only(name: str) -> Iterator[None]:
+def use_peer(name: str) -> Iterator[None]:
     """Select this implementation's SDPA backend and float32 precision; raise
     `Unsupported` if the implementation rejects its inputs.
     """
@@ -99,24 +99,24 @@ def only(name: str) -> Iterator[None]:
         if name in BACKENDS:
             stack.enter_context(sdpa_kernel(BACKENDS[name]))
         if name in SDPA_FLASH_4:
-            stack.enter_context(flash_4_in_sdpa())
+            stack.enter_context(activate_flash_4())
         if name.startswith("sdpa") and name.endswith("_ordered"):
-            stack.enter_context(deterministic())
+            stack.enter_context(make_deterministic())
         try:
             yield
         except Exception as error:
-            if not (reason := find_refusal(name, error)):
+            if not (reason := unsupported_reason(name, error)):
                 raise
             raise Unsupported(reason) from error
 
 
-def find_refusal(name: str, error: Exception) -> str:
+def unsupported_reason(name: str, error: Exception) -> str:
     """Return the reason if this error means an unsupported input, "" otherwise."""
-    if name in SDPA_FLASH_4 and REFUSED_BY_FLASH_4.match(str(error)):
+    if name in SDPA_FLASH_4 and FLASH_4_ERROR.match(str(error)):
         return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):
         return f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"
-    if name not in (*FLASH_4, *SDPA_FLASH_4) or not raised_by(error, OF_FLASH_4):
+    if name not in (*FLASH_4, *SDPA_FLASH_4) or not is_raised_by(error, FA4_MODULES):
         return ""
     if out_of_memory_reason(error) or "CUDA error" in str(error):
         return ""
@@ -125,7 +125,7 @@ def find_refusal(name: str, error: Exception) -> str:
     return f"FlashAttention-4 does not run this: {type(error).__name__}: {message}"
 
 
-def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
+def is_raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
     """Return whether code of these packages is in the traceback of an error."""
     modules = (
         f"{frame.f_globals.get('__name__')}."
@@ -135,14 +135,14 @@ def raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
 
 
 @contextmanager
-def flash_4_in_sdpa() -> Iterator[None]:
+def activate_flash_4() -> Iterator[None]:
     """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA. Raise
     `NotInstalled` without the package or a recent torch.
     """
     backends: Any = torch.nn.attention
     if not hasattr(backends, "restore_flash_attention_impl"):
         raise NotInstalled(f"torch {torch.__version__} has no FlashAttention-4 in SDPA")
-    with importing_flash_4():
+    with require_flash_4():
         backends.activate_flash_attention_impl("FA4")
     try:
         yield
@@ -151,7 +151,7 @@ def flash_4_in_sdpa() -> Iterator[None]:
 
 
 @contextmanager
-def importing_flash_4() -> Iterator[None]:
+def require_flash_4() -> Iterator[None]:
     """Let FlashAttention-4 cache its kernels; raise `NotInstalled` if it is missing."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
@@ -161,7 +161,7 @@ def importing_flash_4() -> Iterator[None]:
 
 
 @contextmanager
-def deterministic() -> Iterator[None]:
+def make_deterministic() -> Iterator[None]:
     """Make PyTorch deterministic, without filling new tensors, which takes time."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
@@ -175,7 +175,7 @@ def deterministic() -> Iterator[None]:
         settings.fill_uninitialized_memory = fill
 
 
-def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
+def find_backend(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     """Return the backend an implementation uses; call this inside `only(name)`."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
@@ -188,7 +188,7 @@ def what_ran(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
     return name
 
 
-def allow_shared_graphs() -> None:
+def allow_repeated_backward() -> None:
     """Let a compiled backward pass run more than once after one forward pass."""
     import torch._dynamo.config
     import torch._functorch.config
@@ -200,12 +200,12 @@ def allow_shared_graphs() -> None:
 
 
 @cache
-def compiled_plain(causal: bool) -> Attention:
+def compile_plain(causal: bool) -> Attention:
     """Return plain attention under torch.compile, with dynamic sequence length."""
-    from systems.benchmarking.compiling import compiled
+    from systems.benchmarking.compiling import compile_work
 
-    allow_shared_graphs()
-    attend = compiled(plain)
+    allow_repeated_backward()
+    attend = compile_work(plain_attention)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for x in (q, k, v):
@@ -215,9 +215,9 @@ def compiled_plain(causal: bool) -> Attention:
     return run
 
 
-def flash_4(causal: bool, ordered: bool) -> Attention:
+def load_flash_4(causal: bool, ordered: bool) -> Attention:
     """Return FlashAttention-4 for q, k and v (b, h, n, d), or raise `NotInstalled`."""
-    with importing_flash_4():
+    with require_flash_4():
         from flash_attn.cute import flash_attn_func  # pyright: ignore
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -228,16 +228,16 @@ def flash_4(causal: bool, ordered: bool) -> Attention:
     return run
 
 
-def flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
+def compile_flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
     """Return compiled FlexAttention, which skips fully masked blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    from systems.benchmarking.compiling import compiled
+    from systems.benchmarking.compiling import compile_work
 
-    allow_shared_graphs()
+    allow_repeated_backward()
     mask = None
     if causal:
         mask = create_block_mask(
             lambda b, h, i, j: i >= j, None, None, n, n, device=device
         )
-    return partial(compiled(flex_attention), block_mask=mask, enable_gqa=grouped)
+    return partial(compile_work(flex_attention), block_mask=mask, enable_gqa=grouped)

@@ -97,7 +97,7 @@ def peak_memory(device: str) -> dict[str, int]:
     # --8<-- [end:peak]
 
 
-def give_back(device: str) -> None:
+def empty_cache(device: str) -> None:
     """Return cached memory to the driver before the next measurement."""
     gc.collect()
     if device == "cuda":

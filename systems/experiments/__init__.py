@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from systems import need
+from systems import require
 
 GPU, GPU_OR_CPU, META = ("cuda",), ("cuda", "cpu"), ("meta",)
 
@@ -63,4 +63,4 @@ STEMS = {
 if sys.argv[:1] == ["-m"]:
     # Before `python -m systems.experiments.<stem>` runs, check its required modules.
     named = (stem for stem in STEMS.values() if stem.module in sys.orig_argv)
-    need("torch", *(module for stem in named for module in stem.needs))
+    require("torch", *(module for stem in named for module in stem.needs))

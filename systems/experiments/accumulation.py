@@ -19,7 +19,7 @@ PROTOCOL = {
     "agreement": "every bit of every step",
 }
 # Approximate number of running sums to store in a row, evenly spaced.
-KEPT = 250
+STORED_SUMS = 250
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def run(config: Config) -> dict[str, object]:
     """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
-    stride = max(1, config.steps // KEPT)
+    stride = max(1, config.steps // STORED_SUMS)
     return {
         "stored": torch.tensor(config.term, dtype=DTYPES[config.value]).item(),
         "cpu_result": on_cpu[-1].item(),

@@ -64,12 +64,12 @@ def configs(quick: bool = False) -> list[Config]:
     if quick:
         return [Config(16, 256, execution=e, warmup=2, passes=3) for e in EXECUTIONS]
 
-    def passes(dtype: str, causal: bool, n: int) -> int:
+    def count_passes(dtype: str, causal: bool, n: int) -> int:
         assigned = dtype == "fp32" and not causal
         return Config.passes if assigned or n < LONG else PASSES_IF_LONG
 
     grid = [
-        Config(d, n, causal, dtype, execution, passes=passes(dtype, causal, n))
+        Config(d, n, causal, dtype, execution, passes=count_passes(dtype, causal, n))
         for dtype in FORMATS
         for causal in (False, True)
         for d in WIDTHS
@@ -95,12 +95,13 @@ def run(config: Config) -> Turns:
     """Measure forward and backward pass: samples in ms, tensors that autograd saves,
     and on a GPU memory in bytes, GPU time and kernel counts.
     """
-    if config.execution == "compiled" and config.warmup < 1:
+    is_compiled = config.execution == "compiled"
+    if is_compiled and config.warmup < 1:
         raise ValueError("--warmup must be 1 or more where the first pass compiles")
     device = timing.default_device()
     torch.set_float32_matmul_precision("highest")
     shape = (config.batch, 1, config.n, config.d)
-    q, k, v, do = inputs(shape, DTYPES[config.dtype], device)
+    q, k, v, do = cached_inputs(shape, DTYPES[config.dtype], device)
     attention = plain_attention(config.causal)
 
     def step(phase: Phase) -> None:
@@ -113,9 +114,9 @@ def run(config: Config) -> Turns:
         for x in (q, k, v):
             x.grad = None
 
-    with compiling.fresh(device) if config.execution == "compiled" else nullcontext():
-        if config.execution == "compiled":
-            attention = compiling.compiled(attention)
+    with compiling.fresh_caches(device) if is_compiled else nullcontext():
+        if is_compiled:
+            attention = compiling.compile_work(attention)
         metrics: dict[str, Any] = compiling.measure(
             step,
             warmup=config.warmup,
@@ -129,20 +130,20 @@ def run(config: Config) -> Turns:
             step(probe.phase)
         metrics |= memory.bytes | {"saved": saved.tensors}
         clear_gradients()
-        timing.give_back(device)
+        timing.empty_cache(device)
         yield
         for _ in range(ROUNDS):
             gpu_time.add_round(
                 metrics, step, device, between=clear_gradients, counted=True
             )
             clear_gradients()
-            timing.give_back(device)
+            timing.empty_cache(device)
             yield
     return metrics
 
 
 @lru_cache(maxsize=1)
-def inputs(
+def cached_inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v and do, cached so that alternating rows share one copy."""

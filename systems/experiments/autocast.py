@@ -85,7 +85,7 @@ def run(config: Config) -> dict[str, object]:
     device = timing.default_device()
     torch.manual_seed(0)
     if config.part == "operations":
-        return dtypes_of_operations(DTYPES[config.dtype], device)
+        return operation_dtypes(DTYPES[config.dtype], device)
     if config.part == "toy":
         model = ToyModel(16, 4).to(device)
         trace = trace_step(
@@ -209,7 +209,7 @@ OPERATIONS = {
 }
 
 
-def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
+def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
     """Return each operation's result dtypes for inputs in `low`, fp32 and a mixture."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
@@ -219,14 +219,14 @@ def dtypes_of_operations(low: torch.dtype, device: str) -> dict[str, object]:
         mixed = (narrow[0], wide[1], narrow[2], t)
         with torch.autocast(device, dtype=low):
             in_autocast = [
-                result(operation, *inputs)
+                result_dtype(operation, *inputs)
                 for inputs in ((*narrow, t), (*wide, t), mixed)
             ]
-        dtypes[name] = [*in_autocast, result(operation, *mixed)]
+        dtypes[name] = [*in_autocast, result_dtype(operation, *mixed)]
     return dtypes
 
 
-def result(operation, *inputs: Tensor) -> str:
+def result_dtype(operation, *inputs: Tensor) -> str:
     """Return the dtype of an operation's result, or "raises" if it raises."""
     try:
         return DTYPE_NAMES[operation(*inputs).dtype]

@@ -101,19 +101,19 @@ def run(config: Config) -> Turns:
         raise ValueError(
             f"--warmup must be {compiling_steps(c)} or more, the steps that compile"
         )
-    work, compiles = shared(c, device), c.execution == "compiled"
-    folder = precompiled.ahead(name_of(c)) if compiles else None
-    cold = precompiled.cold_samples(folder)
+    work, compiles = shared_workload(c, device), c.execution == "compiled"
+    folder = precompiled.code_folder(folder_name(c)) if compiles else None
+    cold = precompiled.read_samples(folder)
     cache_folder = folder if cold else None
-    with compiling.fresh(device, cache_folder) if compiles else nullcontext():
+    with compiling.fresh_caches(device, cache_folder) if compiles else nullcontext():
         execution = Execution(work, compiles, compiles and c.optimizer)
         ends = [c.steps * i // c.rounds for i in range(c.rounds + 1)]
         for steps in (end - start for start, end in pairwise(ends) if end > start):
             warmup = 1 if metrics else c.warmup
             with execution.running():
                 times = measure(work, c.execution, warmup, steps, device)
-            metrics = merged(metrics, times)
-            timing.give_back(device)
+            metrics = merge_turns(metrics, times)
+            timing.empty_cache(device)
             yield
         if cold:
             # These warm-up steps found compiled code in caches, like a second process.
@@ -133,7 +133,7 @@ def measure(
 ) -> dict[str, Any]:
     """Return the samples of one turn; names of warm-up samples begin with WARMUP."""
     if execution == "graph":
-        capture = graphs.captured(work.step, work.model.zero_grad, device)
+        capture = graphs.capture(work.step, work.model.zero_grad, device)
         with capture as replay:
             metrics = timing.measure(replay, warmup=1, repeats=steps, device=device)
         # Drop peak memory: the allocator doesn't see the memory of a replayed graph.
@@ -152,7 +152,7 @@ def compiling_steps(config: Config) -> int:
     return OPTIMIZER_COMPILES if config.optimizer else MODEL_COMPILES
 
 
-def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
+def merge_turns(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
     """Merge another turn's metrics: append its samples (except of warm-up steps), take
     the larger peaks, and count its compiled graphs as recompiles.
     """
@@ -171,17 +171,17 @@ def merged(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
 
 # One model for all executions of a cell -----------------------------------------------
 
-CELLS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
+WORKLOADS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
-def shared(config: Config, device: str) -> Workload:
+def shared_workload(config: Config, device: str) -> Workload:
     """Return the workload that eager, compiled and graph executions share."""
     cell = replace(config, execution="eager")
-    work = CELLS.get(cell)
+    work = WORKLOADS.get(cell)
     if work is None:
         c = config
         settings = c.size, c.context, "step", c.precision, c.batch, c.vocab
-        work = CELLS[cell] = Workload(device, *settings)
+        work = WORKLOADS[cell] = Workload(device, *settings)
     return work
 
 
@@ -190,12 +190,12 @@ class Execution:
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
         self.work = work
-        self.forward = compiling.compiled(work.model) if model else work.model
+        self.forward = compiling.compile_work(work.model) if model else work.model
         self.update = None
         if optimizer:
             assert work.optimizer is not None
             # Static compilation would specialize on AdamW's t, and recompile each step.
-            self.update = compiling.compiled(work.optimizer.step, dynamic=None)
+            self.update = compiling.compile_work(work.optimizer.step, dynamic=None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -221,7 +221,7 @@ class Execution:
 # Compiled ahead -----------------------------------------------------------------------
 
 
-def name_of(config: Config) -> str:
+def folder_name(config: Config) -> str:
     return "-".join(map(str, asdict(config).values())).replace(".", "_")
 
 
@@ -229,14 +229,14 @@ def name_of(config: Config) -> str:
 CONTEXT_BYTES = 2**30
 
 
-def bytes_ahead(config: Config) -> int:
+def precompile_bytes(config: Config) -> int:
     """Return the GPU bytes that `precompile` needs: context plus an eager peak."""
-    c, mode = config, mode_ahead(config)
+    c, mode = config, precompile_mode(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(peak(p).values())
 
 
-def mode_ahead(config: Config) -> str:
+def precompile_mode(config: Config) -> str:
     return "step" if config.optimizer else "forward_backward"
 
 
@@ -246,14 +246,14 @@ def precompile(config: Config) -> None:
     for `run`. AdamW runs only with --optimizer, to save the memory of its state.
     """
     c, device = config, timing.default_device()
-    folder = precompiled.ahead(name_of(c))
+    folder = precompiled.code_folder(folder_name(c))
     if folder is None:
         return
     # Free the memory of a configuration compiled earlier in this process.
-    timing.give_back(device)
-    settings = c.size, c.context, mode_ahead(c), c.precision, c.batch, c.vocab
+    timing.empty_cache(device)
+    settings = c.size, c.context, precompile_mode(c), c.precision, c.batch, c.vocab
     work = Workload(device, *settings)
-    with compiling.fresh(device, folder):
+    with compiling.fresh_caches(device, folder):
         with Execution(work, True, c.optimizer).running():
             samples = timing.measure(
                 work.step,
@@ -262,7 +262,7 @@ def precompile(config: Config) -> None:
                 device=device,
                 between=work.model.zero_grad,
             )
-        precompiled.keep_samples(folder, samples)
+        precompiled.store_samples(folder, samples)
     # --8<-- [end:ahead]
 
 

@@ -91,7 +91,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cut_ahead": ({}, {}),
 }
 # On other GPUs: configurations that split float32 inside the loop and spill nothing.
-IN_STEPS_ELSEWHERE: tuple[dict[str, Any], dict[str, Any]] = (
+OTHER_GPU_OVERRIDES: tuple[dict[str, Any], dict[str, Any]] = (
     {"config": LaunchConfig(64, 32, 4, 2)},
     {
         "dkdv_config": LaunchConfig(32, 32, 4, 1),
@@ -286,7 +286,7 @@ def run(config: Config) -> Turns:
     shape = (config.heads, config.n, config.d)
     inputs = random_inputs(shape, DTYPES[config.dtype], device)
     q, k, v, do = (x.detach() for x in inputs)
-    work = prepare(config.step, q, k, v, do)
+    work = prepare_step(config.step, q, k, v, do)
     first, second = work(), work()
     rows, exact = first[0][0, :ROWS], exact_result(config.step, q, k, v, do)
     on_hopper = config.step in HOPPER_STEPS
@@ -316,11 +316,11 @@ def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
         if q.is_cpu:
             return {}
         if torch.cuda.get_device_capability(q.device)[0] != 9:
-            overrides = IN_STEPS_ELSEWHERE
+            overrides = OTHER_GPU_OVERRIDES
     return overrides[PASSES.index(of)]
 
 
-def prepare(
+def prepare_step(
     step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Return the function that a step measures, which returns (o,) or (dq, dk, dv)."""

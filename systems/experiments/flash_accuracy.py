@@ -16,7 +16,7 @@ from systems.attention.dispatch import FlashAttentionTriton, choose_backend
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.benchmarking import timing
-from systems.benchmarking.peers import attention, only
+from systems.benchmarking.peers import attention, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Unsupported
@@ -91,10 +91,10 @@ def run(config: Config) -> dict[str, Any]:
     shape = (1, config.heads, config.n, config.d)
     inputs = random_inputs(shape, DTYPES[config.dtype], device)
     exact = partial(attention_reference, causal=causal)
-    expected = results(exact, *(x.double() for x in inputs))
-    with only(config.implementation):
+    expected = compute_results(exact, *(x.double() for x in inputs))
+    with use_peer(config.implementation):
         attend = attention_with_lse(config.implementation, causal, config.n, device)
-        actual = results(attend, *inputs)
+        actual = compute_results(attend, *inputs)
         errors: dict[str, Any] = {}
         if config.implementation in OURS:
             calls = CALLS if device == "cuda" else 2
@@ -114,13 +114,13 @@ def count_differing_calls(
     """Count the calls on equal inputs whose results differ in any bit from `first`."""
     differing = 0
     for _ in range(calls):
-        repeat = results(attend, *inputs)
+        repeat = compute_results(attend, *inputs)
         differing += not all(torch.equal(first[name], repeat[name]) for name in first)
     return {"calls": calls, "differing_calls": differing}
     # --8<-- [end:repeats]
 
 
-def results(
+def compute_results(
     attend: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, Tensor]:
     """Return o, dq, dk and dv by name, and lse if `attend` returns it."""
@@ -136,14 +136,14 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
     if name == "plain":
         return partial(attention_reference, causal=causal)
     if name in OURS:
-        return partial(ours, causal=causal, backend=name)
+        return partial(run_backend, causal=causal, backend=name)
     if name == "torch":
-        return lambda *qkv: with_saved_lse(FlashAttentionPyTorch.apply(*qkv, causal))
+        return lambda *qkv: add_saved_lse(FlashAttentionPyTorch.apply(*qkv, causal))
     fused = attention(name, causal, n, device)
     return lambda *qkv: (fused(*qkv), None)
 
 
-def ours(
+def run_backend(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Return (o, lse) of a backend's kernels. Raise `Unsupported` if it can't run."""
@@ -151,10 +151,10 @@ def ours(
         choose_backend(backend, q, k, v)
     except ValueError as error:
         raise Unsupported(str(error)) from error
-    return with_saved_lse(FlashAttentionTriton.apply(q, k, v, causal, None, backend))
+    return add_saved_lse(FlashAttentionTriton.apply(q, k, v, causal, None, backend))
 
 
-def with_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:
+def add_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:
     """Return o and the lse (identified by shape) that o's autograd Function saved."""
     assert o.grad_fn is not None
     saved = o.grad_fn.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import attention, only, what_ran
+from systems.benchmarking.peers import attention, find_backend, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES
@@ -88,7 +88,7 @@ def run(config: Config) -> Turns:
     )
     attend = attention(config.implementation, causal=True, n=config.n, device=device)
     metrics: dict[str, Any] = {}
-    with only(config.implementation):
+    with use_peer(config.implementation):
         # Before memory is measured, compile and let libraries allocate workspaces.
         torch.autograd.grad(attend(q, k, v), (q, k, v), do)
         if device == "cuda":
@@ -96,17 +96,17 @@ def run(config: Config) -> Turns:
             metrics["held_bytes"] = torch.cuda.memory_allocated()
         torch.autograd.grad(attend(q, k, v), (q, k, v), do)
         metrics |= timing.peak_memory(device)
-        metrics["ran"] = what_ran(config.implementation, q, k, v, causal=True)
+        metrics["ran"] = find_backend(config.implementation, q, k, v, causal=True)
     yield
-    with only(config.implementation):
+    with use_peer(config.implementation):
         metrics |= gpu_time.pass_times_ms(attend, q, k, v, do)
-    timing.give_back(device)
+    timing.empty_cache(device)
     yield
-    step = gpu_time.attention_passes(attend, q, k, v, do)
+    step = gpu_time.attention_step(attend, q, k, v, do)
     for _ in range(ROUNDS):
-        with only(config.implementation):
+        with use_peer(config.implementation):
             gpu_time.add_round(metrics, step, device, passes=PASSES_IN_ROUND)
-        timing.give_back(device)
+        timing.empty_cache(device)
         yield
     return metrics
     # --8<-- [end:run]
@@ -114,7 +114,7 @@ def run(config: Config) -> Turns:
 
 def time_matmul(config: Config, device: str) -> dict[str, Any]:
     """Measure a large matmul: samples in ms by `do_bench` and as GPU time."""
-    multiply = gpu_time.product(config.dtype, config.n, config.d, device)
+    multiply = gpu_time.make_matmul(config.dtype, config.n, config.d, device)
 
     def step(phase: Phase) -> None:
         with phase("burst"):

@@ -15,7 +15,7 @@ import torch
 from systems.attention.dispatch import FlashAttentionTriton
 from systems.attention.hopper.limits import missing_on_device
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import attention, only, what_ran
+from systems.benchmarking.peers import attention, find_backend, use_peer
 from systems.model.train_step import Phase
 from systems.profiling.probes import kernel_samples_ms
 from systems.records.outcome import Turns
@@ -32,9 +32,9 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 IMPLEMENTATIONS = ("ours", "sdpa_cudnn", "sdpa_flash", "flex", "plain")
 PROFILED_CALLS = 10
 # Number of bytes that the measurement of TMA's peak rate adds to global memory.
-ADDED = 2**31
+ADDED_BYTES = 2**31
 # Size in bytes of the tensor that TMA adds to: one head's dq in float32.
-SUMS = 2**22
+SUM_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def run(config: Config) -> Turns:
     """Measure the test in ms: by `do_bench`, as GPU time, and kernel by kernel."""
     device = timing.default_device()
     if config.implementation == "ceiling":
-        return ceiling(device)
+        return measure_limits(device)
     torch.manual_seed(0)
     # As in the leaderboard's test, q, k and v are slices of one tensor with gradients.
     name, shape = config.implementation, (3, config.heads, config.n, config.d)
@@ -83,34 +83,34 @@ def run(config: Config) -> Turns:
         def attend() -> Any:
             return peer(q[None], k[None], v[None])
 
-    def call() -> None:
+    def run_test() -> None:
         # The gradient of o is an expanded scalar: all its strides are 0.
         o = attend()
         o.sum().backward()
 
     def step(phase: Phase) -> None:
         with phase("both"):
-            call()
+            run_test()
 
-    with only(name):
-        backend = what_ran(name, q[None], k[None], v[None], causal=True)
+    with use_peer(name):
+        backend = find_backend(name, q[None], k[None], v[None], causal=True)
         times = gpu_time.do_bench_ms(
-            call, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms
+            run_test, device, warmup_ms=config.warmup_ms, rep_ms=config.rep_ms
         )
     metrics: dict[str, Any] = {"both_ms": times, "ran": backend}
     yield
     for _ in range(gpu_time.ROUNDS):
-        with only(name):
+        with use_peer(name):
             gpu_time.add_round(metrics, step, device)
         yield
-    with only(name):
-        kernels = kernel_samples_ms(call, PROFILED_CALLS, device)
+    with use_peer(name):
+        kernels = kernel_samples_ms(run_test, PROFILED_CALLS, device)
     rows = [{"name": name, "time_ms": samples} for name, samples in kernels.items()]
     return metrics | {"kernels": rows}
     # --8<-- [end:run]
 
 
-def ceiling(device: str) -> dict[str, Any]:
+def measure_limits(device: str) -> dict[str, Any]:
     """Return the SM count and, on Hopper, times and bytes of TMA reductions."""
     if device != "cuda":
         return {"multiprocessors": 1}
@@ -125,8 +125,8 @@ def time_additions(multiprocessors: int) -> dict[str, Any]:
     """Measure additions by TMA to global memory from all SMs: times in ms and bytes."""
     from systems.attention.hopper.reduce_rate import ROWS, TILE_BYTES, add_ones
 
-    sums = torch.zeros(SUMS // TILE_BYTES, ROWS, 32, device="cuda")
-    steps = ADDED // (multiprocessors * TILE_BYTES)
+    sums = torch.zeros(SUM_BYTES // TILE_BYTES, ROWS, 32, device="cuda")
+    steps = ADDED_BYTES // (multiprocessors * TILE_BYTES)
     times = gpu_time.do_bench_ms(lambda: add_ones(sums, multiprocessors, steps), "cuda")
     return {"addition_ms": times, "added_bytes": multiprocessors * steps * TILE_BYTES}
 

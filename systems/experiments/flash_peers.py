@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import Attention, attention, only, what_ran
+from systems.benchmarking.peers import Attention, attention, find_backend, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
@@ -106,9 +106,7 @@ def configs(quick: bool = False) -> list[Config]:
     shapes += [(1, 16, n, d, True, "fp32") for n in (2048, 4096) for d in (64, 128)]
     if quick:
         shapes = [(1, 1, SHORT, 16, True, "fp32")]
-    return [
-        Config(name, *shape) for shape in shapes for name in IMPLEMENTATIONS[shape[5]]
-    ]
+    return [Config(name, *s) for s in shapes for name in IMPLEMENTATIONS[s[5]]]
 
 
 def run(config: Config) -> Turns:
@@ -117,37 +115,37 @@ def run(config: Config) -> Turns:
     """
     name, causal = config.implementation, config.causal
     device = timing.default_device()
-    q, k, v, do, expected = problem(replace(config, implementation="ours"), device)
+    q, k, v, do, expected = make_problem(replace(config, implementation="ours"), device)
     # --8<-- [start:turns]
-    with only(name):
+    with use_peer(name):
         attend = attention(name, causal, config.n, device, config.group > 1)
         metrics: dict[str, Any] = relative_errors(attend, (q, k, v, do), expected)
         metrics |= compare_calls(attend, (q, k, v, do))
-        metrics |= {"ran": what_ran(name, q, k, v, causal)}
+        metrics |= {"ran": find_backend(name, q, k, v, causal)}
     yield
     # Time calls before profiling, which makes launches slower.
     for _ in range(ROUNDS_OF_CALLS if config.n <= SHORT else 0):
-        with only(name):
+        with use_peer(name):
             time = call_ms(attend, q, k, v, device)
         metrics.setdefault("call_ms", []).append(time)
         yield
-    step = gpu_time.attention_passes(attend, q, k, v, do)
+    step = gpu_time.attention_step(attend, q, k, v, do)
     for _ in range(gpu_time.ROUNDS):
-        with only(name):
+        with use_peer(name):
             gpu_time.add_round(metrics, step, device)
         yield
     # --8<-- [end:turns]
     del q, k, v, do, step
-    *inputs, expected = problem(
+    *inputs, expected = make_problem(
         replace(config, implementation="ours"), device, reverse=True
     )
-    with only(name):
+    with use_peer(name):
         errors = relative_errors(attend, tuple(inputs), expected)
     return metrics | {"again_relative_error": max(errors.values())}
 
 
 @lru_cache(maxsize=1)
-def problem(
+def make_problem(
     config: Config, device: str, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Return q, k, v, do and the exact results of their first heads, cached for all
@@ -161,7 +159,7 @@ def problem(
     q, k, v, do = (x.flip(-2) if reverse else x for x in inputs)
     keys = config.heads // config.group
     q, k, v, do = (
-        store_as(config.layout, x) for x in (q, k[:, :keys], v[:, :keys], do)
+        convert_layout(config.layout, x) for x in (q, k[:, :keys], v[:, :keys], do)
     )
     checked = CHECKED_HEADS if config.group == 1 else 1
     heads = (checked * config.group, checked, checked, checked * config.group)
@@ -174,7 +172,7 @@ def problem(
     return q, k, v, do, expected
 
 
-def store_as(layout: str, x: Tensor) -> Tensor:
+def convert_layout(layout: str, x: Tensor) -> Tensor:
     """Return x (b, h, n, d), contiguous or stored as (b, n, h, d)."""
     if layout == "bhnd":
         return x.contiguous()
@@ -188,12 +186,12 @@ def relative_errors(
     return {
         f"{name}_relative_error": relative_error(x[:1, : exact.shape[1]], exact)
         for name, x, exact in zip(
-            RESULTS, results(attend, *inputs), expected, strict=True
+            RESULTS, compute_results(attend, *inputs), expected, strict=True
         )
     }
 
 
-def results(
+def compute_results(
     attend: Attention, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> tuple[Tensor, ...]:
     """Run attention forward and backward, and return o, dq, dk and dv."""
@@ -204,9 +202,9 @@ def results(
 # --8<-- [start:repeats]
 def compare_calls(attend: Attention, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
     """Return whether repeated calls are bitwise equal, and which results differ."""
-    first, varying = results(attend, *inputs), set()
+    first, varying = compute_results(attend, *inputs), set()
     for _ in range(CALLS_COMPARED):
-        repeat = results(attend, *inputs)
+        repeat = compute_results(attend, *inputs)
         for name, a, b in zip(RESULTS, first, repeat, strict=True):
             if not torch.equal(a, b):
                 varying.add(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.compiling import BACKEND, fresh
+from systems.benchmarking.compiling import BACKEND, fresh_caches
 from systems.benchmarking.workload import Workload
 from systems.model import checkpointing
 from systems.model.sizes import SIZES, VOCAB_SIZE
@@ -94,16 +94,16 @@ def run(config: Config) -> dict[str, Any]:
         c.vocab,
         c.attention,
     )
-    recompute(work.model, c.strategy, c.run)
+    apply_strategy(work.model, c.strategy, c.run)
     if not c.blocks_compiled:
-        return measured(c, work, device)
-    with fresh(device):
+        return measure_work(c, work, device)
+    with fresh_caches(device):
         for block in work.model.layers:
             block.compile(fullgraph=True, dynamic=False, backend=BACKEND)
-        return measured(c, work, device)
+        return measure_work(c, work, device)
 
 
-def recompute(model: BasicsTransformerLM, strategy: str, run: int) -> None:
+def apply_strategy(model: BasicsTransformerLM, strategy: str, run: int) -> None:
     """Apply a checkpointing strategy to the model."""
     if strategy == "runs":
         checkpointing.checkpoint_blocks(model, run)
@@ -111,7 +111,7 @@ def recompute(model: BasicsTransformerLM, strategy: str, run: int) -> None:
         change(model)
 
 
-def measured(c: Config, work: Workload, device: str) -> dict[str, Any]:
+def measure_work(c: Config, work: Workload, device: str) -> dict[str, Any]:
     def measure(warmup: int, repeats: int, between: Callable[[], None]) -> dict:
         return timing.measure(
             work.step, warmup=warmup, repeats=repeats, device=device, between=between

@@ -26,7 +26,7 @@ from systems.profiling.annotated_attention import causal_attention
 from systems.profiling.digest import gpu_metrics, layer_timeline
 from systems.profiling.marks import LAYER, PARTS, STEP
 from systems.profiling.trace import Kernel
-from systems.running.command import main, option, options_of
+from systems.running.command import config_options, main, option
 
 PROTOCOL = {
     "kernels": "of passes after the warm-up, per pass; a kernel's phase is the one "
@@ -83,15 +83,15 @@ def run(config: Config) -> dict[str, Any]:
     metrics: dict[str, Any] = {"profiler": config.profiler, "passes": config.passes}
     if config.profiler == "nsys":
         # Free memory for the process that nsys starts.
-        timing.give_back(device)
+        timing.empty_cache(device)
         times, kernels, metrics["report"] = profile_with_nsys(config)
     else:
-        run_passes = marked_passes(config, device)
+        run_passes = pass_runner(config, device)
         # Run the warm-up passes before the trace begins.
         run_passes(config.warmup)
         passes = partial(run_passes, config.passes)
         if config.profiler == "capture":
-            return metrics | capture(passes)
+            return metrics | run_capture(passes)
         path = trace_path(config, ".json.gz") if config.keep_traces else None
         times, kernels = torch_trace.profile_kernels(passes, device, MARKS, path)
     metrics |= {f"profiled_{name}": samples for name, samples in times.items()}
@@ -100,7 +100,7 @@ def run(config: Config) -> dict[str, Any]:
     # --8<-- [end:run]
 
 
-def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
+def pass_runner(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
     """Return a function that runs marked passes and returns their samples in ms."""
     work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
     mark_layers(work.model)
@@ -110,7 +110,7 @@ def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[floa
             work.step(phase)
 
     def run_passes(passes: int) -> dict[str, list[float]]:
-        return time_samples(
+        return select_samples(
             timing.measure(
                 marked_step,
                 warmup=0,
@@ -123,7 +123,7 @@ def marked_passes(c: Config, device: str) -> Callable[[int], dict[str, list[floa
     return run_passes
 
 
-def time_samples(metrics: dict[str, list[float] | int]) -> dict[str, list[float]]:
+def select_samples(metrics: dict[str, list[float] | int]) -> dict[str, list[float]]:
     """Return the samples of `timing.measure` in ms, without peak memory."""
     return {name: x for name, x in metrics.items() if isinstance(x, list)}
 
@@ -153,16 +153,16 @@ class MarkedBlock(TransformerBlock):
 def measure_marks(device: str) -> dict[str, list[float]]:
     """Measure the time of a thousand marks without a profiler: five samples in ms."""
 
-    def marks(phase: Phase) -> None:
+    def run_marks(phase: Phase) -> None:
         with phase("thousand_marks"):
             for _ in range(1000):
                 with phases.mark(LAYER):
                     pass
 
-    return time_samples(timing.measure(marks, warmup=1, repeats=5, device=device))
+    return select_samples(timing.measure(run_marks, warmup=1, repeats=5, device=device))
 
 
-def capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
+def run_capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
     """Run the passes between the calls that start and stop nsys's recording."""
     torch.cuda.profiler.start()
     try:
@@ -184,7 +184,7 @@ def profile_with_nsys(
 ) -> tuple[dict[str, list[float]], list[Kernel], str]:
     """Profile with nsys; return samples in ms, the kernels and the report's path."""
     report = trace_path(config, nsys.REPORT)
-    options = options_of(replace(config, profiler="capture"))
+    options = config_options(replace(config, profiler="capture"))
     module = "systems.experiments.kernel_profile"
     work = [sys.executable, "-m", module, *options, "--json"]
     output, export = nsys.profile(work, report, ROOT)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.graphs import captured
+from systems.benchmarking.graphs import capture
 from systems.benchmarking.timing import Step
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES
@@ -27,7 +27,7 @@ PROTOCOL = {
 }
 MODES = ("forward", "step")
 # Number of profiled passes for the sum of kernel times.
-PROFILED = 5
+PROFILED_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run(config: Config) -> dict[str, Any]:
     work = Workload(device, c.size, c.context, c.mode, c.precision)
     clear = work.model.zero_grad
 
-    def by_events(
+    def event_times(
         step: Step, count: int, between: Callable[[], None] = clear
     ) -> list[float]:
         pairs = [
@@ -87,28 +87,28 @@ def run(config: Config) -> dict[str, Any]:
         torch.cuda.synchronize()
         return [start.elapsed_time(end) for start, end in pairs]
 
-    def by_clock(count: int) -> list[float]:
+    def clock_times(count: int) -> list[float]:
         metrics = timing.measure(
             work.step, warmup=0, repeats=count, device=device, between=clear
         )
         phases = (samples for samples in metrics.values() if isinstance(samples, list))
         return [sum(phase_ms) for phase_ms in zip(*phases, strict=True)]
 
-    by_clock(5)
+    clock_times(5)
     metrics: dict[str, Any] = {"clock_ms": [], "events_ms": []}
     for _ in range(c.repeats):
-        metrics["clock_ms"] += by_clock(1)
-        metrics["events_ms"] += by_events(work.step, 1)
-    metrics["queued_events_ms"] = by_events(work.step, c.repeats)
+        metrics["clock_ms"] += clock_times(1)
+        metrics["events_ms"] += event_times(work.step, 1)
+    metrics["queued_events_ms"] = event_times(work.step, c.repeats)
     try:
-        with captured(work.step, clear, device) as replay:
+        with capture(work.step, clear, device) as replay:
             # Gradients need not be cleared, because each replay overwrites them.
-            by_events(replay, 1, between=lambda: None)
-            metrics["graph_ms"] = by_events(replay, c.repeats, between=lambda: None)
+            event_times(replay, 1, between=lambda: None)
+            metrics["graph_ms"] = event_times(replay, c.repeats, between=lambda: None)
     except (Unsupported, torch.OutOfMemoryError) as error:
         metrics["no_graphs"] = str(error).splitlines()[0]
     return metrics | gpu_time.measure(
-        work.step, device, passes=PROFILED, between=clear, counted=True
+        work.step, device, passes=PROFILED_PASSES, between=clear, counted=True
     )
     # --8<-- [end:run]
 

@@ -36,7 +36,7 @@ PRECISIONS = {
     "bf16_pure": "weights, gradients and optimizer state in bf16",
 }
 # Weights of different magnitude: embedding and norm about 1, matrix a few hundredths.
-WATCHED = {
+WATCHED_WEIGHTS = {
     "embedding": "token_embeddings.weight",
     "matrix": "layers.0.ffn.w1.weight",
     "gain": "layers.0.ln1.weight",
@@ -89,7 +89,7 @@ def run(config: Config) -> dict[str, object]:
     )
     batches = iter(sequences.to(device).split(config.batch))
     losses: list[Tensor] = []
-    watch = Watch(model)
+    watch = UnchangedWeights(model)
 
     def train(tokens: Tensor, phase: Phase) -> Tensor:
         with phase("step"):
@@ -113,7 +113,7 @@ def run(config: Config) -> dict[str, object]:
         watch.after(len(losses))
         losses.append(loss)
 
-    def first_step_again(phase: Phase) -> None:
+    def repeat_first_step(phase: Phase) -> None:
         train(sequences[: config.batch].to(device), phase)
 
     samples = timing.measure(step, warmup=0, repeats=config.steps, device=device)
@@ -125,20 +125,20 @@ def run(config: Config) -> dict[str, object]:
         "floor": synthetic_language.ENTROPY,
         **watch.unchanged,
         **samples,
-        **gpu_time.measure(first_step_again, device),
+        **gpu_time.measure(repeat_first_step, device),
     }
     # --8<-- [end:run]
 
 
-class Watch:
+class UnchangedWeights:
     """Recorder of the share of WATCHED weights that each 10th step leaves unchanged."""
 
     def __init__(self, model: nn.Module):
         self.tensors = {
-            name: model.get_parameter(path) for name, path in WATCHED.items()
+            name: model.get_parameter(path) for name, path in WATCHED_WEIGHTS.items()
         }
         self.unchanged: dict[str, list[float]] = {
-            f"unchanged_{name}": [] for name in WATCHED
+            f"unchanged_{name}": [] for name in WATCHED_WEIGHTS
         }
         self.old: dict[str, Tensor] = {}
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import what_ran
+from systems.benchmarking.peers import find_backend
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, TABLE_1
 from systems.records.outcome import Turns
@@ -63,32 +63,32 @@ def run(config: Config) -> Turns:
                 times.setdefault(name, []).extend(value)
             else:
                 times[name] = max(value, times.get(name, 0))
-        timing.give_back(device)
+        timing.empty_cache(device)
         yield
-    times |= gpu_times(c, device)
-    timing.give_back(device)
+    times |= measure_gpu_time(c, device)
+    timing.empty_cache(device)
     heads = (c.batch, shape.num_heads, c.context, shape.d_model // shape.num_heads)
     # Under autocast, attention gets q, k and v in bf16.
     q = torch.empty(heads, dtype=torch.bfloat16, device=device, requires_grad=True)
-    return {**times, "ran": what_ran(ATTENTIONS[c.attention], q, q, q, causal=True)}
+    return {**times, "ran": find_backend(ATTENTIONS[c.attention], q, q, q, causal=True)}
 
 
-def workload(c: Config, device: str) -> Workload:
+def make_workload(c: Config, device: str) -> Workload:
     settings = c.size, c.context, "step", "bf16", c.batch
     return Workload(device, *settings, attention=c.attention)
 
 
 def time_steps(c: Config, steps: int, device: str) -> dict[str, Any]:
     """Return the samples in ms and the peak memory of one turn."""
-    work = workload(c, device)
+    work = make_workload(c, device)
     clear = work.model.zero_grad
     return timing.measure(
         work.step, warmup=c.warmup, repeats=steps, device=device, between=clear
     )
 
 
-def gpu_times(c: Config, device: str) -> dict[str, Any]:
-    work = workload(c, device)
+def measure_gpu_time(c: Config, device: str) -> dict[str, Any]:
+    work = make_workload(c, device)
     clear = work.model.zero_grad
     # Run a warm-up step, because AdamW's first step creates its state.
     timing.measure(work.step, warmup=1, repeats=0, device=device, between=clear)

@@ -91,7 +91,7 @@ def running_mean(
     # --8<-- [end:running]
 
 
-def computed(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
+def apply_norm(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
     """Return a norm's intermediate results and output; if fused, only the output."""
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
@@ -116,27 +116,27 @@ def run(config: Config) -> dict[str, list[float | None]]:
     )
     magnitudes = torch.tensor(MAGNITUDES, dtype=torch.float64)[:, None, None]
     x = (magnitudes * z).to(device=device, dtype=DTYPES[config.dtype])
-    exact, parts = stages(x.double(), config.norm, running=False), computed(x, config)
-    stats: dict[str, list[float | None]] = {"input_nonfinite": share(~x.isfinite())}
+    exact, parts = stages(x.double(), config.norm, running=False), apply_norm(x, config)
+    stats: dict[str, list[float | None]] = {"input_nonfinite": fraction(~x.isfinite())}
     for stage, value in parts.items():
         difference = (value.double() - exact[stage]).norm(dim=(1, 2)) / exact[
             stage
         ].norm(dim=(1, 2))
         stats[f"{stage}_error"] = [
-            rounded(e) if e < math.inf else None for e in difference.tolist()
+            round_digits(e) if e < math.inf else None for e in difference.tolist()
         ]
-        stats[f"{stage}_nonfinite"] = share(~value.isfinite())
-        stats[f"{stage}_zero"] = share((value == 0) & (exact[stage] != 0))
+        stats[f"{stage}_nonfinite"] = fraction(~value.isfinite())
+        stats[f"{stage}_zero"] = fraction((value == 0) & (exact[stage] != 0))
     return stats
     # --8<-- [end:run]
 
 
-def share(true: Tensor) -> list[float | None]:
+def fraction(true: Tensor) -> list[float | None]:
     """Return the share of True elements for each magnitude of the input."""
-    return [rounded(value) for value in true.double().mean(dim=(1, 2)).tolist()]
+    return [round_digits(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 
 
-def rounded(value: float) -> float:
+def round_digits(value: float) -> float:
     """Round to four significant digits, enough to compare errors."""
     return float(f"{value:.4g}")
 

@@ -112,7 +112,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Measure the peak in bytes, its categories, and the largest allocations."""
-    c, device = config, gpu()
+    c, device = config, require_gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
     )
@@ -128,12 +128,12 @@ def run(config: Config) -> dict[str, Any]:
     return {
         **timing.peak_memory(device),
         "allocator": allocator_settings(),
-        **recorded(config, work),
+        **record_pass(config, work),
     }
     # --8<-- [end:run]
 
 
-def gpu() -> str:
+def require_gpu() -> str:
     if timing.default_device() != "cuda":
         raise ValueError(
             "the allocator whose history is recorded is the GPU's, and torch sees no "
@@ -142,20 +142,20 @@ def gpu() -> str:
     return "cuda"
 
 
-def recorded(config: Config, work: Workload) -> dict[str, Any]:
+def record_pass(config: Config, work: Workload) -> dict[str, Any]:
     """Record one pass. Return the digest of its history, the first block's output bytes
     and dtype, and the path of the snapshot if it is saved.
     """
     work.model.zero_grad()
     residual: dict[str, Any] = {}
 
-    def look(block: nn.Module, inputs: Any, output: Tensor) -> None:
+    def record_output(block: nn.Module, inputs: Any, output: Tensor) -> None:
         residual.update(
             residual_bytes=output.untyped_storage().nbytes(),
             residual_dtype=str(output.dtype),
         )
 
-    hook = work.model.get_submodule("layers.0").register_forward_hook(look)
+    hook = work.model.get_submodule("layers.0").register_forward_hook(record_output)
     try:
         with Recorder(work.model, work.optimizer) as recorder:
             work.step(recorder.phase)

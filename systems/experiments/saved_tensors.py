@@ -84,7 +84,7 @@ def run(config: Config) -> dict[str, Any]:
         "four_blocks": partial(run_blocks, [layer] * 4),
         "four_blocks_by_twos": partial(run_blocks, [run_twice] * 2),
     }
-    saved = Saved(module)
+    saved = SavedStorages(module)
     with saved_tensors_hooks(saved.count_save, lambda tensor: tensor):
         parts.get(c.part, layer)(x)
     parameters = sum(p.numel() * p.element_size() for p in module.parameters())
@@ -98,7 +98,7 @@ def run(config: Config) -> dict[str, Any]:
     }
 
 
-class Saved:
+class SavedStorages:
     """Collector of saved tensors by storage; it counts views of parameters apart."""
 
     def __init__(self, module: nn.Module) -> None:

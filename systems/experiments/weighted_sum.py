@@ -58,7 +58,7 @@ def run(config: Config) -> Turns:
     bitwise equal; for a copy, measure GPU time and bytes.
     """
     device = timing.default_device()
-    x, w, dy = made(config, device)
+    x, w, dy = make_inputs(config, device)
     compute = IMPLEMENTATIONS.get(config.implementation)
     if compute is None:
         source, target = x.detach(), torch.empty_like(x)
@@ -69,7 +69,7 @@ def run(config: Config) -> Turns:
                 target.copy_(source)
 
     else:
-        metrics = checked(compute, x, w, dy)
+        metrics = check_results(compute, x, w, dy)
 
         def step(phase: Phase) -> None:
             with phase("forward"):
@@ -85,21 +85,21 @@ def run(config: Config) -> Turns:
     # --8<-- [end:run]
 
 
-def checked(
+def check_results(
     compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor, dy: Tensor
 ) -> dict[str, Any]:
     """Return errors of y, dx and dw, and whether two calls are bitwise equal."""
 
-    def call() -> tuple[Tensor, ...]:
+    def run_both() -> tuple[Tensor, ...]:
         y = compute(x, w)
         return (y, *torch.autograd.grad(y, (x, w), dy))
 
-    first, second = call(), call()
-    metrics = errors(first, x.detach(), w.detach(), dy)
+    first, second = run_both(), run_both()
+    metrics = relative_errors(first, x.detach(), w.detach(), dy)
     return metrics | {"repeats": all(map(torch.equal, first, second))}
 
 
-def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def make_inputs(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return normally distributed x and w, which require gradients, and dy."""
     generator, dtype = torch.Generator(device).manual_seed(0), DTYPES[config.dtype]
     x, w, dy = (
@@ -109,7 +109,7 @@ def made(config: Config, device: str) -> tuple[Tensor, Tensor, Tensor]:
     return x.requires_grad_(), w.requires_grad_(), dy
 
 
-def errors(
+def relative_errors(
     found: tuple[Tensor, ...], x: Tensor, w: Tensor, dy: Tensor
 ) -> dict[str, Any]:
     """Return the errors of y, dx and dw relative to float64."""

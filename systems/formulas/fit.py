@@ -8,10 +8,10 @@ needs no torch and no GPU. The guide's calculator does the same for any model sh
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from systems import need, run_as_command
+from systems import require, run_cli
 
 if __name__ == "__main__":
-    need("typer")
+    require("typer")
 
 import typer
 
@@ -107,7 +107,7 @@ def print_report(p: Pass, gpu: Gpu) -> None:
 Positive = Annotated[int, typer.Option(min=1, max=LIMIT)]
 
 
-def command(
+def print_fit(
     size: Annotated[str, typer.Option(help=f"One of {', '.join(SIZES)}.")] = "xl",
     context: Positive = 512,
     batch: Positive = 4,
@@ -142,4 +142,4 @@ def command(
 
 
 if __name__ == "__main__":
-    run_as_command(command, __doc__)
+    run_cli(print_fit, __doc__)

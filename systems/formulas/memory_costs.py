@@ -78,7 +78,7 @@ class Pass:
 
 
 # --8<-- [start:saved]
-def attention_saved(p: Pass) -> Bytes:
+def attention_bytes(p: Pass) -> Bytes:
     """Return the bytes that a block's norm and attention save, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     low, wide, fp32, kv = p.matmul_itemsize, p.weight_itemsize, FP32_BYTES, p.kv_width
@@ -97,14 +97,14 @@ def attention_saved(p: Pass) -> Bytes:
         saved |= {"q and k, rotated": n * (d + kv) * wide, "v": n * kv * low}
     else:
         saved |= {"q and k, rotated": n * (d + kv) * low, "v": n * kv * low}
-        saved |= scores_saved(p)
+        saved |= scores_saved_bytes(p)
     return saved | {
         "input of the output projection": n * d * low,
         "residual stream, fp32": n * d * fp32,
     }
 
 
-def scores_saved(p: Pass) -> Bytes:
+def scores_saved_bytes(p: Pass) -> Bytes:
     """Return the bytes that attention saves besides q, k and v, by tensor."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     if p.attention == "flash":
@@ -121,19 +121,19 @@ def scores_saved(p: Pass) -> Bytes:
     }
 
 
-def attention_in_backward(p: Pass) -> Bytes:
+def attention_backward_bytes(p: Pass) -> Bytes:
     """Return the bytes that a block's norm and attention hold in its backward pass."""
     if not p.recompute_attention:
-        return attention_saved(p)
+        return attention_bytes(p)
     n, d, kv = p.tokens, p.shape.d_model, p.kv_width
-    recomputed = attention_saved(replace(p, recompute_attention=False))
+    recomputed = attention_bytes(replace(p, recompute_attention=False))
     # Under autocast the matmuls keep casts of q and k besides the originals.
     rotated = n * (d + kv) * p.weight_itemsize if p.autocast else 0
     v_bytes = n * kv * p.matmul_itemsize
     return recomputed | {"inputs of the recomputation": v_bytes + rotated}
 
 
-def feed_forward_saved(p: Pass) -> Bytes:
+def feed_forward_bytes(p: Pass) -> Bytes:
     """Return the bytes that the feed-forward half of a block saves, by tensor."""
     n, d, f, low = p.tokens, p.shape.d_model, p.shape.d_ff, p.matmul_itemsize
     inputs = {"input of w1, w3": n * d * low}
@@ -154,10 +154,10 @@ def feed_forward_saved(p: Pass) -> Bytes:
 
 def block_saved_bytes(p: Pass) -> int:
     """Return the bytes that a block saves without recomputation."""
-    return sum(attention_saved(p).values()) + sum(feed_forward_saved(p).values())
+    return sum(attention_bytes(p).values()) + sum(feed_forward_bytes(p).values())
 
 
-def outside_blocks_saved(p: Pass) -> Bytes:
+def outside_block_bytes(p: Pass) -> Bytes:
     """Return the bytes saved by the embedding, the final norm and the head."""
     n, d = p.tokens, p.shape.d_model
     return {
@@ -168,7 +168,7 @@ def outside_blocks_saved(p: Pass) -> Bytes:
     }
 
 
-def loss_saved(p: Pass) -> Bytes:
+def loss_saved_bytes(p: Pass) -> Bytes:
     """Return the bytes that the loss saves, without the logits. On CUDA, autocast runs
     `nll_loss` in fp32 but not the log-softmax.
     """
@@ -227,4 +227,4 @@ def graph_bytes(p: Pass) -> int:
         blocks = count_segments(p) * residual_bytes(p)
     else:
         blocks = p.shape.num_layers * block_saved_bytes(p)
-    return blocks + sum(outside_blocks_saved(p).values()) + logits_bytes(p)
+    return blocks + sum(outside_block_bytes(p).values()) + logits_bytes(p)

@@ -9,14 +9,14 @@ from systems.formulas.memory_costs import (
     BF16_BYTES,
     Bytes,
     Pass,
-    attention_in_backward,
+    attention_backward_bytes,
     block_matrix_entries,
     block_saved_bytes,
     count_segments,
     graph_bytes,
     logits_bytes,
-    loss_saved,
-    outside_blocks_saved,
+    loss_saved_bytes,
+    outside_block_bytes,
     residual_bytes,
     rotary_table_bytes,
     weight_bytes,
@@ -39,7 +39,7 @@ def category_peaks(p: Pass) -> Bytes:
         # Weight copies exist until autocast ends, or as long as a graph needs them.
         "weight copies": max(1, graphs) * weight_copy_bytes(p),
         "saved activations": graphs * graph_bytes(p)
-        + (sum(loss_saved(p).values()) if trains else 0),
+        + (sum(loss_saved_bytes(p).values()) if trains else 0),
     }
     # --8<-- [end:most]
 
@@ -55,9 +55,9 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     assume several layers and d_ff ≥ d_model.
     """
     if p.mode in ("forward_backward", "step"):
-        by_moment = training_moments(p)
+        by_moment = training_candidates(p)
     elif p.mode == "forward":
-        by_moment = forward_without_graph(p)
+        by_moment = no_graph_candidates(p)
     else:
         by_moment = {"after the forward pass": forward_with_graph(p)}
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
@@ -70,7 +70,7 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     }
 
 
-def forward_without_graph(p: Pass) -> dict[str, Bytes]:
+def no_graph_candidates(p: Pass) -> dict[str, Bytes]:
     """Return the bytes at the moments of a forward pass without a graph that may be the
     peak: the last block's attention, its feed-forward half, and the head.
 
@@ -112,7 +112,7 @@ def forward_with_graph(p: Pass) -> Bytes:
     }
 
 
-def training_moments(p: Pass) -> dict[str, Bytes]:
+def training_candidates(p: Pass) -> dict[str, Bytes]:
     """Return the bytes at the moments of a training pass that may be the peak: loss,
     backward pass of some blocks, optimizer.
 
@@ -120,7 +120,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     amounts, so the peak is at either end of the model or of a recomputed segment.
     """
     n, d, f, layers = p.tokens, p.shape.d_model, p.shape.d_ff, p.shape.num_layers
-    graph, loss = graph_bytes(p), sum(loss_saved(p).values())
+    graph, loss = graph_bytes(p), sum(loss_saved_bytes(p).values())
     copies = weight_copy_bytes(p)
     head = p.vocab * d
     inputs = 0
@@ -134,12 +134,12 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
         run_end = minimum((whole_run + 1) * p.checkpoint, layers)
         first_end = minimum(p.checkpoint, layers)
         ends = {
-            "last block": block_in_run(p, last, layers),
-            "first block of the last run": block_in_run(p, last),
-            "last block of a whole run": block_in_run(p, whole_run, run_end),
-            "first block of that run": block_in_run(p, whole_run),
-            "last block of the first run": block_in_run(p, 0, first_end),
-            "first block": block_in_run(p, 0),
+            "last block": backward_block(p, last, layers),
+            "first block of the last run": backward_block(p, last),
+            "last block of a whole run": backward_block(p, whole_run, run_end),
+            "first block of that run": backward_block(p, whole_run),
+            "last block of the first run": backward_block(p, 0, first_end),
+            "first block": backward_block(p, 0),
         }
     else:
         ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
@@ -147,7 +147,7 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     # the log-softmax is freed before the second is allocated.
     loss_gradients = n * p.vocab * (4 if p.autocast else 2 * p.matmul_itemsize)
     candidates = {
-        **(last_block_forward(p, inputs) if p.checkpoint else {}),
+        **(last_forward_bytes(p, inputs) if p.checkpoint else {}),
         "after the forward pass": {
             "weight copies": copies,
             "saved activations": graph + loss,
@@ -163,14 +163,14 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
             "saved activations": graph
             - logits_bytes(p)
-            - sum(outside_blocks_saved(p).values())
+            - sum(outside_block_bytes(p).values())
             + n * d * FP32_BYTES,
             "temporaries": 5 * n * d * FP32_BYTES,
         },
         **{
             f"backward, {half} of the {block_name}": moment
             for block_name, end in ends.items()
-            for half, moment in block_backward(p, end).items()
+            for half, moment in block_backward_bytes(p, end).items()
         },
         # With tied weights, the embedding's gradient is added to the head's gradient,
         # so both exist at once.
@@ -192,9 +192,9 @@ def training_moments(p: Pass) -> dict[str, Bytes]:
     return candidates
 
 
-def last_block_forward(p: Pass, inputs: int) -> dict[str, Bytes]:
+def last_forward_bytes(p: Pass, inputs: int) -> dict[str, Bytes]:
     """Return the last block's forward pass as candidate moments of the peak."""
-    keeping_nothing = forward_without_graph(p)
+    keeping_nothing = no_graph_candidates(p)
     # `forward_without_graph` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)
     return {
@@ -214,14 +214,14 @@ class BackwardBlock:
     before: int = 0
 
 
-def block_in_run(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
+def backward_block(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
     """Return a block (by default the first) of segment number `run`, from 0."""
     first = run * p.checkpoint + 1
     block = first if block is None else block
     return BackwardBlock(block, run + 1, block - first)
 
 
-def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
+def block_backward_bytes(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     """Return the bytes by category in a block's backward pass, for its feed-forward
     half and its attention.
     """
@@ -254,7 +254,7 @@ def block_backward(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     )
     # These tensors are freed before softmax's backward pass, which needs 5 matrices.
     freed = ("v", "input of the output projection", "residual stream, fp32")
-    saved_sizes = attention_in_backward(p)
+    saved_sizes = attention_backward_bytes(p)
     for name in ("probabilities", *freed):
         saved_sizes.pop(name, None)
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0

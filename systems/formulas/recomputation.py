@@ -10,7 +10,7 @@ from systems.formulas.memory_costs import (
     BF16_BYTES,
     Bytes,
     Pass,
-    attention_saved,
+    attention_bytes,
     block_matrix_entries,
     block_saved_bytes,
     residual_bytes,
@@ -18,8 +18,8 @@ from systems.formulas.memory_costs import (
 )
 from systems.formulas.memory_peak import (
     BackwardBlock,
-    block_backward,
-    last_block_forward,
+    block_backward_bytes,
+    last_forward_bytes,
     peak_candidates,
 )
 
@@ -28,22 +28,20 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
     """Return the number of block inputs in memory while `block` is recomputed."""
     if strategy == "halving":
         # The model's input, and the input of each second half that contains the block.
-        return 1 + sum(second for second in enclosing_halves(layers, block))
+        return 1 + sum(second for second in second_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
     return (block - 1) // run + 1
 
 
-def forward_passes(strategy: str, layers: int) -> float:
+def count_forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, counting the forward pass."""
     if strategy == "halving":
         # A block is computed in the forward pass, for its own backward pass, and once
         # for each first half around it but the outermost, to get the second half's
         # input. PyTorch stops there, because all saved tensors exist.
         blocks = range(1, layers + 1)
-        firsts = sum(
-            not s for block in blocks for s in enclosing_halves(layers, block)[1:]
-        )
+        firsts = sum(not s for b in blocks for s in second_halves(layers, b)[1:])
         return 2 + firsts / layers
     if strategy == "chain":
         # A block is computed in the forward pass, and again for each backward pass of
@@ -52,14 +50,14 @@ def forward_passes(strategy: str, layers: int) -> float:
     return 1 if strategy == "none" else 2
 
 
-def enclosing_halves(layers: int, block: int) -> list[bool]:
+def second_halves(layers: int, block: int) -> list[bool]:
     """Return whether each half around the block, largest first, is a second half."""
     if layers == 1:
         return []
     middle = layers // 2
     second = block > middle
     inner = (layers - middle, block - middle) if second else (middle, block)
-    return [second, *enclosing_halves(*inner)]
+    return [second, *second_halves(*inner)]
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
@@ -98,7 +96,7 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
         ends = peak_candidates(single)
         # At the loss and the embedding, strategies differ only in the saved inputs.
         layers = p.shape.num_layers
-        extra = inputs_after_forward(strategy, layers) - layers
+        extra = count_saved_inputs(strategy, layers) - layers
         for when in ("after the forward pass", "backward, the loss"):
             saved = ends[when]["saved activations"] + extra * residual_bytes(p)
             yield ends[when] | {"saved activations": saved}
@@ -110,7 +108,7 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
             yield totals | {"temporaries": totals["temporaries"] + always}
 
 
-def inputs_after_forward(strategy: str, layers: int) -> int:
+def count_saved_inputs(strategy: str, layers: int) -> int:
     """Return the number of block inputs that the forward pass saves."""
     return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
 
@@ -123,13 +121,13 @@ def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
     inputs = (
         2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)
     )
-    yield from last_block_forward(p, inputs).values()
+    yield from last_forward_bytes(p, inputs).values()
     for block in range(1, layers + 1):
         inputs = 2 * block if two_inputs else count_kept_inputs(strategy, layers, block)
-        moment = block_backward(p, BackwardBlock(block, inputs))
+        moment = block_backward_bytes(p, BackwardBlock(block, inputs))
         feed_forward, attention = moment["feed-forward half"], moment["attention"]
         if two_inputs:
-            less = sum(attention_saved(p).values())
+            less = sum(attention_bytes(p).values())
             feed_forward["temporaries"] -= less
             attention["saved activations"] -= residual
         yield feed_forward

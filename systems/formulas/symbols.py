@@ -17,11 +17,11 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def operation(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
+def make_operator(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
     """Return a method for a binary operator; `swap` exchanges its operands."""
     if swap:
-        return lambda self, other: combine(name, other, self)
-    return lambda self, other: combine(name, self, other)
+        return lambda self, other: simplify(name, other, self)
+    return lambda self, other: simplify(name, self, other)
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,22 @@ class Expression:
     def __hash__(self) -> int:
         return vars(self)["hashed"]
 
-    __add__, __radd__ = operation("+"), operation("+", swap=True)
-    __sub__, __rsub__ = operation("-"), operation("-", swap=True)
-    __mul__, __rmul__ = operation("*"), operation("*", swap=True)
-    __floordiv__ = operation("//")
+    __add__, __radd__ = make_operator("+"), make_operator("+", swap=True)
+    __sub__, __rsub__ = make_operator("-"), make_operator("-", swap=True)
+    __mul__, __rmul__ = make_operator("*"), make_operator("*", swap=True)
+    __floordiv__ = make_operator("//")
 
     def __pow__(self, exponent: int) -> Any:
         if exponent != 2:
             raise TypeError(f"an expression is squared, not raised to {exponent}")
-        return combine("*", self, self)
+        return simplify("*", self, self)
 
 
 # Pairs of operator and right operand that leave the left operand unchanged.
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
-def combine(name: str, left: Any, right: Any) -> Any:
+def simplify(name: str, left: Any, right: Any) -> Any:
     """Return a simplified expression. Raise TypeError for operands of other types."""
     for value in (left, right):
         if not isinstance(value, (int, Expression)):

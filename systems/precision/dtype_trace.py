@@ -37,10 +37,8 @@ class DtypeTrace(TorchDispatchMode):
         for name, module in [*model.named_modules(), ("loss", loss_function)]:
             module.register_forward_pre_hook(partial(self.enter, name))
             module.register_forward_hook(partial(self.leave, name))
-        for name, parameter in model.named_parameters():
-            parameter.register_post_accumulate_grad_hook(
-                partial(self.note_gradient, name)
-            )
+        for name, weight in model.named_parameters():
+            weight.register_post_accumulate_grad_hook(partial(self.note_gradient, name))
         optimizer.register_step_pre_hook(lambda *_: self.scopes.append("optimizer"))
         optimizer.register_step_post_hook(
             lambda optimizer, *_: self.note_state(optimizer)

@@ -74,10 +74,8 @@ def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
         top = 2 * binade(total)
         # A tie can round differently in the first step after a power of two, so wait
         # for two equal gains.
-        repeats = (
-            max(1, math.ceil((top - term - total) / gain)) if gain == before else 1
-        )
-        total, step = total + repeats * gain, step + repeats
+        count = max(1, math.ceil((top - term - total) / gain)) if gain == before else 1
+        total, step = total + count * gain, step + count
         before = gain if total < top else None
     return step, total
     # --8<-- [end:stall]

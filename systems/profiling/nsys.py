@@ -120,7 +120,7 @@ COPY_KINDS = {
 }
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES, FILLS = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
-NEEDED = {
+NEEDED_TABLES = {
     KERNELS: "GPU kernels",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
     "NVTX_EVENTS": "NVTX ranges",
@@ -166,7 +166,7 @@ def query_kernels(
             f"{name} has no table StringIds, so Nsight Systems did not write it: give "
             "its SQLite export"
         )
-    for table, what in NEEDED.items():
+    for table, what in NEEDED_TABLES.items():
         if table not in tables and not (table == KERNELS and GRAPHS in tables):
             raise TraceError(f"{name} has no {what} (table {table}): {PROFILE_AGAIN}")
 

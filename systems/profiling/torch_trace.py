@@ -48,7 +48,7 @@ def profile_kernels(
     `TraceError` if nothing ran on the GPU.
     """
     if device == "cuda":
-        load_profiler()
+        warm_up_profiler()
     result, profiler = run_profiled(work, device)
     with TemporaryDirectory() as folder:
         path = keep or Path(folder) / "trace.json"
@@ -58,7 +58,7 @@ def profile_kernels(
 
 
 @cache
-def load_profiler() -> None:
+def warm_up_profiler() -> None:
     """Profile one kernel and discard it, because the first profile may miss kernels."""
     run_profiled(lambda: torch.zeros(1, device="cuda"), "cuda")
 

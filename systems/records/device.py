@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from systems.records.files import slug_of
+from systems.records.files import gpu_slug
 
 # Characters of markup, macros, links and control sequences. Texts in a record must not
 # contain them, because pages and terminals print these texts unescaped.
@@ -41,7 +41,7 @@ META = Device("meta device (no hardware needed)", "meta")
 CPU = Device("CPU", "cpu")
 
 
-def drop_markup(name: str) -> str:
+def clean_name(name: str) -> str:
     """Replace characters in a GPU's name that are not allowed in records."""
     return re.sub(rf"[{LIVE}\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
 
@@ -62,16 +62,16 @@ def find_gpu(visible: str | None = None) -> Device | None:
     name = query_nvml("nvmlDeviceGetName", handle)
     if name is None:
         return None
-    name, driver = drop_markup(name), query_nvml("nvmlSystemGetDriverVersion")
+    name, driver = clean_name(name), query_nvml("nvmlSystemGetDriverVersion")
     capability = query_nvml("nvmlDeviceGetCudaComputeCapability", handle)
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
     power = query_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Device(
         name=name,
-        slug=slug_of(name),
+        slug=gpu_slug(name),
         capability="{}.{}".format(*capability) if capability else None,
         memory_bytes=int(memory.total) if memory else None,
-        driver=drop_markup(driver) if driver else None,
+        driver=clean_name(driver) if driver else None,
         power_limit_w=power / 1000 if power is not None else None,
     )
 
@@ -92,7 +92,7 @@ def sm_clock_mhz() -> int | None:
     return query_nvml("nvmlDeviceGetClockInfo", first_gpu_handle(), SM_CLOCK)
 
 
-def is_shared() -> bool:
+def is_gpu_shared() -> bool:
     """Return whether others use this process's GPU, before it does so itself."""
     handle = first_gpu_handle()
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)

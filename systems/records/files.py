@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import IO
 
 # Flags of `os.open`. Windows has only O_BINARY, which preserves line ends.
-ALWAYS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+OS_FLAGS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 # Folder names in docs/results that are reserved, so no GPU may have them.
-RESERVED = ("", "cpu", "meta", "quick")
+RESERVED_FOLDERS = ("", "cpu", "meta", "quick")
 
 
-def slug_of(name: str) -> str:
+def gpu_slug(name: str) -> str:
     """Return a GPU's folder name: "nvidia-l4" for "NVIDIA L4"."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"gpu-{slug}".strip("-") if slug in RESERVED else slug
+    return f"gpu-{slug}".strip("-") if slug in RESERVED_FOLDERS else slug
 
 
 def open_regular(path: Path, flags: int) -> IO[bytes]:
     """Open a regular file. Raise OSError for other files, or to write to a symlink."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
-    flags |= ALWAYS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
+    flags |= OS_FLAGS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
     handle = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)

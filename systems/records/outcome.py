@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from systems import printable
+from systems import escape_text
 from systems.records.record import Row
 from systems.records.rules import faults_in_metrics
 
@@ -22,11 +22,11 @@ NO_HOST_MEMORY = (
     "cannot be represented as a SymInt",
     "std::bad_alloc",
 )
-UNQUOTED = "it can't in a path with a space"
+SPACE_FAULT = "it can't in a path with a space"
 # Beginning of the reason in a row whose implementation is not installed.
 NOT_INSTALLED = "not installed"
 # Maximum number of characters in the reason of a row.
-LONGEST = 2000
+MAX_REASON = 2000
 
 
 class Unsupported(Exception):
@@ -91,7 +91,7 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
 
 def one_line(text: str | None) -> str | None:
     """Join a text to one line, cut it to LONGEST and escape control characters."""
-    return text and printable(" ".join(text[:LONGEST].split()))
+    return text and escape_text(" ".join(text[:MAX_REASON].split()))
 
 
 def out_of_memory_reason(error: BaseException | None) -> str | None:
@@ -119,7 +119,7 @@ def compiler_reason(error: BaseException) -> str | None:
         if isinstance(cause, inductor.InvalidCxxCompiler):
             return "torch.compile needs a C++ compiler, and found none: install g++"
         if isinstance(cause, inductor.CppCompileError):
-            space = (f": {UNQUOTED}, {path}" for path in paths_with_a_space())
+            space = (f": {SPACE_FAULT}, {path}" for path in paths_with_a_space())
             return "torch.compile could not compile its C++ code" + next(space, "")
     return None
 

@@ -73,7 +73,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
         )
 
     @property
-    def place(self) -> str:
+    def results_path(self) -> str:
         """The record's path in docs/results, such as "nvidia-h200/warmup.json"."""
         return f"{self.device.slug}/{self.stem}.json"
 

@@ -11,7 +11,7 @@ from systems.records.record import PHASES, Record
 
 # Matches text that a web page or terminal would execute: control characters, macros,
 # attributes, scripts. Brackets alone are allowed, because C++ names have brackets.
-LIVE = re.compile(
+UNSAFE_TEXT = re.compile(
     r"[\x00-\x1f\x7f-\x9f]|\{[$@~:{%]|\{[^{}]*=|<script|<iframe|[\s/]on\w+\s*=|script:",
     re.IGNORECASE,
 )
@@ -28,7 +28,7 @@ def record_faults(record: Record) -> Iterator[str]:
         yield f"has {len(record.rows)} rows, expected_rows is {record.expected_rows}"
     for i, row in enumerate(record.rows):
         place = f"rows[{i}]"
-        for fault in _unsafe(row.config):
+        for fault in _faults(row.config):
             yield f"{place}.config{fault}"
         for name, value in row.config.items():
             if isinstance(value, list | dict):
@@ -56,7 +56,7 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
     bytes, unsafe texts. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():
-        yield from (f"{name}{fault}" for fault in [*_unsafe(name), *_unsafe(value)])
+        yield from (f"{name}{fault}" for fault in [*_faults(name), *_faults(value)])
         if reported and isinstance(value, str):
             continue
         if name.endswith("_ms"):
@@ -96,15 +96,15 @@ def _is_between(value: Any, least: float, most: float, *kinds: type) -> bool:
     return type(value) in (kinds or (int, float)) and least <= value <= most
 
 
-def _unsafe(value: Any) -> Iterator[str]:
+def _faults(value: Any) -> Iterator[str]:
     """Yield a fault for each NaN, infinity or text that a page would execute."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f": is {value}, not a finite number"
-    if isinstance(value, str) and LIVE.search(value):
+    if isinstance(value, str) and UNSAFE_TEXT.search(value):
         yield f": is {value!r:.60}, which a page would obey"
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             if type(item) is not int:
-                yield from (f"[{key}]{fault}" for fault in _unsafe(item))
+                yield from (f"[{key}]{fault}" for fault in _faults(item))
             if type(key) is str:
-                yield from (f"[{key}]{fault}" for fault in _unsafe(key))
+                yield from (f"[{key}]{fault}" for fault in _faults(key))

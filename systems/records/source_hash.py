@@ -23,9 +23,9 @@ from systems.attention.implementations import IMPLEMENTATIONS
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 PACKAGE = "systems"
 # Module name that stands for all third-party packages.
-OTHERS = ""
+FOREIGN = ""
 # Fields of syntax trees that are not hashed: they vary with context or Python version.
-UNSEEN = {"ctx", "kind", "type_comment", "type_ignores"}
+UNHASHED_FIELDS = {"ctx", "kind", "type_comment", "type_ignores"}
 
 # A place in the code: (module, name), or (module, None) for the whole module.
 Place = tuple[str, str | None]
@@ -34,17 +34,17 @@ Place = tuple[str, str | None]
 def source_hash(module: str, attention: Iterable[str] = (), root: Path = ROOT) -> str:
     """Return the hash of all code that a module and attention functions refer to."""
     named = (IMPLEMENTATIONS[name].split(":") for name in sorted(set(attention)))
-    return hash_of([(module, None), *((where, what) for where, what in named)], root)
+    return hash_code([(module, None), *((where, what) for where, what in named)], root)
 
 
-def hash_of(
+def hash_code(
     places: Iterable[Place], root: Path = ROOT, without: Iterable[Place] = ()
 ) -> str:
     """Return the hash of all code that these places refer to, except `without`."""
-    reached = Reach(root, frozenset(without))
+    reached = ReachedCode(root, frozenset(without))
     for place in places:
         reached.follow(place)
-    return digest_of("\n".join(reached.entries()))[:16]
+    return digest_text("\n".join(reached.entries()))[:16]
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class Statement:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.digest = digest_of(self.code)
+        self.digest = digest_text(self.code)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Module:
     defines: dict[str, list[Statement]] = field(default_factory=dict)
 
 
-class Reach:
+class ReachedCode:
     """Collector of the statements that code refers to, directly or indirectly."""
 
     def __init__(self, root: Path, without: frozenset[Place] = frozenset()):
@@ -126,7 +126,7 @@ class Reach:
 
     def module(self, name: str) -> Module | None:
         if name not in self.read:
-            counts = name != OTHERS and not name.startswith(NOT_MEASURING)
+            counts = name != FOREIGN and not name.startswith(NOT_MEASURING)
             self.read[name] = load_module(name, self.root) if counts else None
         return self.read[name]
 
@@ -148,7 +148,7 @@ class Reach:
                     yield f"{name} {numbers[t]} {read}"
 
 
-def digest_of(text: str) -> str:
+def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -176,9 +176,9 @@ def parse_module(name: str, source: str, root: Path) -> Module:
     defined = bound_names(node for node in tree.body if not is_import(node))
     known = {each: (name, each) for each in defined} | module.imports
     for node in tree.body:
-        if is_import(node) or is_docstring(node) or skipped_on_import(node):
+        if is_import(node) or is_docstring(node) or is_skipped_on_import(node):
             continue
-        canonical = Canonical(known | dict(imported_names(ast.walk(node))), root)
+        canonical = CodeText(known | dict(imported_names(ast.walk(node))), root)
         code = canonical.text(node)
         names = list(dict.fromkeys(bound_names([node])))
         on_import = runs_on_import(node, known)
@@ -202,18 +202,18 @@ def imported_names(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Place]]:
             for alias in node.names:
                 module = f"{'.' * node.level}{node.module or ''}"
                 place = (module, alias.name)
-                if not is_own(module):
-                    place = (OTHERS, ".".join(place))
+                if not is_own_module(module):
+                    place = (FOREIGN, ".".join(place))
                 yield alias.asname or alias.name, place
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 # Without `as`, an import binds the first package's name.
                 module = alias.name if alias.asname else alias.name.split(".")[0]
-                place = (module, None) if is_own(module) else (OTHERS, module)
+                place = (module, None) if is_own_module(module) else (FOREIGN, module)
                 yield alias.asname or module, place
 
 
-def is_own(module: str) -> bool:
+def is_own_module(module: str) -> bool:
     return module.split(".")[0] == PACKAGE
 
 
@@ -229,7 +229,7 @@ def is_docstring(node: ast.AST) -> bool:
     )
 
 
-def skipped_on_import(node: ast.AST) -> bool:
+def is_skipped_on_import(node: ast.AST) -> bool:
     """Return whether imports skip a statement: a test of TYPE_CHECKING or __name__."""
     return isinstance(node, ast.If) and any(
         isinstance(name, ast.Name) and name.id in ("TYPE_CHECKING", "__name__")
@@ -245,7 +245,7 @@ def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
         return any(
             isinstance(part, ast.Attribute)
             and isinstance(part.value, ast.Name)
-            and known.get(part.value.id, (OTHERS,))[0] != OTHERS
+            and known.get(part.value.id, (FOREIGN,))[0] != FOREIGN
             for decorator in node.decorator_list
             for part in ast.walk(decorator)
         )
@@ -272,7 +272,7 @@ def bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from bound_names(ast.iter_child_nodes(node))
 
 
-OUTSIDE = ("name", "args", "returns", "decorator_list", "bases", "keywords")
+OUTER_FIELDS = ("name", "args", "returns", "decorator_list", "bases", "keywords")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -281,7 +281,7 @@ class Local:
     """A local variable."""
 
 
-class Canonical:
+class CodeText:
     """Converter of code to text that depends neither on Python's version, nor on
     layout, nor on names, except of parameters and attributes, and those in profiles.
     """
@@ -302,7 +302,7 @@ class Canonical:
         if isinstance(place, Local):
             return f"local({self.locals.setdefault(place, len(self.locals))})"
         if place is not None:
-            if place[0] == OTHERS:
+            if place[0] == FOREIGN:
                 return f"name({place[1]})"
             self.references.append(place)
             return "name()"
@@ -311,13 +311,13 @@ class Canonical:
         inner = self.inner_scope(node)
         fields = [
             # Defaults, annotations and decorators belong to the outer scope.
-            f"{name}={(self if name in OUTSIDE else inner).text(value)}"
+            f"{name}={(self if name in OUTER_FIELDS else inner).text(value)}"
             for name, value in ast.iter_fields(bind_name(node))
-            if name not in UNSEEN and value is not None and value != []
+            if name not in UNHASHED_FIELDS and value is not None and value != []
         ]
         return f"{type(node).__name__}({','.join(fields)})"
 
-    def inner_scope(self, node: ast.AST) -> "Canonical":
+    def inner_scope(self, node: ast.AST) -> "CodeText":
         """Return a copy for an inner scope, which knows its local variables."""
         if not isinstance(node, (*FUNCTIONS, *SCOPES, ast.ClassDef)):
             return self
@@ -328,7 +328,7 @@ class Canonical:
             imported = dict(imported_names(ast.walk(node)))
             bound |= set(bound_names(node.body)) - imported.keys()
         known = {name: p for name, p in self.known.items() if name not in named}
-        inner = Canonical(known | {name: Local() for name in bound - named}, self.root)
+        inner = CodeText(known | {name: Local() for name in bound - named}, self.root)
         inner.references, inner.locals = self.references, self.locals
         if isinstance(node, ast.ClassDef):
             inner.attributes = frozenset(bound_names(node.body))

@@ -48,7 +48,7 @@ def _parse(content: bytes, path: Path) -> Record:
         record = msgspec.convert(data, Record)
         for fault in record_faults(record):
             raise RecordError(f"{path}: {fault}")
-        record.edited = digest != digest_of(data)
+        record.edited = digest != digest_record(data)
     return record
 
 
@@ -113,8 +113,8 @@ def to_json(record: Record) -> str:
     data = json.loads(json.dumps(record, default=structs.asdict, allow_nan=False))
     for row in data["rows"]:
         for name, value in row["metrics"].items():
-            row["metrics"][name] = rounded_to_nanoseconds(name, value)
-    rows, data = data["rows"], {"schema": SCHEMA, "digest": digest_of(data)} | data
+            row["metrics"][name] = round_to_nanoseconds(name, value)
+    rows, data = data["rows"], {"schema": SCHEMA, "digest": digest_record(data)} | data
     del data["rows"]
     lines = [f" {json.dumps(key)}: {_dump_line(value)}" for key, value in data.items()]
     body = ",\n".join(f"  {_dump_line(row)}" for row in rows)
@@ -126,13 +126,13 @@ def _dump_line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def digest_of(data: dict[str, Any]) -> str:
+def digest_record(data: dict[str, Any]) -> str:
     """Return the SHA-256 of a record's content, independent of layout."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def rounded_to_nanoseconds(name: str, value: Any) -> Any:
+def round_to_nanoseconds(name: str, value: Any) -> Any:
     """Round the samples of a metric in ms to nanoseconds."""
     if isinstance(value, list) and name.endswith("_ms"):
         return [round(x, 6) if isinstance(x, float) else x for x in value]

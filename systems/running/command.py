@@ -13,7 +13,7 @@ import typer
 from msgspec import structs
 from rich.table import Table
 
-from systems import plain_console, printable, run_as_command
+from systems import escape_text, plain_console, run_cli
 from systems.records.outcome import Run, measure_row
 from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
@@ -32,7 +32,7 @@ def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any
     )
 
 
-def options_of(config: Any) -> list[str]:
+def config_options(config: Any) -> list[str]:
     """Return the command-line options that select this configuration."""
     options = []
     for name, value in asdict(config).items():
@@ -73,13 +73,13 @@ def main(config_class: type, run: Run) -> NoReturn:
 
     as_json = typer.Option(False, "--json", help="Print the row as one line of JSON.")
     json_flag = Parameter("json", KEYWORD, default=as_json, annotation=bool)
-    parameters = [*map(_parameter, fields(config_class)), json_flag]
+    parameters = [*map(_make_parameter, fields(config_class)), json_flag]
     command.__signature__ = Signature(parameters)  # pyright: ignore
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    run_as_command(command, sys.modules["__main__"].__doc__)
+    run_cli(command, sys.modules["__main__"].__doc__)
 
 
-def _parameter(f: Any) -> Parameter:
+def _make_parameter(f: Any) -> Parameter:
     assert f.default is not MISSING, f"the field {f.name} needs a default"
     annotation: Any = f.type
     bounds: dict[str, Any] = {}
@@ -153,4 +153,4 @@ def _format_metric(value: Any) -> str:
         if len(value) > 12:
             value = [*value[:3], "...", *value[-3:]]
         return ", ".join(map(_format_metric, value))
-    return f"{value:.8g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:.8g}" if isinstance(value, float) else escape_text(str(value))

@@ -14,7 +14,7 @@ from systems.running.processes import has_own_process, run_turns
 from systems.running.reports import report
 
 
-def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
+def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
     """Group configurations that alternate, which differ only in the field IN_TURNS."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
@@ -24,7 +24,7 @@ def groups_of(module: Any, configs: list[Any]) -> list[list[Any]]:
     return list(groups.values())
 
 
-def measure_into(record: Record, module: Any, group: list, since: float) -> list[Row]:
+def measure_rows(record: Record, module: Any, group: list, since: float) -> list[Row]:
     """Measure the rows of a group, and update the range of SM clocks in the record. The
     seconds of the first row count from `since`, a value of time.monotonic().
     """
@@ -47,13 +47,13 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
     rows: dict[Any, Row] = {}
     while unfinished:
         for config, turns_left in list(unfinished.items()):
-            if (row := next_turn(config, turns_left)) is not None:
+            if (row := run_next_turn(config, turns_left)) is not None:
                 rows[config] = row
                 del unfinished[config]
     return [rows[config] for config in configs]
 
 
-def next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
+def run_next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
     """Run the next turn of a configuration. Return its row after the last turn."""
     try:
         return next(turns_left)

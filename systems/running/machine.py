@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from systems.records.device import CPU, META, Device, drop_markup, find_gpu, newest_cuda
+from systems.records.device import CPU, META, Device, clean_name, find_gpu, newest_cuda
 from systems.running.reports import CannotStart
 
 REMEDY = "set TRITON_CACHE_DIR to a folder on a disk of this machine"
 
 
-def device_for(allowed: tuple[str, ...]) -> Device | None:
+def choose_device(allowed: tuple[str, ...]) -> Device | None:
     """Return this machine's best device of the allowed kinds, or None."""
     if "meta" in allowed:
         return META
@@ -33,7 +33,7 @@ def check_torch(device: Device) -> None:
 
     if not torch.cuda.is_available():
         raise CannotStart(why_unusable(device))
-    if (name := drop_markup(torch.cuda.get_device_name(0))) != device.name:
+    if (name := clean_name(torch.cuda.get_device_name(0))) != device.name:
         fault = f"torch would use {name}, not {device.name}"
         kind = "MIG device" if " MIG " in name else "GPU"
         raise CannotStart(
@@ -69,7 +69,7 @@ def free_memory() -> None:
             torch.cuda.empty_cache()
 
 
-def compiled_folder() -> Path:
+def triton_cache_folder() -> Path:
     """Return Triton's cache folder for compiled kernels."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     folder = os.environ.get("TRITON_CACHE_DIR")

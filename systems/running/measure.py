@@ -17,14 +17,14 @@ from typing import Any, NoReturn
 
 import typer
 
-from systems import import_fault, lacks, run_as_command
+from systems import find_missing, import_fault, run_cli
 from systems.experiments import STEMS, Stem
 from systems.records import store
-from systems.records.device import Device, is_shared, why_no_gpu
+from systems.records.device import Device, is_gpu_shared, why_no_gpu
 from systems.records.store import RecordError
 from systems.running import machine, reports, resuming
-from systems.running.groups import gpu_is_broken, groups_of, measure_into, report_rows
-from systems.running.precompile import compile_ahead, folder_for_compiled
+from systems.running.groups import gpu_is_broken, make_groups, measure_rows, report_rows
+from systems.running.precompile import compile_ahead, make_code_folder
 from systems.running.processes import has_own_process
 from systems.running.reports import CannotStart, report
 from systems.running.verify import verify_stem
@@ -37,14 +37,14 @@ def measure_stem(
     record has changed since `seen` (ns since 1970). Return the exit code.
     """
     last_end, stem = time.monotonic(), STEMS[name]
-    device = machine.device_for(stem.quick if grid == "quick" else stem.full)
+    device = machine.choose_device(stem.quick if grid == "quick" else stem.full)
     if device is None:
         raise CannotStart(f"{name} {why_no_gpu()}; --quick runs what a CPU can")
-    if text := lacks(*stem.needs):
+    if text := find_missing(*stem.needs):
         raise CannotStart(text)
     path = resuming.record_path(results, device, name, grid)
     progress = resuming.partial_path(path)
-    with resuming.lock_record(path), folder_for_compiled(path):
+    with resuming.lock_record(path), make_code_folder(path):
         if seen not in (None, resuming.modified_ns(path)):
             report(event="already")
             return 0
@@ -55,7 +55,7 @@ def measure_stem(
         # Measure all rows of an incomplete group, because they must alternate.
         missing = [
             group
-            for group in groups_of(module, configs)
+            for group in make_groups(module, configs)
             if any(record.row(asdict(config)) is None for config in group)
         ]
         pending = [config for group in missing for config in group]
@@ -72,7 +72,7 @@ def measure_stem(
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
-            rows = measure_into(record, module, group, since=last_end)
+            rows = measure_rows(record, module, group, since=last_end)
             last_end = time.monotonic()
             # A row's own process has imported the code as it was by then.
             if has_own_process(module) and not resuming.is_same_code(record, configs):
@@ -99,13 +99,13 @@ def measure_stem(
 def import_experiment(stem: Stem, device: Device) -> Any:
     """Import an experiment's module, and what torch would import during its rows."""
     if device.is_gpu:
-        if fault := machine.why_unwritable(machine.compiled_folder()):
+        if fault := machine.why_unwritable(machine.triton_cache_folder()):
             raise CannotStart(fault)
-        if is_shared():
+        if is_gpu_shared():
             report(event="shared")
         # Set Triton's cache folder, because torch.compile would use another folder and
         # miss the kernels that were compiled ahead.
-        os.environ["TRITON_CACHE_DIR"] = str(machine.compiled_folder())
+        os.environ["TRITON_CACHE_DIR"] = str(machine.triton_cache_folder())
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
@@ -137,13 +137,13 @@ def main(
             raise typer.Exit(verify_stem(stem, results))
         raise typer.Exit(measure_stem(stem, results, grid, deadline, seen))
     except (CannotStart, RecordError) as error:
-        stop(str(error))
+        exit_with_error(str(error))
     except Exception as error:
         if text := import_fault(error):
-            stop(text)
+            exit_with_error(text)
         if not isinstance(error, OSError):
             raise
-        stop(describe_error(error, results))
+        exit_with_error(describe_error(error, results))
 
 
 def describe_error(error: OSError, results: Path) -> str:
@@ -155,7 +155,7 @@ def describe_error(error: OSError, results: Path) -> str:
     return f"can't write {path}: {error.strerror}; {remedy}"
 
 
-def stop(message: str) -> NoReturn:
+def exit_with_error(message: str) -> NoReturn:
     report(event="error", message=message)
     raise typer.Exit(2)
 
@@ -163,4 +163,4 @@ def stop(message: str) -> NoReturn:
 if __name__ == "__main__":
     reports.exit_when_terminated()
     reports.keep_output_for_reports()
-    run_as_command(main, __doc__)
+    run_cli(main, __doc__)

@@ -32,11 +32,11 @@ MOST_PROCESSES = 16
 # Minimum number of rows to compile ahead: fewer compile faster than processes start.
 LEAST_ROWS = 8
 # Maximum seconds of compiling ahead, because a compiler may hang.
-LONGEST = 20 * 60
+MAX_SECONDS = 20 * 60
 # Environment variables with the folder for compiled code and the number of processes.
-AHEAD, AT_ONCE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
+CODE_FOLDER, PROCESS_COUNT = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
 # Name of the file, in the folder of compiled code, with the times of compiling steps.
-COLD = "cold.json"
+SAMPLES_FILE = "cold.json"
 
 
 def available_cores() -> int:
@@ -56,7 +56,7 @@ def implementation_or_execution(config: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def folder_for_compiled(record: Path) -> Iterator[None]:
+def make_code_folder(record: Path) -> Iterator[None]:
     """Create a temporary folder for code compiled ahead, and set AHEAD to it. Its name
     depends on the record, so that the next run deletes the folder of a killed run.
     """
@@ -65,11 +65,11 @@ def folder_for_compiled(record: Path) -> Iterator[None]:
     folder = Path(gettempdir(), f"transformer-systems-compiled-{digest}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    os.environ[AHEAD] = str(folder)
+    os.environ[CODE_FOLDER] = str(folder)
     try:
         yield
     finally:
-        del os.environ[AHEAD]
+        del os.environ[CODE_FOLDER]
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -78,7 +78,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     until `deadline` (seconds since 1970). Other kernels compile when a row is measured.
     """
     started, kinds = time.time(), STEMS[stem].rehearsed
-    ends = started + min(LONGEST, (deadline - started) / 2)
+    ends = started + min(MAX_SECONDS, (deadline - started) / 2)
     count = min(MOST_PROCESSES, available_cores() // STEMS[stem].cores_of_each)
     selected = [c for c in pending if implementation_or_execution(c) in kinds]
     if len(selected) < LEAST_ROWS or count < 2 or ends <= started:
@@ -89,15 +89,17 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     kind_of = [implementation_or_execution(config) for config in configs]
     rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
-    if needed_bytes := getattr(import_module(STEMS[stem].module), "bytes_ahead", None):
+    if needed_bytes := getattr(
+        import_module(STEMS[stem].module), "precompile_bytes", None
+    ):
         import torch
 
         needs = {row: needed_bytes(configs[row]) for row in rows}
-        shares = shares_that_fit(needs, count, torch.cuda.mem_get_info()[0])
+        shares = divide_rows(needs, count, torch.cuda.mem_get_info()[0])
     module = "systems.running.precompile"
     base = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
-    settings = os.environ | threads | {AT_ONCE: str(len(shares))}
+    settings = os.environ | threads | {PROCESS_COUNT: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     children: list[subprocess.Popen[Any]] = []
     try:
@@ -125,7 +127,7 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
             child.wait()
 
 
-def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
+def divide_rows(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
     """Divide rows among as many processes as fit in `room` bytes together, but at least
     one process. The largest rows go to one process, so that they don't run at the same
     time.
@@ -139,24 +141,24 @@ def shares_that_fit(needs: dict[int, int], most: int, room: int) -> list[list[in
     return []
 
 
-def ahead(name: str) -> Path | None:
+def code_folder(name: str) -> Path | None:
     """Return the folder for a configuration's compiled code; None if there is none."""
-    folder = os.environ.get(AHEAD)
+    folder = os.environ.get(CODE_FOLDER)
     return Path(folder) / name if folder else None
 
 
-def keep_samples(folder: Path, samples: dict[str, Any]) -> None:
+def store_samples(folder: Path, samples: dict[str, Any]) -> None:
     """Store the times in ms of the steps that compiled, and the number of processes."""
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
-    content = times | {"compiled_at_once": int(os.environ.get(AT_ONCE, "1"))}
-    write_atomically(folder / COLD, json.dumps(content))
+    content = times | {"compiled_at_once": int(os.environ.get(PROCESS_COUNT, "1"))}
+    write_atomically(folder / SAMPLES_FILE, json.dumps(content))
 
 
-def cold_samples(folder: Path | None) -> dict[str, Any]:
+def read_samples(folder: Path | None) -> dict[str, Any]:
     """Return the data that `keep_samples` stored, or {} if compiling did not finish."""
-    if folder is None or not (folder / COLD).is_file():
+    if folder is None or not (folder / SAMPLES_FILE).is_file():
         return {}
-    return json.loads((folder / COLD).read_text())
+    return json.loads((folder / SAMPLES_FILE).read_text())
 
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:

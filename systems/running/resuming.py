@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from systems import printable
+from systems import escape_text
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import Device
@@ -23,7 +23,7 @@ from systems.records.source_hash import source_hash
 from systems.records.store import PARTIAL_SUFFIX, SUFFIX, RecordError, UnreadableError
 from systems.running import software
 from systems.running.reports import CannotStart
-from systems.running.software import drop_unused
+from systems.running.software import drop_unused_peer
 
 
 def record_path(results: Path, device: Device, stem: str, grid: str) -> Path:
@@ -49,7 +49,7 @@ def lock_record(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = printable(handle.read(300).decode(errors="replace"))
+            owner = escape_text(handle.read(300).decode(errors="replace"))
             reason = f"{path} is being measured by {owner}: wait for it, or stop it"
             raise CannotStart(reason) from None
         handle.truncate()
@@ -71,9 +71,9 @@ def new_record(
     """Return a record without rows, with the current device, software and source."""
     module = STEMS[stem].module
     attention = software.attention_names(map(asdict, configs))
-    present = drop_unused(software.versions(), configs)
+    present = drop_unused_peer(software.versions(), configs)
     triton = present.get("triton", "")
-    present |= software.tuned_software(module, attention, device.slug, triton)
+    present |= software.tuning_version(module, attention, device.slug, triton)
     option = " --quick" if grid == "quick" else ""
     launched = device.is_gpu and software.launches_kernels(module, attention)
     return Record(
@@ -125,7 +125,7 @@ def why_not_resumable(old: Record, new: Record, configs: list[Any]) -> str | Non
     """Return why new rows can't be added to `old`, or None if they can."""
     fields = ("stem", "kind", "grid", "source_hash", "expected_rows")
     unlike = any(getattr(old, name) != getattr(new, name) for name in fields)
-    before, after = (drop_unused(record.software, configs) for record in (old, new))
+    before, after = (drop_unused_peer(x.software, configs) for x in (old, new))
     if unlike or before != after or old.device.name != new.device.name:
         return "was measured with other code, versions or device"
     if odd := rows_outside_grid(old, configs):

@@ -10,20 +10,20 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
-from systems import ROOT, environment_for_git, lacks
+from systems import ROOT, find_missing, git_environment
 from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
 from systems.experiments import STEMS
 from systems.records.device import Device
 from systems.records.record import Git, Record
-from systems.records.source_hash import Reach
+from systems.records.source_hash import ReachedCode
 from systems.running.reports import CannotStart
 
 # The function that finds tuned configurations for FlashAttention's Triton kernels.
-LAUNCHES = ("systems.attention.triton.chooser", "owner_configs")
+LAUNCHES = ("systems.attention.triton.chooser", "load_tuned")
 TUNED = "launch configurations"
 # The package of FlashAttention-4, and the prefix of its implementations' names.
-PEER, ITS = "flash-attn-4", "fa4"
+PEER, FA4 = "flash-attn-4", "fa4"
 COMMIT = "GIT_COMMIT"
 
 
@@ -43,9 +43,9 @@ def versions() -> dict[str, str]:
     return by_name
 
 
-def drop_unused(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
+def drop_unused_peer(software: dict[str, str], configs: list[Any]) -> dict[str, str]:
     """Return the versions, omitting FlashAttention-4 if no configuration runs it."""
-    runs_peer = any(getattr(c, "implementation", "").startswith(ITS) for c in configs)
+    runs_peer = any(getattr(c, "implementation", "").startswith(FA4) for c in configs)
     return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
 
@@ -53,11 +53,11 @@ def git_state() -> Git | None:
     """Return the commit in GIT_COMMIT, or git's commit; None outside a repository."""
     try:
         # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.
-        if commit := named_commit():
+        if commit := environment_commit():
             return Git(commit, dirty=False)
     except ValueError as error:
         raise CannotStart(str(error)) from None
-    options: Any = {"env": environment_for_git(), "capture_output": True}
+    options: Any = {"env": git_environment(), "capture_output": True}
 
     def git(*arguments: str) -> str:
         # Without --no-optional-locks, git locks the index, so a commit could fail.
@@ -76,7 +76,7 @@ def git_state() -> Git | None:
     return None
 
 
-def named_commit() -> str | None:
+def environment_commit() -> str | None:
     """Return the commit in GIT_COMMIT, or None. Raise ValueError if it is no hash."""
     text = os.environ.get(COMMIT)
     if text is None:
@@ -95,7 +95,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
     return sorted({config["attention"] for config in configs if "attention" in config})
 
 
-def tuned_software(
+def tuning_version(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
     """Return a digest of this GPU's tuned configurations if this code uses them."""
@@ -109,14 +109,14 @@ def is_tuning_current(record: Record) -> bool:
     """Return whether a record was measured with the current launch configurations."""
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
     attention = attention_names(row.config for row in record.rows)
-    current = tuned_software(module, attention, record.device.slug, triton)
+    current = tuning_version(module, attention, record.device.slug, triton)
     return current.get(TUNED) == record.software.get(TUNED)
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
     """Return whether this code launches Triton kernels with tuned configurations."""
     targets = (IMPLEMENTATIONS[name].split(":") for name in attention)
-    reached = Reach(ROOT)
+    reached = ReachedCode(ROOT)
     for place in [(module, None), *((where, what) for where, what in targets)]:
         reached.follow(place)
     return LAUNCHES in reached.places
@@ -126,12 +126,12 @@ def kernel_status(device: Device) -> dict[str, str]:
     """Describe which of our attention kernels run on a GPU. This imports torch."""
     if device.capability is None:
         return {}
-    if text := lacks("torch", "triton"):
+    if text := find_missing("torch", "triton"):
         return {"hopper, triton": text}
-    from systems.attention.triton.available import describe_kernels_for
+    from systems.attention.triton.available import describe_by_capability
 
     major, minor = map(int, device.capability.split("."))
     version = metadata.version("triton")
     timed = len(tuned.configs(device.slug, version))
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return describe_kernels_for((major, minor), version, timed, interpreted)
+    return describe_by_capability((major, minor), version, timed, interpreted)

@@ -17,7 +17,7 @@ from systems.records.source_hash import source_hash
 from systems.records.summary import summarize
 from systems.running import machine
 from systems.running.command import is_table
-from systems.running.groups import groups_of, measure_group, report_rows
+from systems.running.groups import make_groups, measure_group, report_rows
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import grid_difference, lock_record, record_path
 from systems.running.software import attention_names, is_tuning_current
@@ -101,7 +101,7 @@ def verify_stem(name: str, results: Path) -> int:
     metrics agree, add the hash of the code that was imported to the record.
     """
     stem = STEMS[name]
-    device = machine.device_for(stem.full)
+    device = machine.choose_device(stem.full)
     if device is None:
         raise CannotStart(f"{name} {why_no_gpu()}")
     path = record_path(results, device, name, "full")
@@ -127,7 +127,7 @@ def verify_stem(name: str, results: Path) -> int:
         configs = [config for config in grid if asdict(config) in complete]
         if not configs:
             raise CannotStart(f"{path} has no row to measure again: use --force")
-        groups = groups_of(module, configs)
+        groups = make_groups(module, configs)
         sample = [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
         report(event="start", total=sum(map(len, sample)), done=0)
         once = getattr(module, "ONCE", ())

@@ -114,7 +114,7 @@ def test_splits_differ_by_at_most_one_step(splits):
         assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
-def plan_backward(q, k, causal=False, dkdv_splits=None) -> launches.Backward:
+def plan_backward(q, k, causal=False, dkdv_splits=None) -> launches.BackwardLaunches:
     """Return backward launches for q and k, with tiles of 32 queries and 16 keys."""
     c, of_q, of_k = Config(32, 16, 4, 1), shape_and_strides(q), shape_and_strides(k)
     return launches.backward_launches(

@@ -38,13 +38,13 @@ def fake_gpu(monkeypatch):
         flag = SimpleNamespace(value=interpreted)
         monkeypatch.setattr(available, "INTERPRETED", flag)
         owned = dict.fromkeys(range(timed))
-        monkeypatch.setattr(available, "owner_configs", lambda _: owned)
+        monkeypatch.setattr(available, "load_tuned", lambda _: owned)
         for name in ("missing_on_device", "unsupported_triton"):
             known = getattr(limits, name).__wrapped__
             monkeypatch.setattr(limits, name, known)
         look = cache(check_device.__wrapped__)
         monkeypatch.setattr(dispatch, "check_device", look)
-        monkeypatch.setattr(available, "LOGGED", set())
+        monkeypatch.setattr(available, "LOGGED_KINDS", set())
         return look
 
     return simulate

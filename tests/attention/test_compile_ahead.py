@@ -20,14 +20,14 @@ GPUS = [
 # Compile the kernels for many rows with a mask, those of `attention.first`, those for
 # few rows with split loops and no mask, and on Hopper GPUs the Hopper kernels.
 COMPILE = """
-from tools.compile_steps import first_backward, first_forward
+from tools.compile_steps import launch_first_backward, launch_first_forward
 
 show("many", *compile_portable(gpu, "half", d, True))
 tensors, lse = meta_inputs("half", d)
 q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
 rows = lse, q.shape[1], 0.125
-show("first", compile_launch(gpu, first_forward, q, k, v, o, *rows))
-show("first", compile_launch(gpu, first_backward, q, k, v, do, *rows))
+show("first", compile_launch(gpu, launch_first_forward, q, k, v, o, *rows))
+show("first", compile_launch(gpu, launch_first_backward, q, k, v, do, *rows))
 configs = table_configs(gpu, "half", d, causal=False)[-1]
 show("few", *compile_portable(gpu, "half", d, False, configs, splits=4))
 if gpu.capability == (9, 0):
@@ -139,7 +139,7 @@ versions = pytest.mark.versions
     ],
 )
 def test_strides_divisible_by_8_load_16_bytes_at_once(name, d, longer, tmp_path):
-    """Without `hint_unit`, Triton would load two bytes at a time."""
+    """Without `hint_factor`, Triton would load two bytes at a time."""
     code = EIGHTS.format(widths=(d, longer))
     eights, sixteens = compile_for_gpu(name, code, tmp_path).values()
     for found, other in zip(eights, sixteens, strict=True):

@@ -15,8 +15,8 @@ from systems.attention.triton.chooser import (
     select_by_mask,
 )
 from systems.attention.triton.configs import (
-    ByMask,
     Config,
+    ConfigPair,
     choose_head_swizzle,
     count_splits,
 )
@@ -27,7 +27,7 @@ from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 @pytest.fixture(autouse=True)
 def ignore_tuned(monkeypatch):
     """Ignore configurations tuned on this machine."""
-    monkeypatch.setattr(chooser, "owner_configs", lambda device: {})
+    monkeypatch.setattr(chooser, "load_tuned", lambda device: {})
 
 
 CUDA = torch.device("cuda")
@@ -93,7 +93,7 @@ def test_config_depends_on_arithmetic_and_mask(monkeypatch):
         one, other = Config(64, 64, 4, 2), Config(128, 64, 4, 2)
         monkeypatch.setitem(by_kernel["dq"], 128, one)
         assert choose() == [one, one]
-        monkeypatch.setitem(by_kernel["dq"], 128, ByMask(causal=one, full=other))
+        monkeypatch.setitem(by_kernel["dq"], 128, ConfigPair(causal=one, full=other))
         assert choose() == [one, other]
 
 

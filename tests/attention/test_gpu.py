@@ -323,7 +323,7 @@ PLANS = (
     launches.backward_launches,
     prepared.prepare_call_cached,
     hopper.plan_forward,
-    hopper.plan_backward,
+    hopper.plan_two_passes,
     one_pass_launches.plan_one_pass,
 )
 # Shapes with split loops, with a ragged length, and for the Hopper kernels.

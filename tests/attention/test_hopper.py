@@ -28,8 +28,8 @@ from systems.attention.hopper.limits import MIN_SCORES, TILE_DIMS, is_tma_readab
 from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.schedule import ITEM_STEPS, make_schedule
 from systems.attention.hopper.walks import (
-    Ordered,
-    Shift,
+    OrderedWalk,
+    ShiftWalk,
     choose_walk,
     count_shift_groups,
 )
@@ -92,7 +92,7 @@ def fake_hopper(monkeypatch):
     monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
 
 
-def is_chosen(*shape: int, **options) -> bool:
+def is_hopper(*shape: int, **options) -> bool:
     """Return whether "auto" selects the Hopper kernels for this shape."""
     x = fake_tensor(*shape, **options)
     return choose_backend("auto", x, x, x) == "hopper"
@@ -101,14 +101,14 @@ def is_chosen(*shape: int, **options) -> bool:
 @pytest.mark.usefixtures("fake_hopper")
 def test_auto_selects_the_hopper_kernels():
     long = 1, 16, 16384
-    assert [d for d in (32, 40, 64, 80, 84, 256) if is_chosen(*long, d)] == [40, 64, 80]
-    assert is_chosen(128, 1024, 128) and is_chosen(8, 17, 1023, 64, dtype=torch.float16)
-    assert not is_chosen(*long, 64, dtype=torch.float32)
-    assert not is_chosen(*long, 64, device="cpu")
-    assert is_chosen(8, 4096, 64) and not is_chosen(8, 4095, 64)
+    assert [d for d in (32, 40, 64, 80, 84, 256) if is_hopper(*long, d)] == [40, 64, 80]
+    assert is_hopper(128, 1024, 128) and is_hopper(8, 17, 1023, 64, dtype=torch.float16)
+    assert not is_hopper(*long, 64, dtype=torch.float32)
+    assert not is_hopper(*long, 64, device="cpu")
+    assert is_hopper(8, 4096, 64) and not is_hopper(8, 4095, 64)
     assert MIN_SCORES == 8 * 4096**2
     # A single head needs more tiles than there are SMs.
-    assert is_chosen(1, 32768, 64) and not is_chosen(1, 16384, 64)
+    assert is_hopper(1, 32768, 64) and not is_hopper(1, 16384, 64)
 
 
 @pytest.mark.usefixtures("fake_hopper")
@@ -117,7 +117,7 @@ def test_accuracy_grid_covers_both_backends():
     seen = set()
     for c in flash_accuracy.configs():
         few = c.heads == flash_accuracy.HEADS
-        assert is_chosen(1, c.heads, c.n, c.d) is not few
+        assert is_hopper(1, c.heads, c.n, c.d) is not few
         if not few:
             layouts = (make_layout((1, c.heads, c.n, c.d), (1, 1, 1, 1)),) * 2
             seen.add(choose_walk(*layouts, c.causal, 132) is not None)
@@ -248,7 +248,7 @@ def portable_launches(monkeypatch):
     """Replace the Hopper kernels by the Triton kernels; list the backward launches."""
     ran = []
 
-    def find_refusal(*inputs):
+    def unsupported_reason(*inputs):
         return "" if all(map(is_tma_readable, inputs)) else "needs rows without gaps"
 
     def make_launch(name):
@@ -260,7 +260,7 @@ def portable_launches(monkeypatch):
 
         return launch
 
-    monkeypatch.setattr(limits, "find_refusal", find_refusal)
+    monkeypatch.setattr(limits, "unsupported_reason", unsupported_reason)
     monkeypatch.setattr(launches, "count_sms", lambda device: 132)
     monkeypatch.setattr(launches, "launch_forward", plain.launch_forward)
     monkeypatch.setattr(launches, "launch_one_pass", make_launch("one pass"))
@@ -277,7 +277,7 @@ def gradients_of_layout(inputs, change, backend: str):
     return torch.autograd.grad(o, leaves, change(do))
 
 
-@pytest.mark.parametrize("walk", [None, Shift(1)], ids=["two passes", "one pass"])
+@pytest.mark.parametrize("walk", [None, ShiftWalk(1)], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("layout", UNREADABLE)
 def test_backward_copies_tensors_unreadable_by_tma(
     layout, walk, portable_launches, monkeypatch, device
@@ -367,7 +367,7 @@ def random_orders(cases: int):
         parts = draw.choice([x for x in range(1, shared + 1) if shared % x == 0])
         total = kv_heads * parts
         turn = draw.randint(0, total) if causal else total
-        order = Ordered(draw.randint(1, total + 1), turn, parts)
+        order = OrderedWalk(draw.randint(1, total + 1), turn, parts)
         yield kv_heads * shared, kv_heads, n_q, n_k, causal, order
 
 
@@ -400,31 +400,31 @@ def choose(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
 def test_ordered_walk_is_chosen_for_ragged_grouped_and_long_inputs():
     # Test lengths that are no multiple of a tile, grouped heads, more tiles than SMs,
     # and narrow heads.
-    assert choose(4000) == Ordered(4, 56)
-    assert choose(4000, causal=False) == Ordered(8, 64)
-    assert choose(8192, (2, 32), (2, 8), d=64) == Ordered(1, 12)
-    assert choose(4096, (4, 32), (4, 8)) == Ordered(2, 24)
-    assert choose(8192, (2, 24), (2, 8)) == Ordered(1, 12)
-    assert choose(4096, (1, 32), (1, 8)) == Ordered(2, 4)
-    assert choose(32768, (1, 8)) == Ordered(1, 6)
-    assert choose(8192, (2, 16), d=96) == Ordered(2, 28)
+    assert choose(4000) == OrderedWalk(4, 56)
+    assert choose(4000, causal=False) == OrderedWalk(8, 64)
+    assert choose(8192, (2, 32), (2, 8), d=64) == OrderedWalk(1, 12)
+    assert choose(4096, (4, 32), (4, 8)) == OrderedWalk(2, 24)
+    assert choose(8192, (2, 24), (2, 8)) == OrderedWalk(1, 12)
+    assert choose(4096, (1, 32), (1, 8)) == OrderedWalk(2, 4)
+    assert choose(32768, (1, 8)) == OrderedWalk(1, 6)
+    assert choose(8192, (2, 16), d=96) == OrderedWalk(2, 28)
     # With few programs or long loops, each query head has its own programs.
-    assert choose(4096, (1, 8), (1, 1), d=64) == Ordered(4, 4, 8)
-    assert choose(8192, (2, 64), (2, 8)) == Ordered(4, 124, 8)
-    assert choose(16384, (1, 32), (1, 8)) == Ordered(2, 30, 4)
-    assert choose(8192, (2, 64), (2, 8), causal=False) == Ordered(4, 16)
+    assert choose(4096, (1, 8), (1, 1), d=64) == OrderedWalk(4, 4, 8)
+    assert choose(8192, (2, 64), (2, 8)) == OrderedWalk(4, 124, 8)
+    assert choose(16384, (1, 32), (1, 8)) == OrderedWalk(2, 30, 4)
+    assert choose(8192, (2, 64), (2, 8), causal=False) == OrderedWalk(4, 16)
     # If the lengths differ, the shorter one decides.
-    assert choose(8192, n_q=4096) == Ordered(2, 60)
+    assert choose(8192, n_q=4096) == OrderedWalk(2, 60)
     # The ordered walk needs enough keys and programs, and mostly several heads.
     assert not choose(3968) and not choose(2000, (8, 16)) and not choose(8192, n_q=1000)
     assert choose(2000, (8, 16), causal=False) and not choose(1900, causal=False)
     assert not choose(4000, (1, 4)) and not choose(32768, (1, 1), d=64)
     # A single head is enough if it is so long that idle SMs at its end don't matter.
-    assert choose(65536, (1, 1), d=64) == Ordered(1, 0)
+    assert choose(65536, (1, 1), d=64) == OrderedWalk(1, 0)
     assert not choose(65536, (1, 1), d=64, causal=False)
     for n, *leads in ((4000, (4, 16), (4, 2)), (5000, (1, 8), (1, 4)), (4097, (9, 7))):
         found = choose(n, *leads)
-        assert isinstance(found, Ordered) and found.side > 0 <= found.turn, n
+        assert isinstance(found, OrderedWalk) and found.side > 0 <= found.turn, n
 
 
 @pytest.mark.parametrize("program", range(5))
@@ -443,7 +443,7 @@ def test_drawing_shows_each_program_s_walk(program):
 def test_shift_walk_is_chosen_for_equal_whole_tiles():
     def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
         found = choose(n, lead, lead_k, causal, d, n_q)
-        return found.groups if isinstance(found, Shift) else 0
+        return found.groups if isinstance(found, ShiftWalk) else 0
 
     assert groups(16384) == groups(16384, causal=False) == groups(16384, d=128) == 1
     assert groups(4096, (4, 16)) == groups(4096, (4, 16), d=128) == 4
@@ -471,7 +471,7 @@ def test_one_pass_backward_is_accurate_in_shift_walk(d, dtype, causal):
         q, k, v, do = inputs = make_inputs(n, n, d, dtype, "cuda", lead=lead)
         scale = d**-0.5
         o, lse = launch_forward(q, k, v, causal, scale)
-        arguments = do, q, k, v, o, lse, causal, scale, Shift(groups)
+        arguments = do, q, k, v, o, lse, causal, scale, ShiftWalk(groups)
         walked = launch_one_pass(*arguments)
         check_against_reference((o, lse, *walked), *inputs, causal)
         for _ in range(20):
@@ -498,15 +498,15 @@ ORDERED = {
 }
 
 
-def list_orders(heads: int, shared: int, causal: bool) -> list[Ordered]:
+def list_orders(heads: int, shared: int, causal: bool) -> list[OrderedWalk]:
     """Return ordered walks over one, two or all heads, and with divided head groups."""
     if not causal:
-        found = [Ordered(1, heads), Ordered(heads, heads)]
+        found = [OrderedWalk(1, heads), OrderedWalk(heads, heads)]
     else:
-        found = [Ordered(1, heads), Ordered(2, 0), Ordered(2, heads // 2)]
+        found = [OrderedWalk(1, heads), OrderedWalk(2, 0), OrderedWalk(2, heads // 2)]
     if shared > 1:
-        found.append(Ordered(1, heads * shared, shared))
-        found.append(Ordered(2, heads * shared // (2 if causal else 1), shared))
+        found.append(OrderedWalk(1, heads * shared, shared))
+        found.append(OrderedWalk(2, heads * shared // (2 if causal else 1), shared))
     return found
 
 
@@ -538,7 +538,7 @@ def test_compiled_gradients_of_transposed_views_agree_with_eager():
     q, k, v, do = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs)
     layouts = (make_layout(*shape_and_strides(x)) for x in (q, k))
     walk = choose_walk(*layouts, True, count_sms(q.device))
-    assert isinstance(walk, Ordered) and walk.parts > 1
+    assert isinstance(walk, OrderedWalk) and walk.parts > 1
 
     def loss(q, k, v):
         return flash_attention(q * 2, k * 2, v * 2, causal=True).cos()
@@ -560,7 +560,7 @@ def test_padding_keys_are_masked_for_low_scores():
     q += 4
     k -= 4
     o, lse = launch_forward(q, k, v, False, 128**-0.5)
-    found = launch_one_pass(do, q, k, v, o, lse, False, 128**-0.5, Ordered(1, 2))
+    found = launch_one_pass(do, q, k, v, o, lse, False, 128**-0.5, OrderedWalk(1, 2))
     check_against_reference((o, lse, *found), *inputs, False)
 
 
@@ -672,8 +672,8 @@ def test_public_class_runs_the_hopper_kernels(backend, n, monkeypatch):
     ("n", "lead", "d", "walk"),
     [
         (1000, (8, 17), 64, type(None)),
-        (4096, (4, 16), 64, Shift),
-        (4000, (4, 16), 128, Ordered),
+        (4096, (4, 16), 64, ShiftWalk),
+        (4000, (4, 16), 128, OrderedWalk),
     ],
     ids=["two passes", "one pass", "ordered"],
 )

@@ -26,7 +26,7 @@ def test_second_call_reuses_prepared_launches(device, monkeypatch):
 
     first = run_passes()
     for module, names in (
-        (dispatch, "check_call choose_backend"),
+        (dispatch, "check_arguments choose_backend"),
         (prepared, "check_properties forward_launches backward_launches"),
     ):
         for name in names.split():

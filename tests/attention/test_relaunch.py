@@ -15,7 +15,7 @@ from systems.attention.relaunch import (
     Launch,
     make_layout,
     shape_and_strides,
-    use_device_of,
+    use_device,
 )
 from systems.attention.triton.launches import launch_forward
 
@@ -163,8 +163,8 @@ def test_device_of_a_tensor_becomes_current(monkeypatch):
         )
         for i in (0, 1)
     )
-    assert use_device_of(first) == "cuda:0"
-    assert use_device_of(second) is use_device_of(torch.zeros(1)) is NO_DEVICE_CHANGE
+    assert use_device(first) == "cuda:0"
+    assert use_device(second) is use_device(torch.zeros(1)) is NO_DEVICE_CHANGE
 
 
 def test_layout_has_four_dimensions():

@@ -96,8 +96,8 @@ def test_lengths_share_a_compilation_of_the_pytorch_tiles(monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    compiled = torch.compile(torch_tiles.key_tile, backend=record_graph, dynamic=True)
-    monkeypatch.setattr(torch_tiles, "key_tile", compiled)
+    compiled = torch.compile(torch_tiles.tile_vjp, backend=record_graph, dynamic=True)
+    monkeypatch.setattr(torch_tiles, "tile_vjp", compiled)
     shapes = [(128, 128, 64), (257, 97, 64), (63, 130, 32), (200, 200, 48)]
     for causal, shape in product((False, True), [*shapes, (20, 333, 128)]):
         inputs = make_inputs(*shape, lead=(2,))

@@ -13,7 +13,7 @@ from systems.benchmarking import compiling
 def run_uncompiled(monkeypatch):
     """Capture and differentiate graphs, but run them uncompiled."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling.load.cache_clear()
+    compiling.warm_up_compiler.cache_clear()
     yield
     torch.compiler.reset()
 
@@ -38,8 +38,8 @@ def measure(step, warmup: int, repeats: int) -> dict:
 
 
 def test_warm_up_steps_are_separate_samples():
-    with compiling.fresh("cpu"):
-        step = make_step(compiling.compiled(torch.sin), [4] * 5)
+    with compiling.fresh_caches("cpu"):
+        step = make_step(compiling.compile_work(torch.sin), [4] * 5)
         metrics = measure(step, 2, 3)
     lengths = {name: len(metrics[name]) for name in metrics if name.endswith("_ms")}
     expected = {"warmup_forward_ms": 2, "warmup_backward_ms": 2}
@@ -50,11 +50,11 @@ def test_warm_up_steps_are_separate_samples():
 
 
 def test_recompiling_after_warm_up_is_an_error():
-    with compiling.fresh("cpu"):
-        metrics = measure(make_step(compiling.compiled(torch.sin), [4, 5, 5]), 2, 1)
+    with compiling.fresh_caches("cpu"):
+        metrics = measure(make_step(compiling.compile_work(torch.sin), [4, 5, 5]), 2, 1)
         assert (metrics["graphs"], metrics["recompiles"]) == (2, 0)
         with pytest.raises(RuntimeError, match="recompile"):
-            measure(make_step(compiling.compiled(torch.cos), [4, 5]), 1, 1)
+            measure(make_step(compiling.compile_work(torch.cos), [4, 5]), 1, 1)
 
 
 def test_graph_break_is_an_error():
@@ -63,29 +63,29 @@ def test_graph_break_is_an_error():
         return x
 
     with pytest.raises(Exception, match="graph"):
-        compiling.compiled(break_graph)(torch.ones(2))
+        compiling.compile_work(break_graph)(torch.ones(2))
 
 
 def test_each_configuration_starts_without_compiled_code():
     square, folders = (lambda x: x * x), []
     for _ in range(2):
-        before = compiling.graphs()
-        with compiling.fresh("cpu"):
+        before = compiling.count_graphs()
+        with compiling.fresh_caches("cpu"):
             folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
             assert not os.path.exists(os.environ["TRITON_CACHE_DIR"])
-            before = compiling.graphs()
+            before = compiling.count_graphs()
             for _ in range(2):
-                compiling.compiled(square)(torch.ones(3))
-        assert compiling.graphs() - before == 1
+                compiling.compile_work(square)(torch.ones(3))
+        assert compiling.count_graphs() - before == 1
     assert folders[0] != folders[1] and not any(map(os.path.exists, folders))
-    before = compiling.graphs()
-    compiling.compiled(square)(torch.ones(3))
-    assert compiling.graphs() - before == 1
+    before = compiling.count_graphs()
+    compiling.compile_work(square)(torch.ones(3))
+    assert compiling.count_graphs() - before == 1
 
 
 def test_failing_configuration_leaves_no_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(MemoryError), compiling.fresh("cpu"):
+    with pytest.raises(MemoryError), compiling.fresh_caches("cpu"):
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
         raise MemoryError
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("tmp")]

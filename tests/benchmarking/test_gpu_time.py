@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from systems.benchmarking import gpu_time, phases, timing
-from systems.benchmarking.gpu_time import do_bench_ms, pass_times_ms, product
-from systems.benchmarking.graphs import captured
+from systems.benchmarking.gpu_time import do_bench_ms, make_matmul, pass_times_ms
+from systems.benchmarking.graphs import capture
 from systems.benchmarking.workload import Workload
 from systems.profiling import probes
 from systems.profiling.trace import Kernel, TraceError
@@ -123,7 +123,7 @@ def test_passes_are_timed_separately(ones_inputs):
 
 def test_a_step_of_attention_is_forward_backward_and_both(ones_inputs):
     clock = timing.Clock("cpu")
-    gpu_time.attention_passes(PassLog.apply, *ones_inputs)(clock.phase)
+    gpu_time.attention_step(PassLog.apply, *ones_inputs)(clock.phase)
     assert list(clock.samples_ms) == ["forward_ms", "backward_ms", "both_ms"]
     assert PassLog.done == ["forward", "backward"] * 2 and ones_inputs[0].grad is None
 
@@ -138,7 +138,7 @@ def test_matmul_restores_float32_precision(set_precision, monkeypatch):
 
     monkeypatch.setattr(torch, "randn", lambda *_, **__: Matrix())
     for dtype in ("tf32", "fp32"):
-        product(dtype, 4, 2, "cpu")()
+        make_matmul(dtype, 4, 2, "cpu")()
     assert inside == ["high", "highest"]
     assert torch.get_float32_matmul_precision() == "medium"
 
@@ -156,7 +156,7 @@ def test_kernel_sums_and_graphs_agree_on_gpu_time(detach_after):
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad
     wall = timing.measure(work.step, warmup=3, repeats=5, device="cuda", between=clear)
-    with captured(work.step, clear, "cuda") as replay:
+    with capture(work.step, clear, "cuda") as replay:
         graph = timing.measure(replay, warmup=1, repeats=5, device="cuda")
     found = gpu_time.measure(work.step, "cuda", between=clear, counted=True)
     for phase in phases.PHASES:

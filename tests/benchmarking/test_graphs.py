@@ -62,7 +62,7 @@ def make_step(events):
 
 def test_each_phase_is_captured_and_replayed_in_order(fake_graphs):
     step = make_step(fake_graphs)
-    with graphs.captured(step, lambda: fake_graphs.append("clear"), "cuda") as replay:
+    with graphs.capture(step, lambda: fake_graphs.append("clear"), "cuda") as replay:
         launches = "launch forward", "launch backward"
         captures = "launch forward", "captured", "launch backward", "captured"
         assert fake_graphs == ["clear", *launches, "clear", *captures]
@@ -80,12 +80,12 @@ def test_failed_capture_is_unsupported_and_frees_memory(fake_graphs):
         if phase is not phases.mark:
             raise RuntimeError("operation not permitted when stream is capturing\nat x")
 
-    captured = graphs.captured(step, lambda: fake_graphs.append("clear"), "cuda")
+    captured = graphs.capture(step, lambda: fake_graphs.append("clear"), "cuda")
     text = "be a CUDA graph: .* is capturing$"
     with pytest.raises(Unsupported, match=text), captured:
         pass
     assert fake_graphs[-2:] == ["clear", "workspaces"]
-    nothing = graphs.captured(step, lambda: None, "cpu")
+    nothing = graphs.capture(step, lambda: None, "cpu")
     with pytest.raises(Unsupported, match="no CUDA graphs"), nothing:
         pass
 
@@ -97,7 +97,7 @@ def test_graph_replays_equal_eager_steps(precision):
     work = Workload("cuda", "small", 64, "forward_backward", precision, 2, 1000)
     work.step(phases.mark)
     expected = [p.grad.clone() for p in work.model.parameters() if p.grad is not None]
-    with graphs.captured(work.step, work.model.zero_grad, "cuda") as replay:
+    with graphs.capture(work.step, work.model.zero_grad, "cuda") as replay:
         for _ in range(2):
             replay(phases.mark)
             torch.cuda.synchronize()
@@ -106,7 +106,7 @@ def test_graph_replays_equal_eager_steps(precision):
                 torch.testing.assert_close(p.grad, grad, rtol=0.02, atol=1e-3)
     assert all(p.grad is None for p in work.model.parameters())
     whole = Workload("cuda", "small", 64, "step", precision, 2, 1000)
-    with graphs.captured(whole.step, whole.model.zero_grad, "cuda") as replay:
+    with graphs.capture(whole.step, whole.model.zero_grad, "cuda") as replay:
         found = measure(replay, warmup=1, repeats=2, device="cuda")
     assert {n for n in found if n.endswith("_ms")} == {f"{p}_ms" for p in phases.PHASES}
 
@@ -116,7 +116,7 @@ def test_captures_leave_no_memory_behind():
     work, left = Workload("cuda", "small", 64, "forward_backward", "bf16", 2, 1000), []
     work.step(phases.mark)
     for _ in range(3):
-        with graphs.captured(work.step, work.model.zero_grad, "cuda") as replay:
+        with graphs.capture(work.step, work.model.zero_grad, "cuda") as replay:
             replay(phases.mark)
         left.append(torch.cuda.memory_allocated())
     assert len(set(left)) == 1

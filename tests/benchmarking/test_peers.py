@@ -12,7 +12,7 @@ from systems.attention import dispatch
 from systems.attention.hopper import limits
 from systems.attention.reference import attention_reference
 from systems.benchmarking import compiling, peers
-from systems.benchmarking.peers import attention, only, what_ran
+from systems.benchmarking.peers import attention, find_backend, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.records.outcome import NotInstalled, Unsupported
 
@@ -25,7 +25,7 @@ def test_peers_compute_attention(name, causal, device):
     q, k, v, do = random_inputs((1, 2, 40, 16), torch.float32, device)
     if name == "sdpa_flash" and device == "cuda":
         q, k, v, do = random_inputs((1, 2, 40, 16), torch.bfloat16, device)
-    with only(name):
+    with use_peer(name):
         o = attention(name, causal, 40, device)(q, k, v)
         gradients = torch.autograd.grad(o, (q, k, v), do)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -40,23 +40,23 @@ def test_peers_compute_attention(name, causal, device):
 def test_unavailable_backend_is_unsupported(name):
     """On a CPU the backend can't run, and no other backend may replace it."""
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
-    with pytest.raises(Unsupported, match=name.removeprefix("sdpa_")), only(name):
+    with pytest.raises(Unsupported, match=name.removeprefix("sdpa_")), use_peer(name):
         attention(name, True, 8, "cpu")(q, k, v)
 
 
 def test_missing_library_is_a_row_and_other_errors_raise(monkeypatch):
     with pytest.raises(ValueError, match="no attention is named 'flash9'"):
         attention("flash9", True, 8, "cpu")
-    with pytest.raises(RuntimeError, match="shapes differ"), only("sdpa_flash"):
+    with pytest.raises(RuntimeError, match="shapes differ"), use_peer("sdpa_flash"):
         raise RuntimeError("shapes differ")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    with pytest.raises(NotInstalled, match="^not installed: .*peers"), only("fa4"):
+    with pytest.raises(NotInstalled, match="^not installed: .*peers"), use_peer("fa4"):
         attention("fa4", True, 8, "cpu")
     # Only "FA4 ... unsupported" raised for sdpa_fa4 means a refused input here.
     refused = RuntimeError("FA4 backward unsupported: head dimension")
-    assert peers.find_refusal("sdpa_fa4", refused) == str(refused)
-    assert peers.find_refusal("plain", refused) == ""
-    assert peers.find_refusal("sdpa_fa4", RuntimeError("shapes differ")) == ""
+    assert peers.unsupported_reason("sdpa_fa4", refused) == str(refused)
+    assert peers.unsupported_reason("plain", refused) == ""
+    assert peers.unsupported_reason("sdpa_fa4", RuntimeError("shapes differ")) == ""
 
 
 INSIDE = {"ours_high": "high", "ours": "highest", "sdpa_efficient": "highest"}
@@ -65,7 +65,7 @@ INSIDE = {"ours_high": "high", "ours": "highest", "sdpa_efficient": "highest"}
 @pytest.mark.parametrize("name", INSIDE)
 def test_name_of_a_peer_sets_float32_precision(name, set_precision):
     set_precision("medium")
-    with pytest.raises(KeyError), only(name):
+    with pytest.raises(KeyError), use_peer(name):
         assert torch.get_float32_matmul_precision() == INSIDE[name]
         raise KeyError
     assert torch.get_float32_matmul_precision() == "highest"
@@ -74,10 +74,10 @@ def test_name_of_a_peer_sets_float32_precision(name, set_precision):
 def test_ours_triton_avoids_the_hopper_kernels(device, monkeypatch):
     """ "ours_triton" runs the Triton kernels in both passes."""
     monkeypatch.setattr(limits, "is_faster", lambda q, k: True)
-    monkeypatch.setattr(limits, "find_refusal", lambda q, k, v: "")
+    monkeypatch.setattr(limits, "unsupported_reason", lambda q, k, v: "")
     q, k, v, do = random_inputs((1, 1, 8, 16), torch.float32, device)
-    assert what_ran("ours", q, k, v, True) == "hopper"
-    assert what_ran("ours_triton", q, k, v, True) == "triton"
+    assert find_backend("ours", q, k, v, True) == "hopper"
+    assert find_backend("ours_triton", q, k, v, True) == "triton"
     others = {k: v for k, v in dispatch.LAUNCHERS.items() if k != "hopper"}
     monkeypatch.setattr(dispatch, "LAUNCHERS", others)
     o = attention("ours_triton", True, 8, device)(q, k, v)
@@ -132,7 +132,7 @@ def test_flash_attention_4_gets_the_deterministic_flag(fake_flash_4):
     shared = (x.repeat_interleave(2, 1) for x in (k, v))
     expected, _ = attention_reference(q, *shared, True)
     for name in ("fa4", "fa4_ordered"):
-        with only(name):
+        with use_peer(name):
             o = attention(name, True, 8, "cpu", grouped=True)(q, k, v)
         torch.testing.assert_close(o, expected)
     assert fake_flash_4 == [(True, False), (True, True)]
@@ -140,21 +140,21 @@ def test_flash_attention_4_gets_the_deterministic_flag(fake_flash_4):
 
 def test_inputs_that_flash_attention_4_rejects_are_unsupported(fake_flash_4):
     q, k, v, do = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
-    with pytest.raises(Unsupported, match="AssertionError: head dim"), only("fa4"):
+    with pytest.raises(Unsupported, match="AssertionError: head dim"), use_peer("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
     q, k, v, do = (x[..., :8] for x in (q, k, v, do))
-    with pytest.raises(Unsupported, match="head dimension of a back"), only("fa4"):
+    with pytest.raises(Unsupported, match="head dimension of a back"), use_peer("fa4"):
         o = attention("fa4", True, 8, "cpu")(q, k, v)
         torch.autograd.grad(o, (q, k, v), do)
     names: dict[str, Any] = {"__name__": "torch.nn.attention._fa4"}
-    with pytest.raises(Unsupported, match="too many values"), only("fa4"):
+    with pytest.raises(Unsupported, match="too many values"), use_peer("fa4"):
         exec("o, lse = 1, 2, 3", names)
 
 
 @pytest.mark.parametrize(("d", "said"), [(17, "out of memory"), (18, "CUDA error")])
 def test_gpu_errors_do_not_count_as_unsupported(fake_flash_4, d, said):
     q, k, v, _ = random_inputs((1, 1, 8, d), torch.float32, "cpu")
-    with pytest.raises(RuntimeError, match=said) as found, only("fa4"):
+    with pytest.raises(RuntimeError, match=said) as found, use_peer("fa4"):
         attention("fa4", True, 8, "cpu")(q, k, v)
     assert not isinstance(found.value, Unsupported)
 
@@ -162,20 +162,20 @@ def test_gpu_errors_do_not_count_as_unsupported(fake_flash_4, d, said):
 @pytest.mark.parametrize("error", [TypeError, AssertionError, ValueError])
 def test_errors_outside_the_library_are_raised(fake_flash_4, error):
     """An error outside FlashAttention-4's code is raised unchanged."""
-    with pytest.raises(error, match="^ours$"), only("fa4"):
+    with pytest.raises(error, match="^ours$"), use_peer("fa4"):
         raise error("ours")
-    with pytest.raises(RuntimeError, match="No available kernel"), only("fa4"):
+    with pytest.raises(RuntimeError, match="No available kernel"), use_peer("fa4"):
         raise RuntimeError("No available kernel")
     _, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     no_tensor: Any = "q"
-    with pytest.raises(AttributeError, match="'str' object"), only("fa4"):
+    with pytest.raises(AttributeError, match="'str' object"), use_peer("fa4"):
         attention("fa4", True, 8, "cpu")(no_tensor, k, v)
 
 
 def test_deterministic_sdpa_fills_no_memory():
     how = torch.utils.deterministic
     for name, asked in (("sdpa_flash", False), ("sdpa_flash_ordered", True)):
-        with only(name):
+        with use_peer(name):
             assert torch.are_deterministic_algorithms_enabled() is asked
             assert how.fill_uninitialized_memory is not asked  # pyright: ignore
         assert not torch.are_deterministic_algorithms_enabled()
@@ -186,36 +186,36 @@ def test_deterministic_sdpa_fills_no_memory():
 def test_grouped_heads_are_shared(name, device):
     q, k, v, _ = random_inputs((1, 4, 24, 16), torch.float32, device)
     k, v = k[:, :2], v[:, :2]
-    with only("sdpa" if device == "cuda" and name != "ours" else name):
+    with use_peer("sdpa" if device == "cuda" and name != "ours" else name):
         o = attention(name, True, 24, device, grouped=True)(q, k, v)
     shared = (x.repeat_interleave(2, 1) for x in (k, v))
     expected, _ = attention_reference(q, *shared, True)
     torch.testing.assert_close(o, expected)
 
 
-def test_what_ran_names_the_backend_of_sdpa():
+def test_find_backend_names_the_backend_of_sdpa():
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
-    assert what_ran("sdpa", q, k, v, True) == "flash_attention"
+    assert find_backend("sdpa", q, k, v, True) == "flash_attention"
     # The context around the call chooses SDPA's backend.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        assert what_ran("sdpa", q, k, v, True) == "math"
-    assert what_ran("plain", q, k, v, True) == "plain"
+        assert find_backend("sdpa", q, k, v, True) == "math"
+    assert find_backend("plain", q, k, v, True) == "plain"
 
 
 def test_lengths_share_a_compilation_of_plain_attention(monkeypatch):
     # A compiler backend that needs no C++.
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch.compiler.reset()
-    peers.compiled_plain.cache_clear()
-    before, run = compiling.graphs(), peers.compiled_plain(True)
+    peers.compile_plain.cache_clear()
+    before, run = compiling.count_graphs(), peers.compile_plain(True)
     try:
         for n in (16, 24, 40):
             q, k, v, do = random_inputs((1, 1, n, 8), torch.float32, "cpu")
             o = run(q, k, v)
             grad = partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
             assert all(map(torch.equal, grad(), grad()))
-            torch.testing.assert_close(o, peers.plain(q, k, v, True))
-        assert compiling.graphs() == before + 1
+            torch.testing.assert_close(o, peers.plain_attention(q, k, v, True))
+        assert compiling.count_graphs() == before + 1
     finally:
-        peers.compiled_plain.cache_clear()
+        peers.compile_plain.cache_clear()
         torch.compiler.reset()

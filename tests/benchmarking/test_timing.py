@@ -41,7 +41,7 @@ def test_sample_is_the_time_inside_a_phase(monkeypatch, device):
 
     counts, between = {"warmup": 1, "repeats": 2}, lambda: calls.append("between")
     found = timing.measure(step, **counts, device=device, between=between)
-    timing.give_back(device)
+    timing.empty_cache(device)
     wait, reset, empty = ([name] if device == "cuda" else [] for name in names)
     timed = ["between", *wait, "now", "work", *wait, "now"]
     peaks = peaks if wait else {}

@@ -38,7 +38,7 @@ from systems.records import store
 from systems.records.outcome import measure_row, out_of_memory_reason
 from systems.records.record import Row
 from systems.running import command, groups, precompile
-from systems.running.command import options_of
+from systems.running.command import config_options
 from tests.attention.checks import make_inputs
 from tests.factories import RESULTS
 from tests.needed import compiles_cpp
@@ -129,7 +129,7 @@ def test_stems_list_all_modules_and_leaderboard_settings_are_right():
     assert sorted(STEMS) == sorted(path.stem for path in modules)
     ceiling, *implementations = flash_leaderboard.configs()
     assert ceiling.implementation == "ceiling"
-    (asked,) = groups.groups_of(flash_leaderboard, implementations)
+    (asked,) = groups.make_groups(flash_leaderboard, implementations)
     expected = flash_leaderboard.Config("ours", 1000, 10_000, heads=16, n=16384, d=64)
     assert asked[0] == expected
 
@@ -146,7 +146,7 @@ def test_configurations_round_trip_through_options(stem, capsys, monkeypatch):
             return {"count": 1}
 
         monkeypatch.setattr(module, "run", run)
-        options = *options_of(config), "--json"
+        options = *config_options(config), "--json"
         code, out, err = run_command(capsys, monkeypatch, module, *options)
         assert (code, err) == (0, "")
         assert seen == [config] and type(seen[0]) is type(config)
@@ -341,7 +341,7 @@ def quick_compiler(monkeypatch, use_cpu, skip_shape_checks):
     """Capture graphs on the CPU, but run them uncompiled."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling.load.cache_clear()
+    compiling.warm_up_compiler.cache_clear()
     yield
     torch.compiler.reset()
 
@@ -408,20 +408,20 @@ def test_precompiled_row_keeps_first_step_times(
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )
-    seen, fresh = [], compiling.fresh
+    seen, fresh = [], compiling.fresh_caches
 
     def record_call(device, folder=None):
         seen.append(folder)
         return fresh(device, folder)
 
-    monkeypatch.setattr(compiling, "fresh", record_call)
-    with precompile.folder_for_compiled(tmp_path / "compile.json"):
-        monkeypatch.setenv(precompile.AT_ONCE, "5")
-        folder = precompile.ahead(compile_experiment.name_of(config))
+    monkeypatch.setattr(compiling, "fresh_caches", record_call)
+    with precompile.make_code_folder(tmp_path / "compile.json"):
+        monkeypatch.setenv(precompile.PROCESS_COUNT, "5")
+        folder = precompile.code_folder(compile_experiment.folder_name(config))
         # Without compiled code, the row compiles in its own cache.
         alone = measure_row(config, compile_experiment.run).metrics
         compile_experiment.precompile(config)
-        cold = precompile.cold_samples(folder)
+        cold = precompile.read_samples(folder)
         metrics = measure_row(config, compile_experiment.run).metrics
     assert seen == [None, folder, folder] and folder is not None
     assert len(alone["warmup_forward_ms"]) == 3 and "again_forward_ms" not in alone
@@ -441,7 +441,7 @@ def test_precompiled_row_compiles_nothing(quick_compiler, monkeypatch, tmp_path)
     config = compile_experiment.Config(
         "small", "bf16", "compiled", **SHORT, warmup=1, steps=1, rounds=1
     )
-    with precompile.folder_for_compiled(tmp_path / "compile.json"):
+    with precompile.make_code_folder(tmp_path / "compile.json"):
         compile_experiment.precompile(config)
         counters.clear()
         row = measure_row(config, compile_experiment.run)
@@ -461,7 +461,7 @@ def test_only_failing_adamw_compilation_is_unsupported(quick_compiler, monkeypat
         return graph
 
     monkeypatch.setattr(compiling, "BACKEND", backend)
-    monkeypatch.setattr(compiling, "load", lambda device: None)
+    monkeypatch.setattr(compiling, "warm_up_compiler", lambda device: None)
     config = compile_experiment.Config("small", "fp32", "compiled", True, **SHORT)
     broken_optimizer = True
     row = measure_row(config, compile_experiment.run)
@@ -528,7 +528,7 @@ def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch)
 def test_bitwise_different_calls_are_counted(monkeypatch):
     made = iter([1.0, 1.0 + 2**-23, 1.0])
     monkeypatch.setattr(
-        flash_accuracy, "results", lambda *_: {"o": torch.tensor(next(made))}
+        flash_accuracy, "compute_results", lambda *_: {"o": torch.tensor(next(made))}
     )
     found = flash_accuracy.count_differing_calls(print, (), {"o": torch.tensor(1.0)}, 3)
     assert found == {"calls": 3, "differing_calls": 1}
@@ -560,7 +560,7 @@ def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
     monkeypatch.setattr(gpu_time, "add_round", lambda *_, **__: done.append("round"))
     names = ("plain", "sdpa")
     group = [flash_benchmarking.Config(name, "fp32", 16, 64) for name in names]
-    assert groups.groups_of(flash_benchmarking, group) == [group]
+    assert groups.make_groups(flash_benchmarking, group) == [group]
     groups.measure_group(flash_benchmarking, group)
     assert done == ["do_bench"] * 2 + ["round"] * 2 * flash_benchmarking.ROUNDS
 
@@ -568,9 +568,9 @@ def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
 @pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
 def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
     """Peers that can't run give rows with the reason."""
-    flash_peers.problem.cache_clear()
+    flash_peers.make_problem.cache_clear()
     turns, calls, alone = [], [], []
-    real, timed = flash_peers.only, flash_peers.call_ms
+    real, timed = flash_peers.use_peer, flash_peers.call_ms
 
     def record_round(metrics, step, device):
         assert len(calls) in (0, 2 * flash_peers.ROUNDS_OF_CALLS)
@@ -586,13 +586,13 @@ def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
         return timed(*given)
 
     monkeypatch.setattr(gpu_time, "add_round", record_round)
-    monkeypatch.setattr(flash_peers, "only", record_name)
+    monkeypatch.setattr(flash_peers, "use_peer", record_name)
     monkeypatch.setattr(flash_peers, "call_ms", record_timing)
     configs = [
         flash_peers.Config(name, 1, 3, n, 16, True, "fp32")
         for name in ("plain", "sdpa_efficient", "sdpa_flash")
     ]
-    (group,) = groups.groups_of(flash_peers, configs)
+    (group,) = groups.make_groups(flash_peers, configs)
     plain, efficient, flash = groups.measure_group(flash_peers, group)
     assert (efficient.status, efficient.metrics) == ("unsupported", {})
     assert efficient.reason == "SDPA has no efficient kernel for this input"
@@ -607,7 +607,7 @@ def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
     times = plain.metrics.get("call_ms", [])
     assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
     # Inputs and exact results were computed once for each of two sets of inputs.
-    assert flash_peers.problem.cache_info().misses == 2
+    assert flash_peers.make_problem.cache_info().misses == 2
     assert flash.metrics["repeats"] and flash.metrics["varies"] == ""
     assert 0 < flash.metrics["again_relative_error"] < 1e-6
 
@@ -615,13 +615,13 @@ def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
 def test_flash_peers_checks_grouped_heads_in_bnhd(use_cpu, monkeypatch):
     shape = (2, 4, flash_peers.SHORT + 3, 16, True, "fp32", 2, "bnhd")
     config = flash_peers.Config("sdpa_flash", *shape)
-    q, k, *_ = flash_peers.problem(config, "cpu")
+    q, k, *_ = flash_peers.make_problem(config, "cpu")
     assert (q.shape[1], k.shape[1]) == (4, 2)
     assert q.stride(1) < q.stride(2) and q.transpose(1, 2).is_contiguous()
     metrics = measure_row(config, flash_peers.run).metrics
     names = [f"{of}_relative_error" for of in (*flash_peers.RESULTS, "again")]
     assert all(0 < metrics[name] < 1e-6 for name in names)
-    other, *_ = flash_peers.problem(config, "cpu", reverse=True)
+    other, *_ = flash_peers.make_problem(config, "cpu", reverse=True)
     assert (q != other).float().mean() > 0.9
 
 

@@ -133,7 +133,7 @@ def test_nsys_profiles_a_child_process(cpu_root, monkeypatch):
     found = {"forward_ms": [1.0, 2.0], "passes": 2}
     row = {"config": {}, "status": "ok", "metrics": found, "reason": None}
     asked, freed = fake_nsys(monkeypatch, cpu_root, row, kernels), []
-    monkeypatch.setattr(timing, "give_back", freed.append)
+    monkeypatch.setattr(timing, "empty_cache", freed.append)
     metrics = kernel_profile.run(replace(CONFIG, mode="forward", profiler="nsys"))
     ((work, report, cwd),) = asked
     assert work[1:3] == ["-m", "systems.experiments.kernel_profile"] and cwd == cpu_root

@@ -125,7 +125,7 @@ def test_fp32_learns_and_runs_are_reproducible(optimizers):
 
 def test_pure_bf16_loses_small_updates(optimizers):
     runs = {p: mixed_precision.run(make_config(p)) for p in mixed_precision.PRECISIONS}
-    names = [f"unchanged_{name}" for name in mixed_precision.WATCHED]
+    names = [f"unchanged_{name}" for name in mixed_precision.WATCHED_WEIGHTS]
     assert [len(runs["fp32"][name]) for name in names] == [4, 4, 4]
     # Gains of norms start at 1, where an update is far below half of bf16's spacing.
     gain = {p: found["unchanged_gain"] for p, found in runs.items()}

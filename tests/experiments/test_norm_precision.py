@@ -43,7 +43,7 @@ def test_a_running_mean_rounds_after_each_addition(dtype):
 )
 def test_intermediate_dtypes_follow_the_configuration(config):
     x = torch.ones(1, 2, config.width, dtype=norm_precision.DTYPES[config.dtype])
-    found = norm_precision.computed(x, config)
+    found = norm_precision.apply_norm(x, config)
     assert found["output"].dtype == x.dtype
     inner = {value.dtype for name, value in found.items() if name != "output"}
     expected = {"fused": set(), "upcast": {torch.float32}}

@@ -5,7 +5,7 @@ import pytest
 from systems.formulas.costs import PEAKS, Peak, find_peak
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
 from systems.formulas.gpus import CHIPS, find_chip
-from systems.records.device import slug_of
+from systems.records.device import gpu_slug
 
 PEAK = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0)
 
@@ -36,7 +36,7 @@ def test_chips_match_the_longest_name_and_no_slice_or_variant():
     assert find_chip("nvidia-a100-sxm4-80gb") is CHIPS["nvidia-a100"]
     names = "Acme GPU", "NVIDIA A100X", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"
     rtx = ("4090 Laptop GPU", "4090 D", "3090 Ti", "5090 D v2")
-    for slug in map(slug_of, (*names, *(f"NVIDIA GeForce RTX {x}" for x in rtx))):
+    for slug in map(gpu_slug, (*names, *(f"NVIDIA GeForce RTX {x}" for x in rtx))):
         assert find_chip(slug) is find_peak(slug) is None
 
 

@@ -15,8 +15,8 @@ from systems.formulas.costs import INT64_BYTES
 from systems.formulas.memory_costs import Pass, residual_bytes
 from systems.formulas.memory_peak import (
     BackwardBlock,
-    block_backward,
-    block_in_run,
+    backward_block,
+    block_backward_bytes,
     category_peaks,
     peak,
     peak_candidates,
@@ -45,7 +45,7 @@ CASES = [
 
 def record_pass(monkeypatch, *fields, **others) -> dict:
     """Return the row of a pass on fake tensors, recorded as on a GPU."""
-    monkeypatch.setattr(peak_memory, "gpu", lambda: "cpu")
+    monkeypatch.setattr(peak_memory, "require_gpu", lambda: "cpu")
     with allocator(monkeypatch):
         return run(Config(*fields, batch=2, vocab=1000, warmup=0, steps=1, **others))
 
@@ -156,8 +156,8 @@ def test_peak_formula_equals_the_allocator_s_peak(monkeypatch, p):
     for block in range(1, p.shape.num_layers + 1):
         place = p.shape.num_layers + 2 - block
         run = (block - 1) // p.checkpoint if p.checkpoint else 0
-        at = block_in_run(p, run, block) if p.checkpoint else BackwardBlock(block)
-        halves = [sum(half.values()) for half in block_backward(p, at).values()]
+        at = backward_block(p, run, block) if p.checkpoint else BackwardBlock(block)
+        halves = [sum(half.values()) for half in block_backward_bytes(p, at).values()]
         assert lasting + max(halves) == pytest.approx(found[place], abs=8)
     moments = {at: sum(moment.values()) for at, moment in peak_candidates(p).items()}
     # The formulas ignore small temporaries per token or vocabulary entry.

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from systems.experiments.gradient_checkpointing import recompute
+from systems.experiments.gradient_checkpointing import apply_strategy
 from systems.formulas.memory_costs import Pass, block_saved_bytes, residual_bytes
 from systems.formulas.memory_peak import peak_candidates
 from systems.formulas.recomputation import (
     best_run_lengths,
+    count_forward_passes,
     count_kept_inputs,
-    enclosing_halves,
-    forward_passes,
+    second_halves,
     strategy_peak_candidates,
     strategy_peaks,
 )
@@ -41,7 +41,7 @@ def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
     with allocator(monkeypatch) as memory:
         model = build_model("tested", p.context, p.vocab, p.attention)
         token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
-        recompute(model, strategy, run)
+        apply_strategy(model, strategy, run)
         found = []
         for fresh in (True, False):
             model.zero_grad(set_to_none=fresh)
@@ -79,19 +79,19 @@ def test_halving_keeps_one_input_plus_one_per_set_bit():
         1 + (block - 1).bit_count() for block in range(1, 9)
     ]
     # Three layers are halved into one and two.
-    assert enclosing_halves(3, 3) == [True, True] and enclosing_halves(3, 1) == [False]
+    assert second_halves(3, 3) == [True, True] and second_halves(3, 1) == [False]
 
 
 def test_nested_runs_match_closed_forms():
     """For 2^k blocks, forward passes and kept inputs match closed forms."""
     for log in range(1, 7):
         n = 2**log
-        assert n * forward_passes("halving", n) == n * (3 + log) / 2
-        assert n * forward_passes("chain", n) == n * (n + 3) / 2
+        assert n * count_forward_passes("halving", n) == n * (3 + log) / 2
+        assert n * count_forward_passes("chain", n) == n * (n + 3) / 2
         kept = [count_kept_inputs("halving", n, block) for block in range(1, n + 1)]
         assert max(kept) == 1 + log
     # Halving five blocks into two and three adds three block computations.
-    assert 5 * forward_passes("halving", 5) == 2 * 5 + 3
+    assert 5 * count_forward_passes("halving", 5) == 2 * 5 + 3
 
 
 def test_recompute_block_keeps_one_more_gradient():

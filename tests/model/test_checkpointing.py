@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from systems.experiments.gradient_checkpointing import STRATEGIES, recompute
-from systems.formulas.recomputation import forward_passes
+from systems.experiments.gradient_checkpointing import STRATEGIES, apply_strategy
+from systems.formulas.recomputation import count_forward_passes
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
 from tests.model.test_transformer import save_and_load
@@ -22,7 +22,7 @@ def tiny_model() -> BasicsTransformerLM:
 
 def checkpointed_model(strategy: str, run: int = 3) -> BasicsTransformerLM:
     model = tiny_model()
-    recompute(model, strategy, run)
+    apply_strategy(model, strategy, run)
     return model
 
 
@@ -47,7 +47,7 @@ def run_pass(strategy: str, precision: str, run: int = 1):
             calls[i] += 1
 
         block.get_submodule("attn.q_proj").register_forward_pre_hook(count_call)
-    recompute(model, strategy, run)
+    apply_strategy(model, strategy, run)
     token_ids, targets = torch.randint(50, (2, 2, 16))
     training_step(model, token_ids, targets, precision_context(precision, "cpu"))
     return gradients(model), calls
@@ -65,7 +65,7 @@ def test_recomputation_gives_equal_gradients(strategy, precision):
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attention"])
 def test_forward_passes_equal_the_formula(strategy):
     _, calls = run_pass(strategy, "fp32", run=3)
-    assert sum(calls) / LAYERS == forward_passes(strategy, LAYERS)
+    assert sum(calls) / LAYERS == count_forward_passes(strategy, LAYERS)
 
 
 def test_chain_recomputes_the_first_block_most():
@@ -101,7 +101,7 @@ def test_run_length_must_be_positive(run):
 def test_wrapped_model_is_rejected():
     """Setting an attribute on the wrapper would have no effect on the model."""
     with pytest.raises(AttributeError):
-        recompute(nn.DataParallel(tiny_model()), "runs", 1)  # pyright: ignore
+        apply_strategy(nn.DataParallel(tiny_model()), "runs", 1)  # pyright: ignore
 
 
 EMBEDDING, BLOCKS = "token_embeddings", [f"layers.{i}" for i in range(LAYERS)]

@@ -13,9 +13,9 @@ from systems.records import device, store
 from systems.records.device import (
     Device,
     find_gpu,
-    is_shared,
+    gpu_slug,
+    is_gpu_shared,
     newest_cuda,
-    slug_of,
     sm_clock_mhz,
     visible_gpus,
     why_no_gpu,
@@ -133,9 +133,9 @@ def test_others_on_the_gpu_are_seen(fake_nvml, used, pids, shared):
     memory = SimpleNamespace(total=2**37, used=used)
     fake_nvml.nvmlDeviceGetMemoryInfo = lambda handle: memory
     fake_nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: pids
-    assert is_shared() == shared
+    assert is_gpu_shared() == shared
     fake_nvml.refused = {"nvmlInit"}
-    assert not is_shared()
+    assert not is_gpu_shared()
 
 
 FOUND = {UUID: True, f"{UUID},GPU-1": True, "0": True, " 0 ": True}
@@ -226,5 +226,5 @@ def test_records_accept_any_gpu_name(fake_nvml, tmp_path, name, shown):
 
 @pytest.mark.parametrize("name", ["🔥🔥", "...", "quick", "Meta", "CPU"])
 def test_slugs_avoid_reserved_folder_names(name):
-    slug = slug_of(name)
+    slug = gpu_slug(name)
     assert slug.startswith("gpu") and slug not in ("cpu", "meta", "quick")

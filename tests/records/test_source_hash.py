@@ -9,7 +9,7 @@ import pytest
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import source_hash as module
-from systems.records.source_hash import Reach, parse_module, source_hash
+from systems.records.source_hash import ReachedCode, parse_module, source_hash
 
 SOURCE = '''# A comment first, with "quotes" and größer
 """A docstring # with a hash,
@@ -156,7 +156,7 @@ def test_excluded_code_does_not_change_the_hash(rehash, tmp_path):
     def new_hash(**sources: str) -> str:
         rehash(**sources)
         left_out = [("systems.choice", "choose")]
-        return module.hash_of([("systems.stem", None)], tmp_path, left_out)
+        return module.hash_code([("systems.stem", None)], tmp_path, left_out)
 
     stem = "from systems.choice import choose, other\ndef run(): choose(), other()"
     table = "from systems.table import TABLE\n"
@@ -308,7 +308,7 @@ def test_registered_code_is_part_of_the_hash():
     """The hash covers registered operators and the models' attention functions."""
     code = {}
     for stem in ("flash_leaderboard", "warmup"):
-        reach = Reach(ROOT)
+        reach = ReachedCode(ROOT)
         reach.follow((f"systems.experiments.{stem}", None))
         code[stem] = "\n".join(statement.code for statement in reach.statements)
     assert "one_pass_kernel" in code["flash_leaderboard"]

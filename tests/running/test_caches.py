@@ -7,7 +7,7 @@ import pytest
 from systems.experiments import STEMS
 from systems.records import device
 from systems.running import machine, measure
-from systems.running.machine import compiled_folder, why_unwritable
+from systems.running.machine import triton_cache_folder, why_unwritable
 from tests import fake_stem
 from tests.factories import fake_stem_entry, make_gpu
 from tools import regen_tables
@@ -37,7 +37,7 @@ def test_cache_folder_equals_that_of_triton(set_environment):
     home = os.environ["HOME"]
     for given in ({}, {"TRITON_HOME": "/b"}, {"TRITON_CACHE_DIR": "/c"}):
         set_environment(HOME=home, **given)
-        assert str(compiled_folder()) == knobs.cache.dir
+        assert str(triton_cache_folder()) == knobs.cache.dir
 
 
 @pytest.mark.parametrize("name", ["HOME", "TRITON_CACHE_DIR"])
@@ -45,7 +45,7 @@ def test_unwritable_cache_folder_gives_a_remedy(
     name, set_environment, monkeypatch, tmp_path, capsys, run
 ):
     set_environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
-    text = why_unwritable(compiled_folder())
+    text = why_unwritable(triton_cache_folder())
     assert text.startswith("can't keep compiled kernels in /dev/null/")
     assert text.endswith("set TRITON_CACHE_DIR to a folder on a disk of this machine")
     gpu = make_gpu()
@@ -71,9 +71,9 @@ def test_rows_use_the_cache_of_precompiled_kernels(run, set_environment, monkeyp
 
     monkeypatch.setattr(fake_stem, "run", record_cache_folder)
     set_environment(HOME=os.environ["HOME"])
-    assert run().code == 0 and set(seen) == {str(compiled_folder())}
+    assert run().code == 0 and set(seen) == {str(triton_cache_folder())}
     set_environment(TRITON_CACHE_DIR="/of/mine")
     monkeypatch.setattr(machine, "why_unwritable", lambda folder: "")
     assert run().code == 0 and seen[-1] == "/of/mine"
-    monkeypatch.setattr(measure, "is_shared", lambda: True)
+    monkeypatch.setattr(measure, "is_gpu_shared", lambda: True)
     assert run().events[0] == {"event": "shared"}

@@ -98,9 +98,9 @@ def test_processes_get_equal_shares_of_each_kind(stem, shares, monkeypatch):
 
 def test_the_largest_rows_share_a_process():
     needs = {0: 40, 1: 5, 2: 30, 3: 20, 4: 10, 5: 38}
-    assert precompile.shares_that_fit(needs, 9, 143) == [[0], [5], [2], [3], [4], [1]]
-    assert precompile.shares_that_fit(needs, 3, 80) == [[0, 5], [2, 3], [4, 1]]
-    assert precompile.shares_that_fit(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
+    assert precompile.divide_rows(needs, 9, 143) == [[0], [5], [2], [3], [4], [1]]
+    assert precompile.divide_rows(needs, 3, 80) == [[0, 5], [2, 3], [4, 1]]
+    assert precompile.divide_rows(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
 
 
 def test_useless_precompilation_is_skipped(stem, shares, monkeypatch, capsys):
@@ -124,7 +124,7 @@ def test_deadline_or_limit_ends_all_children(stem, monkeypatch, capsys, started)
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(precompile, "LONGEST", 0.2)
+    monkeypatch.setattr(precompile, "MAX_SECONDS", 0.2)
     before = time.time()
     with nullcontext() if started == 3 else pytest.raises(BlockingIOError):
         precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
@@ -185,11 +185,11 @@ def test_children_end_with_their_parent(kind, code, left, tmp_path):
 HOLDS_FOLDER = """
 import sys, time
 from pathlib import Path
-from systems.running.precompile import ahead, folder_for_compiled
+from systems.running.precompile import code_folder, make_code_folder
 from systems.running.reports import exit_when_terminated
 exit_when_terminated()
-with folder_for_compiled(Path(sys.argv[1])):
-    (ahead("") / "kernel").write_text("compiled")
+with make_code_folder(Path(sys.argv[1])):
+    (code_folder("") / "kernel").write_text("compiled")
     print(flush=True)
     time.sleep(60)
 """
@@ -208,22 +208,22 @@ def test_folders_of_compiled_code_are_removed(how, tmp_path, monkeypatch):
         child.send_signal(how)
     left = list(folders.iterdir())
     assert len(left) == (1 if how == signal.SIGKILL else 0)
-    with precompile.folder_for_compiled(tmp_path / "other.json"):
+    with precompile.make_code_folder(tmp_path / "other.json"):
         assert all((folder / "kernel").exists() for folder in left)
-    with precompile.folder_for_compiled(record):
-        folder = precompile.ahead("")
+    with precompile.make_code_folder(record):
+        folder = precompile.code_folder("")
         assert folder and folder.is_dir() and not list(folder.iterdir())
-    assert not list(folders.iterdir()) and precompile.ahead("") is None
+    assert not list(folders.iterdir()) and precompile.code_folder("") is None
 
 
 def test_link_to_the_compiled_folder_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile, "gettempdir", lambda: str(tmp_path))
-    with precompile.folder_for_compiled(Path("record.json")):
-        folder = precompile.ahead("")
+    with precompile.make_code_folder(Path("record.json")):
+        folder = precompile.code_folder("")
     assert folder is not None
     (tmp_path / "mine").mkdir()
     folder.symlink_to(tmp_path / "mine")
-    again = precompile.folder_for_compiled(Path("record.json"))
+    again = precompile.make_code_folder(Path("record.json"))
     with pytest.raises(FileExistsError), again:
         pass
     assert (tmp_path / "mine").is_dir()

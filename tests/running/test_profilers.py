@@ -8,7 +8,7 @@ import torch
 
 from systems.profiling import torch_trace
 from systems.running import groups, machine, profilers
-from systems.running.profilers import LEAVE, detach_cupti
+from systems.running.profilers import DETACH_VARIABLE, detach_cupti
 from tests.factories import make_record
 
 
@@ -22,7 +22,7 @@ def cupti_events(monkeypatch):
     monkeypatch.setattr(profilers, "PAUSE", 0)
 
     def run_profiled(work, device):
-        found.append(os.environ[LEAVE])
+        found.append(os.environ[DETACH_VARIABLE])
 
     monkeypatch.setattr(torch_trace, "run_profiled", run_profiled)
     return found
@@ -30,22 +30,22 @@ def cupti_events(monkeypatch):
 
 @pytest.mark.parametrize("before", [None, "0"])
 def test_detaching_cupti_restores_the_environment(cupti_events, monkeypatch, before):
-    monkeypatch.delenv(LEAVE, raising=False)
+    monkeypatch.delenv(DETACH_VARIABLE, raising=False)
     if before is not None:
-        monkeypatch.setenv(LEAVE, before)
+        monkeypatch.setenv(DETACH_VARIABLE, before)
     detach_cupti()
     assert cupti_events == ["1", *["call"] * profilers.CALLS]
-    assert os.environ.get(LEAVE) == before
+    assert os.environ.get(DETACH_VARIABLE) == before
 
 
 def test_detaching_ignores_cuda_errors(cupti_events, monkeypatch):
     def fail(work, device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.delenv(LEAVE, raising=False)
+    monkeypatch.delenv(DETACH_VARIABLE, raising=False)
     monkeypatch.setattr(torch_trace, "run_profiled", fail)
     detach_cupti()
-    assert cupti_events == [] and LEAVE not in os.environ
+    assert cupti_events == [] and DETACH_VARIABLE not in os.environ
 
 
 def test_cupti_is_detached_after_each_group(monkeypatch):
@@ -55,7 +55,7 @@ def test_cupti_is_detached_after_each_group(monkeypatch):
     monkeypatch.setattr(groups, "measure_group", lambda _, x: order.append(x) or [])
     record = make_record("nsys")
     for group in ("first", "second"):
-        assert groups.measure_into(record, object(), [group], since=0.0) == []
+        assert groups.measure_rows(record, object(), [group], since=0.0) == []
     assert order == [["first"], "let go", ["second"], "let go"]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from systems.attention.triton import tuned
-from systems.attention.triton.available import describe_kernels_for
+from systems.attention.triton.available import describe_by_capability
 from systems.experiments import STEMS
 from systems.records.device import CPU
 from systems.records.source_hash import source_hash
@@ -15,9 +15,9 @@ from systems.running.resuming import new_record, why_not_resumable
 from systems.running.software import (
     PEER,
     TUNED,
-    drop_unused,
+    drop_unused_peer,
     kernel_status,
-    tuned_software,
+    tuning_version,
 )
 from tests.factories import make_gpu, make_record
 from tools.render import load
@@ -38,13 +38,13 @@ def write_tuned(monkeypatch, tmp_path):
         "measured_utc": "2026-01-01 00:00",
         "entries": [entry | {"config": config}],
     }
-    tuned.path_of(A100.slug).write_text(json.dumps(found))
-    yield tuned.path_of(A100.slug)
+    tuned.file_path(A100.slug).write_text(json.dumps(found))
+    yield tuned.file_path(A100.slug)
     tuned.configs.cache_clear()
 
 
 def versions(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[str, str]:
-    return tuned_software(STEMS[stem].module, [], slug, triton)
+    return tuning_version(STEMS[stem].module, [], slug, triton)
 
 
 def test_tuned_configs_are_versions_where_used(write_tuned):
@@ -59,7 +59,7 @@ def test_record_describes_the_kernels_of_its_gpu(write_tuned, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
     status = kernel_status(A100)
-    assert status == describe_kernels_for((8, 0), "3.7.1", timed=1)
+    assert status == describe_by_capability((8, 0), "3.7.1", timed=1)
     assert "1 of them timed here" in status["triton"]
     made = new_record("flash_peers", A100, "full", [], {})
     assert made.kernels == status
@@ -70,7 +70,7 @@ def test_record_describes_the_kernels_of_its_gpu(write_tuned, monkeypatch):
         assert f"attention by {name}: {words}" in shown
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "the interpreter" in kernel_status(A100)["triton"]
-    monkeypatch.setattr(software, "lacks", lambda *_: "no Triton here")
+    monkeypatch.setattr(software, "find_missing", lambda *_: "no Triton here")
     assert kernel_status(A100) == {"hopper, triton": "no Triton here"}
     assert kernel_status(make_gpu()) == {}, "of which the driver tells no capability"
 
@@ -124,7 +124,7 @@ def test_library_versions_count_where_used(configs, count):
     """A record without rows of FlashAttention-4 stays fresh if its version changes."""
     found = {"torch": "2.11.0", PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}
-    assert drop_unused(found, configs) == expected
+    assert drop_unused_peer(found, configs) == expected
     old, new = (make_record("fake", software=dict(found)) for _ in range(2))
     del new.software[PEER]
     assert (why_not_resumable(old, new, configs) is not None) == count

@@ -9,7 +9,7 @@ import pytest
 import triton
 
 from systems import ROOT
-from systems.records.source_hash import hash_of
+from systems.records.source_hash import hash_code
 from tests.needed import skip_or_fail
 from tools.binary import hottest_loop, instructions_per_score
 from tools.render.compiled_files import PATH, read_compiled_steps
@@ -61,7 +61,7 @@ def test_compiled_file_has_every_step():
 
 
 def test_compiled_file_is_not_stale():
-    of_this_code = hash_of(LAUNCHERS)
+    of_this_code = hash_code(LAUNCHERS)
     versions = read_compiled_steps()
     stale = [v for v, found in versions.items() if found["source_hash"] != of_this_code]
     assert not stale, f"run {REMEDY} with each of these Tritons: {', '.join(stale)}"

@@ -13,7 +13,7 @@ import pytest
 from tests.factories import make_gpu
 from tools import at_once, measuring
 from tools.at_once import first_gpus, sort_longest_first
-from tools.measuring import Outcome, Task, measure_all, plan_task, run_all
+from tools.measuring import Outcome, Task, measure_all, plan_task, run_tasks
 
 MARKUP = "[/red] :smile: \x1b[31m"
 FAILED = {"event": "row", "status": "failed", "config": {"i": "[b]"}, "reason": MARKUP}
@@ -41,7 +41,7 @@ def replace_child(monkeypatch):
 
 
 def run_single_task(stem: str = "fake") -> Outcome:
-    (outcome,) = run_all(iter([Task(stem, [])]))
+    (outcome,) = run_tasks(iter([Task(stem, [])]))
     return outcome
 
 
@@ -89,7 +89,7 @@ def test_no_child_starts_after_the_deadline(replace_child, tmp_path):
 
 def test_cpu_children_use_the_interpreter(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(measuring, "lacks", lambda *_: "")
+    monkeypatch.setattr(measuring, "find_missing", lambda *_: "")
     stems = "flash_ablation", "model_sizes"
     tasks = [plan_task(stem, tmp_path, True, False, 1e18) for stem in stems]
     interpreted = [{"TRITON_INTERPRET": "1"}, {}]
@@ -112,7 +112,7 @@ print("a line of sitecustomize")
 print({DONE!r})
 """)
     tasks = (Task(stem, []) for stem in "abc")
-    outcomes = run_all(tasks, ["0", "1"])
+    outcomes = run_tasks(tasks, ["0", "1"])
     assert sorted((o.stem, o.message) for o in outcomes) == [
         (stem, "measured") for stem in "abc"
     ]
@@ -141,7 +141,7 @@ time.sleep(60)
     threading.Thread(target=interrupt, daemon=True).start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_all((Task(stem, []) for stem in "abc"), ["0", "1"])
+        run_tasks((Task(stem, []) for stem in "abc"), ["0", "1"])
     begun = [int(path.name) for path in tmp_path.iterdir()]
     assert len(begun) == 2 and time.monotonic() - start < measuring.GRACE
     assert "crashed" not in capsys.readouterr().out
@@ -162,7 +162,7 @@ def test_failing_start_ends_other_children(replace_child, monkeypatch):
 
     monkeypatch.setattr(measuring.subprocess, "Popen", start)
     with pytest.raises(PermissionError, match="no more"):
-        run_all((Task(stem, []) for stem in "ab"), ["0", "1"])
+        run_tasks((Task(stem, []) for stem in "ab"), ["0", "1"])
     assert started[0].returncode == -signal.SIGTERM
 
 

@@ -22,7 +22,7 @@ from systems.attention.triton.chooser import choose_config, select_by_mask
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import ARITHMETICS, KERNELS
-from systems.records.source_hash import Reach
+from systems.records.source_hash import ReachedCode
 from tests.factories import make_gpu
 from tools import tune_flash
 from tools.tune_flash import Candidate, find_fault, list_candidates, resume_or_start
@@ -77,7 +77,7 @@ def fake_a100(monkeypatch, tmp_path):
     """Simulate an A100, with a temporary folder for tuned configurations."""
     device = make_gpu("NVIDIA A100-SXM4-80GB", capability="8.0")
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
-    monkeypatch.setattr(chooser, "TUNED", tmp_path)
+    monkeypatch.setattr(chooser, "TUNED_FOLDER", tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device.name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
@@ -86,15 +86,15 @@ def fake_a100(monkeypatch, tmp_path):
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
 
     def reset():
-        chooser.owner_configs.cache_clear()
+        chooser.load_tuned.cache_clear()
         tuned.configs.cache_clear()
 
     reset()
-    yield SimpleNamespace(device=device, path=tuned.path_of(device.slug), reset=reset)
+    yield SimpleNamespace(device=device, path=tuned.file_path(device.slug), reset=reset)
     reset()
 
 
-def choose_here(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
+def choose_on_a100(kernel="dq", causal=True, rows=2**20, d=64) -> Config:
     return choose_config(kernel, d, "half", causal, rows, CUDA)
 
 
@@ -114,18 +114,18 @@ def tune_candidates(fake_a100, *configs: Config, key=KEY):
 
 
 def test_kernels_use_the_fastest_correct_config(fake_a100, capsys):
-    before, text = choose_here(), describe_kernels(CUDA)["triton"]
+    before, text = choose_on_a100(), describe_kernels(CUDA)["triton"]
     assert "of the A100, compiled and not timed: python tools/tune_flash.py" in text
     (entry,) = tune_candidates(fake_a100, OURS, WRONG, FAST)
     assert (entry["pass_ms"], entry["pass_with_ours_ms"]) == (0.5, 1.0)
     text = capsys.readouterr().out
     assert text == "half d=64 dq causal: 0.5000 ms, with ours 1.0000 ms\n"
-    assert choose_here(d=50) == FAST != before
+    assert choose_on_a100(d=50) == FAST != before
     # Another mask, another kernel and few rows keep the built-in configuration.
     for other in ({"causal": False}, {"kernel": "dkdv"}):
-        assert choose_here(**other) == published_config(**other)
+        assert choose_on_a100(**other) == published_config(**other)
     few = FEW_ROWS["sm_80"]["half"][0]
-    assert choose_here(rows=few.most_rows) == few.configs["dq"][64]
+    assert choose_on_a100(rows=few.most_rows) == few.configs["dq"][64]
     text = describe_kernels(CUDA)["triton"]
     assert text == "runs, with launch configurations of the A100, 1 of them timed here"
     assert tuned.digest(fake_a100.device.slug, "3.7.1")
@@ -162,7 +162,7 @@ def test_damaged_tuning_file_is_ignored(damage, fake_a100, caplog):
     pattern, other, text = DAMAGES[damage]
     tune_candidates(fake_a100, OURS, FAST)
     fake_a100.path.write_text(re.sub(pattern, other, fake_a100.path.read_text()))
-    assert choose_here() == choose_here() == published_config()
+    assert choose_on_a100() == choose_on_a100() == published_config()
     (line,) = caplog.messages
     assert text in line and "python tools/tune_flash.py" in line
     assert "\n" not in line and str(fake_a100.path) in line
@@ -183,7 +183,7 @@ def test_reading_the_tuning_file_needs_no_packages():
 
 
 def test_kernels_hash_excludes_config_tables():
-    reached, whole = Reach(ROOT, frozenset(tuned.CHOICE)), Reach(ROOT)
+    reached, whole = ReachedCode(ROOT, frozenset(tuned.CHOOSER)), ReachedCode(ROOT)
     for place in tuned.LAUNCHES:
         reached.follow(place)
         whole.follow(place)
@@ -234,7 +234,7 @@ def test_tuning_that_cannot_start_gives_the_reason(fake_tuning, capsys, monkeypa
     assert "torch sees none here" in error_line(capsys)
 
 
-def die(candidate: Candidate) -> str:
+def crash(candidate: Candidate) -> str:
     if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGKILL)
     return ""
@@ -254,7 +254,7 @@ def interrupt(candidate: Candidate) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "said"), [(die, "BrokenProcessPool"), (interrupt, "KeyboardInterrupt")]
+    ("work", "said"), [(crash, "BrokenProcessPool"), (interrupt, "KeyboardInterrupt")]
 )
 def test_interrupted_tuning_keeps_results(fake_tuning, monkeypatch, capfd, work, said):
     monkeypatch.setattr(tune_flash, "find_fault", work)

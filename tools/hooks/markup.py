@@ -19,7 +19,7 @@ from markdown.preprocessors import Preprocessor
 
 from systems.model.sizes import SIZES
 from tools.hooks.maths import convert_maths
-from tools.render.editions import EXPLAINED
+from tools.render.editions import SIZE_NOTES
 
 # Matches each table, and each element that affects its caption, by named group:
 # - `caption`: a paragraph of this class, above a table or above tabs with tables;
@@ -113,7 +113,7 @@ BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 def finish_page(page_html: str) -> str:
     """Convert maths, frame tables, number figures and remove repeated tooltips."""
-    text = convert_maths(thin_tooltips(COMMANDS.sub(split_commands, page_html)))
+    text = convert_maths(dedupe_tooltips(COMMANDS.sub(split_commands, page_html)))
     text = number_figures(frame_tables(text))
     return map_text(text, lambda part: UNIT.sub("\N{NO-BREAK SPACE}", part))
 
@@ -146,10 +146,10 @@ class PictureStash(Preprocessor):
     """
 
     def run(self, lines: list[str]) -> list[str]:
-        def store(picture: re.Match[str]) -> str:
+        def store_picture(picture: re.Match[str]) -> str:
             return self.md.htmlStash.store(INDENT.sub("", picture[0]))
 
-        return PICTURE.sub(store, "\n".join(lines)).split("\n")
+        return PICTURE.sub(store_picture, "\n".join(lines)).split("\n")
 
 
 class FinishExtension(Extension):
@@ -164,13 +164,13 @@ def makeExtension(**options: object) -> FinishExtension:
     return FinishExtension(**options)
 
 
-def thin_tooltips(page_html: str) -> str:
+def dedupe_tooltips(page_html: str) -> str:
     """Keep the first tooltip of each word in a section, a fold, a figure or a table."""
     seen: set[str] = set()
 
     def drop_repeat(match: re.Match[str]) -> str:
         if match["aside"]:
-            return f"<{match['aside']}{thin_tooltips(match['inside'])}"
+            return f"<{match['aside']}{dedupe_tooltips(match['inside'])}"
         if match["title"] is None:
             if match["tag"] == "h2":
                 seen.clear()
@@ -295,8 +295,8 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
             return head if text else f"<td{marks}></td>"
         if key := cell_sort_key(heads[at], text):
             marks += f' data-sort="{key}"'
-        if (size := find_size(heads[at], text)) in EXPLAINED:
-            tooltip = f'<abbr title="{EXPLAINED[size]}">{size}</abbr>'
+        if (size := find_size(heads[at], text)) in SIZE_NOTES:
+            tooltip = f'<abbr title="{SIZE_NOTES[size]}">{size}</abbr>'
             content = content.replace(size, tooltip, 1)
         content = map_text(content, lambda part: MINUS.sub("\N{MINUS SIGN}", part))
         if kind == "r":

@@ -9,7 +9,7 @@ from systems.records.record import Record, Row
 
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
 # Experiments that measure under a profiler.
-PROFILED = (PROFILE, "nsys")
+PROFILE_STEMS = (PROFILE, "nsys")
 # Settings that are the same in all rows of an experiment, whose rows omit them.
 FIXED_SETTINGS: dict[str, dict[str, Any]] = {
     CLOCK: {},
@@ -44,10 +44,10 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
     """Set `clock` of each profiled row to the row of `end_to_end` that timed the same
     pass on the same GPU, driver and software, because a profiler slows launches down.
     """
-    stems = (*PROFILED, CLOCK)
+    stems = (*PROFILE_STEMS, CLOCK)
     for group in group_by_software(r for stem in stems for r in found.get(stem, [])):
         clock = next((r for r in group if r.stem == CLOCK), None)
-        for profile in (r for r in group if r.stem in PROFILED):
+        for profile in (r for r in group if r.stem in PROFILE_STEMS):
             profile.clock = clock
             for row in profile.rows:
                 row.clock = clock.find(**pass_settings(profile, row)) if clock else None

@@ -16,7 +16,7 @@ from systems.records.record import Record
 from tools.render.claims import list_claims
 from tools.render.load import Found, is_primary, load_records, primary_gpu
 from tools.render.markdown import conditions, round_numbers, snippet_sections, typeset
-from tools.render.rows import measured
+from tools.render.rows import measurements
 from tools.render.spanning import pages
 
 # Modules of `spanning` whose fragments are rendered from records.
@@ -85,10 +85,10 @@ def build_stem(
     builder = import_module(f"tools.render.stems.{stem}")
     try:
         for claim in list_claims(builder):
-            for record in measured(records):
+            for record in measurements(records):
                 claim.judge(record)
         files = builder.fragments(records)
         return files, builder.facts(next(filter(is_primary, records), None))
     except Exception as error:
-        error.add_note(f"while rendering {', '.join(r.place for r in records)}")
+        error.add_note(f"while rendering {', '.join(r.results_path for r in records)}")
         raise

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from systems.records.record import Record
 from tools.render import plots
-from tools.render.markdown import add_caption, per_device
+from tools.render.markdown import add_caption, device_tabs
 
 # (function that draws a figure, its finding, its key), or None for lack of data.
 Drawn = tuple[plots.Draw, str, str] | None
@@ -39,7 +39,7 @@ class Fragments:
 
         def register(show: ShowOne) -> ShowOne:
             def show_all(records: list[Record]) -> str:
-                return per_device((r for r in records if kinds[r.kind]), show)
+                return device_tabs((r for r in records if kinds[r.kind]), show)
 
             self.add_file(name, caption)(show_all)
             return show

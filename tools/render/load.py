@@ -188,4 +188,4 @@ def stale_warnings(records: Iterable[Record]) -> list[str]:
     """Return a warning for each stale record."""
     stale = (r for r in records if r.kind == "measured" and not is_fresh(r))
     text = "is stale: its source has changed since; measure or --verify"
-    return [f"{record.place} {text} {record.stem}" for record in stale]
+    return [f"{record.results_path} {text} {record.stem}" for record in stale]

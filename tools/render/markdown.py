@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, record_age
-from tools.render.rows import NOT_MEASURED, Missing, fmt, measured, span
+from tools.render.rows import NOT_MEASURED, Missing, fmt, measurements, span
 
 
 def escape_alt(text: str) -> str:
@@ -178,7 +178,7 @@ def tabs(parts: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def per_device(records: Iterable[Record], body: Callable[[Record], str]) -> str:
+def device_tabs(records: Iterable[Record], body: Callable[[Record], str]) -> str:
     """Return a tab for each record with a non-empty body, with provenance below it."""
     records = list(records)
     shown = [
@@ -206,7 +206,7 @@ def provenance(record: Record) -> str:
 
 def record_address(record: Record) -> str:
     """Return the address of a record relative to a page."""
-    return f"results/{'quick/' * (record.grid == 'quick')}{record.place}"
+    return f"results/{'quick/' * (record.grid == 'quick')}{record.results_path}"
 
 
 def record_link(record: Record) -> str:
@@ -226,7 +226,7 @@ def explorer_name(record: Record) -> str:
 
 def conditions(records: Iterable[Record]) -> str:
     """Return a paragraph for each measured record: GPU, software, commit, protocol."""
-    return "\n\n".join(map(describe_conditions, measured(records))) + "\n"
+    return "\n\n".join(map(describe_conditions, measurements(records))) + "\n"
 
 
 def describe_conditions(record: Record) -> str:
@@ -269,7 +269,7 @@ def format_significant(value: float) -> str:
     return f"{value:,.{max(0, decimals)}f}"
 
 
-def two_digits(value: float) -> str:
+def prose_number(value: float) -> str:
     """Round to two significant digits for prose: 4.7, 140, 28,000."""
     return f"{float(f'{value:.1e}'):,g}"
 

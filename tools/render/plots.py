@@ -168,7 +168,7 @@ def label_bar(axes: Axes, text: str, x: float, y: float) -> None:
     axes.annotate(text, (x, y), xytext=(6, 0), va="center", **OFFSET)
 
 
-def heat_map(
+def fill_heat_map(
     axes: Axes, rows: dict[str, list[tuple[str, float]]], heads: Sequence[str]
 ) -> None:
     """Draw cells of text and shade, from -1 (strongest blue) to 1 (orange)."""
@@ -216,7 +216,7 @@ class ThousandsFormatter(ScalarFormatter):
         return digits + dot + rest
 
 
-def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
+def set_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     """Make an axis logarithmic, with plain numbers at `subs` of each power of ten."""
     along_x = axis is axis.axes.xaxis
     (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
@@ -229,7 +229,7 @@ def plain_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
 DIGIT, GAP = 0.64 * SMALL, 8
 
 
-def power_of_two_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
+def set_log2_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
     """Make a horizontal axis logarithmic (base 2); label the ticks with enough room."""
     axes = axis.axes
     axes.set_xscale("log", base=2)

@@ -57,7 +57,7 @@ MISSING = Missing()
 UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
 
-def data_sheet(slug: str) -> Peak:
+def peak_rates(slug: str) -> Peak:
     """Return a GPU's peak rates; Missing values if its data sheet is not listed."""
     return find_peak(slug) or UNLISTED
 
@@ -116,7 +116,7 @@ def describe_range(values: Iterable[float]) -> str:
     )
 
 
-def measured(records: Iterable[Record]) -> list[Record]:
+def measurements(records: Iterable[Record]) -> list[Record]:
     """Return the measured records, without records of published figures."""
     return [record for record in records if record.kind == "measured"]
 

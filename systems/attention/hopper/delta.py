@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from systems.attention.triton.primitives import drop_huge_lse, load_tile
+from systems.attention.triton.primitives import load_tile, mask_huge_lse
 
 
 @triton.jit(do_not_specialize=["heads", "n", "row_stride"])
@@ -47,7 +47,7 @@ def delta_kernel(
     out_index = batch_head * row_stride + rows
     tl.store(delta_ptr + out_index, delta, mask=inside)
     lse = tl.load(lse_ptr + row_index, mask=inside)
-    tl.store(lse_out_ptr + out_index, drop_huge_lse(lse), mask=inside)
+    tl.store(lse_out_ptr + out_index, mask_huge_lse(lse), mask=inside)
     tl.store(semaphores_ptr + tl.program_id(0), 0)
 
 

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
-    TILE,
+    TILE_LAYOUT,
     async_load,
     async_store,
     fill_stage,
@@ -30,7 +30,7 @@ from systems.attention.hopper.forward import (
 )
 
 # Shared-memory layout of lse or delta: one float32 number per row of a tile.
-STATISTICS = gl.constexpr(
+STATISTICS_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 )
 
@@ -45,12 +45,12 @@ class Statistics(NamedTuple):
 @gluon.jit
 def make_statistics(STAGES: gl.constexpr, ROWS: gl.constexpr):
     return Statistics(
-        gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], STATISTICS),
-        gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], STATISTICS),
+        gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], STATISTICS_LAYOUT),
+        gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], STATISTICS_LAYOUT),
     )
 
 
-class Streamed(NamedTuple):
+class QueryDescs(NamedTuple):
     """TMA descriptors of the tensors that a program loops over."""
 
     q: tma.tensor_descriptor
@@ -71,7 +71,7 @@ def fill_stage_with_statistics(
     async_load(descs.delta, coords, full, statistics.delta.index(stage))
 
 
-class Keys(NamedTuple):
+class SharedKeys(NamedTuple):
     """The keys and values of a program in shared memory, one tile per consumer."""
 
     k: gl.shared_memory_descriptor
@@ -238,14 +238,14 @@ def dkdv_kernel(
     # Under a causal mask, no query sees keys from n_q on.
     steps = gl.maximum(gl.cdiv(n_q, BQ) - first, 0)
 
-    keys = Keys(
-        gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE),
-        gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE),
+    keys = SharedKeys(
+        gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
+        gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
         make_barriers(GROUPS, 1),
     )
     statistics, ring = make_statistics(STAGES, BQ), make_ring(q_desc, STAGES, GROUPS)
     tile = KeyTile(batch, kv_head, k_start, first, steps)
-    descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
+    descs = QueryDescs(q_desc, do_desc, lse_desc, delta_desc)
     load = (
         descs, k_desc, v_desc, keys, ring, statistics, tile, heads, BQ, HEADS_PER_KV,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from systems.attention.hopper.exact import HUGE, LN2
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
-    TILE,
+    TILE_LAYOUT,
     async_load,
     async_store,
     fill_stage,
@@ -36,7 +36,7 @@ from systems.attention.hopper.items import Problem, visible_mask
 from systems.attention.triton.primitives import LOG2E
 
 
-class Queries(NamedTuple):
+class SharedQueries(NamedTuple):
     """A program's queries, o and do in shared memory, one tile each per consumer."""
 
     q: gl.shared_memory_descriptor
@@ -169,7 +169,7 @@ def dq_consumer(
     # --8<-- [end:dq]
 
 
-class Rows(NamedTuple):
+class StatisticsPtrs(NamedTuple):
     """Pointers to a head's row statistics: lse (input), lse · log2(e) and delta."""
 
     lse_ptr: gl.tensor
@@ -196,14 +196,14 @@ def dq_kernel(
         seen_by_any = gl.minimum(n_k, q_start + BQ)
     tile = QueryTile(batch, head, q_start, gl.cdiv(seen_by_any, BK))
 
-    queries = Queries(
-        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
-        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
-        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
+    queries = SharedQueries(
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
         make_barriers(GROUPS, 1),
     )
     ring = make_ring(k_desc, STAGES, GROUPS)
-    rows = Rows(
+    rows = StatisticsPtrs(
         lse_ptr + batch_head.to(gl.int64) * n_q,
         lse_log2_ptr + batch_head.to(gl.int64) * row_stride,
         delta_ptr + batch_head.to(gl.int64) * row_stride,

@@ -36,13 +36,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from systems.attention.hopper.exact import HUGE, LN2, recompute_huge_rows
 from systems.attention.hopper.items import Problem, Schedule, get_item, visible_mask
 from systems.attention.hopper.matmuls import (
-    Rows,
-    accumulate,
+    StridedTensor,
     scale_rows,
+    start_add_matmul,
     start_matmul,
     store_rows,
     wait_all,
-    wait_all_and,
+    wait_all_and_pin,
     zero_accumulators,
 )
 
@@ -51,7 +51,9 @@ async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 PRODUCER_REGISTERS = gl.constexpr(24)
 # Layout of 16-bit tiles in shared memory, swizzled for TMA and tensor cores.
-TILE = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16))
+TILE_LAYOUT = gl.constexpr(
+    gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+)
 
 
 # --8<-- [start:ring]
@@ -73,7 +75,7 @@ class Ring(NamedTuple):
     empty: gl.shared_memory_descriptor
 
 
-class Staged(NamedTuple):
+class TileBuffers(NamedTuple):
     """Tiles in shared memory, each with a barrier "full" and a barrier "empty"."""
 
     tiles: gl.shared_memory_descriptor
@@ -85,8 +87,8 @@ class Staged(NamedTuple):
 def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
     SHAPE: gl.constexpr = [STAGES, desc.block_shape[2], desc.block_shape[3]]
     return Ring(
-        gl.allocate_shared_memory(desc.dtype, SHAPE, TILE),
-        gl.allocate_shared_memory(desc.dtype, SHAPE, TILE),
+        gl.allocate_shared_memory(desc.dtype, SHAPE, TILE_LAYOUT),
+        gl.allocate_shared_memory(desc.dtype, SHAPE, TILE_LAYOUT),
         make_barriers(STAGES, 1),
         make_barriers(STAGES, READERS),
     )
@@ -169,7 +171,7 @@ FIRST_BARRIER = gl.constexpr(8)
 
 
 @gluon.jit
-def take_turn(GROUP: gl.constexpr):
+def wait_turn(GROUP: gl.constexpr):
     """Wait until the previous consumer, 128 other threads, has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
@@ -232,7 +234,7 @@ def forward_consumer(
             skip_step(ring, i)
             if TURNS:
                 # All consumers must take the same number of turns.
-                take_turn(GROUP)
+                wait_turn(GROUP)
                 pass_turn(GROUP, GROUPS)
         steps_done += item.steps
 
@@ -257,15 +259,15 @@ def forward_consumer(
         # --8<-- [start:consumer_loop]
         for i in range(first + 1, steps_done):
             if TURNS:
-                take_turn(GROUP)
+                wait_turn(GROUP)
             s_token = start_matmul(q, k, zeros, NARROW)
-            acc_tokens = accumulate(acc, p, v)
+            acc_tokens = start_add_matmul(acc, p, v)
             if TURNS:
                 pass_turn(GROUP, GROUPS)
             if OVERLAP:
                 s = warpgroup_mma_wait(len(acc), deps=(s_token,))
             else:
-                s, acc = wait_all_and(s_token, acc_tokens)
+                s, acc = wait_all_and_pin(s_token, acc_tokens)
                 release_stage(ring, i - 1)
             m_new = gl.maximum(m, gl.max(s, 1) * scale_log2)
             p_wide = gl.exp2(s * scale_log2 - m_new[:, None])
@@ -277,13 +279,13 @@ def forward_consumer(
             k, v_next = wait_full(ring, i + 1, i + 1 < steps_done)
             if OVERLAP:
                 # Pass p, or the compiler would move its computation below the wait.
-                p, acc = wait_all_and(p, acc_tokens)
+                p, acc = wait_all_and_pin(p, acc_tokens)
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)
         # --8<-- [end:consumer_loop]
         # Release q, so that the next item's queries are copied while o is finished.
         mbarrier.arrive(queries.empty.index(GROUP), count=1)
-        acc = wait_all(accumulate(acc, p, v))
+        acc = wait_all(start_add_matmul(acc, p, v))
         release_stage(ring, steps_done - 1)
 
         acc = scale_rows(acc, 1 / l)
@@ -319,8 +321,8 @@ def forward_kernel(
     start_ptr = starts_ptr + gl.program_id(0)
     schedule = Schedule(items_ptr, gl.load(start_ptr), gl.load(start_ptr + 1))
     problem = Problem(n_q, n_k, heads, scale_log2)
-    queries = Staged(
-        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE),
+    queries = TileBuffers(
+        gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
         make_barriers(GROUPS, 1),
         make_barriers(GROUPS, 1),
     )
@@ -330,10 +332,10 @@ def forward_kernel(
     work = (problem, schedule, queries, ring)
     load = (work, q_desc, k_desc, v_desc, BQ, BK, HEADS_PER_KV, CAUSAL)
     memory = (
-        Rows(q_ptr, stride_qb, stride_qh, stride_qn),
-        Rows(k_ptr, stride_kb, stride_kh, stride_kn),
-        Rows(v_ptr, stride_vb, stride_vh, stride_vn),
-        Rows(o_ptr, stride_ob, stride_oh, stride_on),
+        StridedTensor(q_ptr, stride_qb, stride_qh, stride_qn),
+        StridedTensor(k_ptr, stride_kb, stride_kh, stride_kn),
+        StridedTensor(v_ptr, stride_vb, stride_vh, stride_vn),
+        StridedTensor(o_ptr, stride_ob, stride_oh, stride_on),
         lse_ptr,
     )
     if GROUPS == 2:

@@ -35,7 +35,7 @@ from systems.attention.triton.configs import count_sms
 from systems.attention.triton.primitives import LOG2E
 
 
-class Forward(NamedTuple):
+class ForwardPlan(NamedTuple):
     """A forward launch with its TMA descriptors and its schedule."""
 
     launch: Launch
@@ -51,7 +51,7 @@ def plan_forward(
     dtype: torch.dtype, device: torch.device, config: Config | None, causal: bool,
     scale: float,
     *tensors: ShapeAndStrides,
-) -> Forward:  # fmt: skip
+) -> ForwardPlan:  # fmt: skip
     """Return the forward launch for q, k, v and o of these shapes and strides."""
     from systems.attention.hopper.forward import forward_kernel
 
@@ -88,7 +88,7 @@ def plan_forward(
         rows_descriptor(x, rows, tile_d, dtype)
         for x, rows in ((q, 64), (k, c.rows), (v, c.rows))
     )
-    return Forward(launch, *descriptors, starts, items)
+    return ForwardPlan(launch, *descriptors, starts, items)
 
 
 def launch_forward(
@@ -111,7 +111,7 @@ def launch_forward(
     return o, lse
 
 
-class Backward(NamedTuple):
+class TwoPassPlan(NamedTuple):
     """The two launches of a backward pass, and the TMA descriptors of each."""
 
     dq: Launch
@@ -122,13 +122,13 @@ class Backward(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def plan_backward(
+def plan_two_passes(
     dtype: torch.dtype,
     device: torch.device,
     causal: bool,
     scale: float,
     *tensors: ShapeAndStrides,
-) -> Backward:
+) -> TwoPassPlan:
     """Return the two launches for q, k, v, o, do, dq, dk and dv of these layouts."""
     from systems.attention.hopper.dkdv import dkdv_kernel
     from systems.attention.hopper.dq import dq_kernel
@@ -140,7 +140,7 @@ def plan_backward(
     tile_d = TILE_DIMS[d]
     constants = {"D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal}
 
-    def described(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
+    def describe(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
         return {
             name: rows_descriptor(x, rows, tile_d, dtype)
             for name, (x, rows) in tiles.items()
@@ -148,7 +148,7 @@ def plan_backward(
 
     c, e = CONFIGS["dq"][tile_d], CONFIGS["dkdv"][tile_d]
     statistics = statistics_descriptor(batch * heads, n_q, stride, e.rows)
-    return Backward(
+    return TwoPassPlan(
         Launch(
             dq_kernel, (triton.cdiv(n_q, 64 * c.groups) * batch * heads,),
             (heads, n_q, n_k, stride, scale * LOG2E.value, scale),
@@ -156,7 +156,7 @@ def plan_backward(
              "REGISTERS": c.registers, **constants},
             num_warps=4, maxnreg=c.maxnreg,
         ),
-        described({"q": (q, 64), "k": (k, c.rows), "v": (v, c.rows), "o": (o, 64),
+        describe({"q": (q, 64), "k": (k, c.rows), "v": (v, c.rows), "o": (o, 64),
                    "do": (do, 64), "dq": (dq, 64)}),
         Launch(
             dkdv_kernel, (triton.cdiv(n_k, 64 * e.groups) * batch * kv_heads,),
@@ -165,7 +165,7 @@ def plan_backward(
              "IN_REGISTERS": e.in_registers, "REGISTERS": e.registers, **constants},
             num_warps=4, maxnreg=e.maxnreg,
         ),
-        described({"q": (q, e.rows), "k": (k, 64), "v": (v, 64), "do": (do, e.rows),
+        describe({"q": (q, e.rows), "k": (k, 64), "v": (v, 64), "do": (do, e.rows),
                    "dk": (dk, 64), "dv": (dv, 64)})
         | {"statistics": statistics},
         stride,
@@ -184,7 +184,7 @@ def launch_two_passes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv) by two kernels. TMA must be able to read all tensors."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    plan = plan_backward(
+    plan = plan_two_passes(
         q.dtype,
         q.device,
         causal,

@@ -85,7 +85,7 @@ def statistics_stride(n: int) -> int:
     return -(-n // 4) * 4
 
 
-def find_refusal(q: Tensor, k: Tensor, v: Tensor) -> str:
+def unsupported_reason(q: Tensor, k: Tensor, v: Tensor) -> str:
     """Return why the kernels don't support q, k and v (..., n, d), or "" if they do."""
     if q.device.type != "cuda":
         return f"needs a CUDA GPU, found {q.device.type}"

@@ -48,7 +48,7 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def accumulate_block(block, p, x, FIRST: gl.constexpr):
+def start_block_matmul(block, p, x, FIRST: gl.constexpr):
     """Start adding p @ x to the block, for x's columns from FIRST; return the token."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
@@ -58,11 +58,11 @@ def accumulate_block(block, p, x, FIRST: gl.constexpr):
 
 
 @gluon.jit
-def accumulate(blocks, p, x):
+def start_add_matmul(blocks, p, x):
     """Start adding p @ x to all blocks, by one matmul each; return the tokens."""
-    tokens = (accumulate_block(blocks[0], p, x, 0),)
+    tokens = (start_block_matmul(blocks[0], p, x, 0),)
     if len(blocks) == 2:
-        tokens = tokens + (accumulate_block(blocks[1], p, x, 64),)
+        tokens = tokens + (start_block_matmul(blocks[1], p, x, 64),)
     return tokens
 
 
@@ -77,7 +77,7 @@ def wait_all(tokens):
 
 
 @gluon.jit
-def wait_all_and(x, tokens):
+def wait_all_and_pin(x, tokens):
     """Wait for all matmuls; return (x, results). Because x passes through the wait, the
     compiler can't move the computation of x below it.
     """
@@ -103,7 +103,7 @@ def scale_rows(blocks, factor):
     return scaled
 
 
-class Rows(NamedTuple):
+class StridedTensor(NamedTuple):
     """A tensor in global memory, with the strides of batches, heads and rows."""
 
     ptr: gl.tensor

@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from systems.attention.hopper.forward import release_stage, wait_full
-from systems.attention.hopper.matmuls import accumulate, start_matmul
+from systems.attention.hopper.matmuls import start_add_matmul, start_matmul
 from systems.attention.hopper.one_pass import apply_mask, store_ds, wait_empty
 from systems.attention.triton.primitives import LOG2E
 
@@ -42,12 +42,12 @@ def process_narrow_tile(
     # This wait also keeps the compiler from moving the wait for dP above exp2.
     stage = wait_empty(ds_ring, i)
     # The matmul for dv does not need dP, so it overlaps with the wait for dP.
-    dv_tokens = accumulate(dv, p.to(TYPE), do)
+    dv_tokens = start_add_matmul(dv, p.to(TYPE), do)
     dp = warpgroup_mma_wait(2, deps=(dp_token,))
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64 keys, QUERIES]
     ds = (p * (dp - delta[None, :])).to(TYPE)
-    tokens = dv_tokens + accumulate(dk, ds, q)
+    tokens = dv_tokens + start_add_matmul(dk, ds, q)
     store_ds(ds, ds_ring, stage, GROUP)
     q_next, do_next = wait_full(ring, i + 1, i + 1 < end)
     # After the last step this matmul reads old tiles, and its result is unused.

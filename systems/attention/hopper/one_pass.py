@@ -30,14 +30,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from systems.attention.hopper.accumulation import DQ_LAYOUT, QUERIES
 from systems.attention.hopper.dkdv import make_statistics
 from systems.attention.hopper.forward import (
-    TILE,
-    Staged,
+    TILE_LAYOUT,
+    TileBuffers,
     make_barriers,
     make_ring,
     release_stage,
     wait_full,
 )
-from systems.attention.hopper.matmuls import accumulate, start_matmul, store_rows
+from systems.attention.hopper.matmuls import start_add_matmul, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
 # Keys per program, and the number of tiles of 64 queries that have as many rows.
@@ -45,7 +45,7 @@ KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 
 
-class Keys(NamedTuple):
+class SharedKeys(NamedTuple):
     """A program's tiles of k and v in shared memory, and the barrier of their copy."""
 
     k: gl.shared_memory_descriptor
@@ -62,16 +62,16 @@ def allocate_shared(
     statistics, for dS and for partial dq.
     """
     TYPE: gl.constexpr = k_desc.dtype
-    k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
-    v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE)
-    ds_ring = Staged(
-        gl.allocate_shared_memory(TYPE, [DS_STAGES, KEYS, QUERIES], TILE),
+    k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
+    v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
+    ds_ring = TileBuffers(
+        gl.allocate_shared_memory(TYPE, [DS_STAGES, KEYS, QUERIES], TILE_LAYOUT),
         make_barriers(DS_STAGES, 2),
         make_barriers(DS_STAGES, 1),
     )
     statistics = make_statistics(STAGES, QUERIES)
-    kv, ring = Keys(k, v, make_barriers(1, 1)), make_ring(q_desc, STAGES, 2)
-    dq_ring = Staged(
+    kv, ring = SharedKeys(k, v, make_barriers(1, 1)), make_ring(q_desc, STAGES, 2)
+    dq_ring = TileBuffers(
         gl.allocate_shared_memory(
             gl.float32, [DQ_STAGES, QUERIES * D // 32, 32], DQ_LAYOUT
         ),
@@ -146,7 +146,7 @@ def process_tile(
     delta = statistics.delta.index(i % STAGES).load(COLUMNS)
     # [64 keys, QUERIES]
     ds = (p * (dp - delta[None, :])).to(TYPE)
-    sums = accumulate(dv, p.to(TYPE), do) + accumulate(dk, ds, q)
+    sums = start_add_matmul(dv, p.to(TYPE), do) + start_add_matmul(dk, ds, q)
     if not EARLY:
         stage = wait_empty(ds_ring, i)
     store_ds(ds, ds_ring, stage, GROUP)

@@ -14,7 +14,7 @@ from systems.attention.hopper.configs import (
     ONE_PASS_QUERIES,
 )
 from systems.attention.hopper.limits import TILE_DIMS, statistics_stride
-from systems.attention.hopper.walks import Ordered, Shift, is_narrow
+from systems.attention.hopper.walks import OrderedWalk, ShiftWalk, is_narrow
 from systems.attention.relaunch import (
     Descriptor,
     Launch,
@@ -28,7 +28,7 @@ from systems.attention.relaunch import (
 from systems.attention.triton.primitives import LOG2E
 
 
-class BackwardInOnePass(NamedTuple):
+class OnePassPlan(NamedTuple):
     """The launches of a one-pass backward; `of` has the TMA descriptors by tensor."""
 
     delta: Launch
@@ -43,11 +43,11 @@ class BackwardInOnePass(NamedTuple):
 def plan_one_pass(
     dtype: torch.dtype,
     device: torch.device,
-    walk: Shift | Ordered,
+    walk: ShiftWalk | OrderedWalk,
     causal: bool,
     scale: float,
     *tensors: ShapeAndStrides,
-) -> BackwardInOnePass:
+) -> OnePassPlan:
     """Return the launches for q, k, v, o, do, dq, dk and dv of these layouts."""
     from systems.attention.hopper import ordered, shift
     from systems.attention.hopper.delta import delta_kernel, round_kernel
@@ -60,13 +60,13 @@ def plan_one_pass(
     tiles_k = triton.cdiv(n_k, ONE_PASS_KEYS)
     stride = statistics_stride(n_q)
     # The shift walk has no matmuls for narrow heads.
-    narrow = is_narrow(d) and isinstance(walk, Ordered)
+    narrow = is_narrow(d) and isinstance(walk, OrderedWalk)
     ragged = {"HEAD": d, "D": tile_d, "RAGGED": n_q % step > 0}
     strides = (*dk.strides[:3], *dv.strides[:3])
     scales = (scale * LOG2E.value, scale)
     constants = {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]}
     options = {"num_warps": 4, "maxnreg": ONE_PASS_MAXNREG}
-    if isinstance(walk, Shift):
+    if isinstance(walk, ShiftWalk):
         main = Launch(
             shift.one_pass_kernel, (tiles_k * walk.groups,),
             (*strides, batch, heads, tiles_k, walk.groups, *scales),
@@ -83,7 +83,7 @@ def plan_one_pass(
              "RAGGED": n_k % ONE_PASS_KEYS > 0, "NARROW": narrow, **constants},
             **options,
         )  # fmt: skip
-    return BackwardInOnePass(
+    return OnePassPlan(
         Launch(
             delta_kernel, (tiles,),
             (*o.strides, *do.strides, heads, n_q, stride),
@@ -121,11 +121,11 @@ def launch_one_pass(
     lse: Tensor,
     causal: bool,
     scale: float,
-    walk: Shift | Ordered,
+    walk: ShiftWalk | OrderedWalk,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv) in one pass. TMA must be able to read all tensors."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    parts = walk.parts if isinstance(walk, Ordered) else 1
+    parts = walk.parts if isinstance(walk, OrderedWalk) else 1
     if parts > 1:
         # [2, ..., h_kv · parts, n_k, d]: dk and dv of each part of the query heads.
         parts_shape = (2, *k.shape[:-3], k.shape[-3] * parts, *k.shape[-2:])

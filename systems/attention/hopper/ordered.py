@@ -26,9 +26,9 @@ from systems.attention.hopper.accumulation import (
     add_partial,
     compute_partial_dq,
 )
-from systems.attention.hopper.dkdv import Streamed, fill_stage_with_statistics
+from systems.attention.hopper.dkdv import QueryDescs, fill_stage_with_statistics
 from systems.attention.hopper.forward import PRODUCER_REGISTERS, async_load, wait_full
-from systems.attention.hopper.matmuls import Rows, zero_accumulators
+from systems.attention.hopper.matmuls import StridedTensor, zero_accumulators
 from systems.attention.hopper.narrow import process_narrow_tiles
 from systems.attention.hopper.one_pass import (
     KEYS,
@@ -132,7 +132,7 @@ def producer(
 
 
 @gluon.jit
-def key_group(
+def dkdv_consumer(
     out, ds_ring, work, scales,
     GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
@@ -208,7 +208,7 @@ def key_group(
 
 
 @gluon.jit
-def dq_group(
+def dq_consumer(
     dq_ring, ds_ring, work, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
@@ -274,24 +274,24 @@ def one_pass_kernel(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
     )
     out = (
-        Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
-        Rows(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
+        StridedTensor(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
+        StridedTensor(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
     )
-    descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
+    descs = QueryDescs(q_desc, do_desc, lse_desc, delta_desc)
     work, scales = (kv, ring, statistics, item, walk, n_k), (scale_log2, scale)
     gl.warp_specialize(
         [
             (
-                key_group,
+                dkdv_consumer,
                 (out, ds_ring, work, scales, 0,
                  HEAD, D, HEADS_PER_KV, CAUSAL, RAGGED, NARROW),
             ),
             (
-                key_group,
+                dkdv_consumer,
                 (out, ds_ring, work, scales, 1,
                  HEAD, D, HEADS_PER_KV, CAUSAL, RAGGED, NARROW),
             ),
-            (dq_group, (dq_ring, ds_ring, work, D, HEADS_PER_KV, NARROW)),
+            (dq_consumer, (dq_ring, ds_ring, work, D, HEADS_PER_KV, NARROW)),
             (producer, (descs, k_desc, v_desc, work, HEADS_PER_KV, CAUSAL)),
             (
                 dq_writer,

@@ -24,14 +24,14 @@ from systems.attention.hopper.accumulation import (
     add_partial,
     compute_partial_dq,
 )
-from systems.attention.hopper.dkdv import Streamed, fill_stage_with_statistics
+from systems.attention.hopper.dkdv import QueryDescs, fill_stage_with_statistics
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     async_load,
     make_barriers,
     wait_full,
 )
-from systems.attention.hopper.matmuls import Rows, zero_accumulators
+from systems.attention.hopper.matmuls import StridedTensor, zero_accumulators
 from systems.attention.hopper.one_pass import (
     KEYS,
     QUERY_TILES,
@@ -113,7 +113,7 @@ def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def key_group(
+def dkdv_consumer(
     out, ds_ring, work, scales,
     GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
@@ -168,7 +168,7 @@ def key_group(
 
 
 @gluon.jit
-def dq_group(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
+def dq_consumer(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
     """Compute this program's partial dq (its contribution to dq) in every step."""
     kv, kv_empty, ring, statistics, program, items, heads = work
     steps_done = 0
@@ -226,17 +226,17 @@ def one_pass_kernel(
     # A barrier that completes when all three groups have read an item's k and v.
     kv_empty = make_barriers(1, 3)
     out = (
-        Rows(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
-        Rows(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
+        StridedTensor(dk_ptr, stride_dkb, stride_dkh, stride_dkn),
+        StridedTensor(dv_ptr, stride_dvb, stride_dvh, stride_dvn),
     )
-    descs = Streamed(q_desc, do_desc, lse_desc, delta_desc)
+    descs = QueryDescs(q_desc, do_desc, lse_desc, delta_desc)
     work = (kv, kv_empty, ring, statistics, program, items, heads)
     scales = (scale_log2, scale)
     gl.warp_specialize(
         [
-            (key_group, (out, ds_ring, work, scales, 0, HEAD, D, CAUSAL)),
-            (key_group, (out, ds_ring, work, scales, 1, HEAD, D, CAUSAL)),
-            (dq_group, (dq_ring, ds_ring, work, D, CAUSAL)),
+            (dkdv_consumer, (out, ds_ring, work, scales, 0, HEAD, D, CAUSAL)),
+            (dkdv_consumer, (out, ds_ring, work, scales, 1, HEAD, D, CAUSAL)),
+            (dq_consumer, (dq_ring, ds_ring, work, D, CAUSAL)),
             (producer, (descs, k_desc, v_desc, work, CAUSAL)),
             (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 0, CAUSAL)),
             (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 1, CAUSAL)),

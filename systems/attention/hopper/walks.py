@@ -42,13 +42,13 @@ LONE_TILES = 512
 # --8<-- [end:limits]
 
 
-class Shift(NamedTuple):
+class ShiftWalk(NamedTuple):
     """The walk of the module `shift`; `groups` heads run at the same time."""
 
     groups: int
 
 
-class Ordered(NamedTuple):
+class OrderedWalk(NamedTuple):
     """Ordered walk: `side` KV heads are interleaved; programs of KV heads from `turn`
     on visit queries backwards. Each of a KV head's `parts` counts as a KV head.
     """
@@ -77,7 +77,7 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 
 # --8<-- [start:walks]
-def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
+def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> OrderedWalk | None:
     """Return the ordered walk, or None if it isn't worthwhile."""
     batch, kv_heads, n_k, d = k.shape
     group, n_q = q.shape[1] // kv_heads, q.shape[2]
@@ -96,15 +96,15 @@ def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> Ordered | None:
         parts = next((x for x in divisors(group) if x * programs >= target), group)
     heads = batch * kv_heads * parts
     if heads == 1 and causal and tiles >= LONE_TILES:
-        return Ordered(1, 0)
+        return OrderedWalk(1, 0)
     if programs * parts < ORDERED_MIN_PROGRAMS or heads == 1:
         return None
     if not causal:
-        return Ordered(min(heads, max(1, 2 * SIDE_TILES // tiles)), heads, parts)
+        return OrderedWalk(min(heads, max(1, 2 * SIDE_TILES // tiles)), heads, parts)
     side_tiles = 2 * SIDE_TILES if one_head_each else SIDE_TILES
     side = max(1, side_tiles // tiles // (2 if group > parts else 1))
     backwards = min(heads // 2, max(2, BACKWARDS_TILES // tiles))
-    return Ordered(min(heads, side), heads - backwards, parts)
+    return OrderedWalk(min(heads, side), heads - backwards, parts)
 
 
 def divisors(n: int) -> list[int]:
@@ -114,12 +114,12 @@ def divisors(n: int) -> list[int]:
 @lru_cache(maxsize=1024)
 def choose_walk(
     q: Layout, k: Layout, causal: bool, processors: int
-) -> Shift | Ordered | None:
+) -> ShiftWalk | OrderedWalk | None:
     """Return the walk of the one-pass backward, or None if two kernels are faster."""
     groups = count_shift_groups(q, k, causal, processors)
     ordered = plan_ordered_walk(q, k, causal)
     if groups and not (ordered and is_narrow(q.shape[-1])):
-        return Shift(groups)
+        return ShiftWalk(groups)
     return ordered
     # --8<-- [end:walks]
 

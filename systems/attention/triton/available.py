@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from systems.attention.hopper import limits
-from systems.attention.triton.chooser import architecture, owner_configs
+from systems.attention.triton.chooser import architecture, load_tuned
 from systems.attention.triton.primitives import INTERPRETED
 
 LOG = logging.getLogger(__name__)
@@ -21,18 +21,18 @@ TABLES = {
     "sm_120": "the GeForce RTX 50",
 }
 # Name of the table whose configurations were timed (on an H200).
-TIMED = "sm_90"
+TIMED_TABLE = "sm_90"
 # Minimum compute capability. Older GPUs have no bfloat16 tensor cores.
 MIN_CAPABILITY = (8, 0)
 # Kinds of reasons already logged in this process.
-LOGGED: set[str] = set()
+LOGGED_KINDS: set[str] = set()
 
 
-def log_slower(reason: str) -> None:
+def log_slow_kernels(reason: str) -> None:
     """Log why attention kernels are slower than possible, once per kind of reason."""
     kind = reason.partition(", found ")[0]
-    if kind not in LOGGED:
-        LOGGED.add(kind)
+    if kind not in LOGGED_KINDS:
+        LOGGED_KINDS.add(kind)
         LOG.warning("flash_attention may be slower than this GPU allows: %s", reason)
 
 
@@ -43,7 +43,7 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
     if q.device.type == "cuda" and (
         not limits.missing_on_device(q.device) or limits.unsupported_triton(q.device)
     ):
-        log_slower(f"hopper {reason}")
+        log_slow_kernels(f"hopper {reason}")
 
 
 @cache
@@ -54,11 +54,11 @@ def check_device(device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
     status = describe_kernels(device)["triton"]
     if INTERPRETED.value:
-        log_slower(f"triton {status}")
+        log_slow_kernels(f"triton {status}")
     elif capability < MIN_CAPABILITY:
         raise ValueError(f"triton: {status}")
-    elif architecture(capability) != TIMED and not owner_configs(device):
-        log_slower(f"triton {status}")
+    elif architecture(capability) != TIMED_TABLE and not load_tuned(device):
+        log_slow_kernels(f"triton {status}")
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
@@ -72,13 +72,13 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
         )
         return {"hopper": f"needs a CUDA GPU, found {device.type}", "triton": status}
     capability = torch.cuda.get_device_capability(device)
-    tuned_count = 0 if INTERPRETED.value else len(owner_configs(device))
-    return describe_kernels_for(
+    tuned_count = 0 if INTERPRETED.value else len(load_tuned(device))
+    return describe_by_capability(
         capability, triton.__version__, tuned_count, INTERPRETED.value
     )
 
 
-def describe_kernels_for(
+def describe_by_capability(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
     """Return `describe_kernels` for a compute capability and a Triton version. `timed`
@@ -94,7 +94,7 @@ def describe_kernels_for(
     status = f"runs, with launch configurations of {TABLES[table]}"
     if timed:
         status += f", {timed} of them timed here"
-    elif table != TIMED:
+    elif table != TIMED_TABLE:
         status += ", compiled and not timed: python tools/tune_flash.py times them here"
     if capability < MIN_CAPABILITY:
         status = f"needs a GPU of compute capability 8.0 or later, found {version_text}"

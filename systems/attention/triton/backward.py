@@ -16,12 +16,12 @@ from systems.attention.triton.primitives import (
     LOG2E,
     add_matmul,
     add_matmul_from_memory,
-    drop_huge_lse,
     first_step,
-    hint_unit,
+    hint_factor,
     load_limbs,
     load_tile,
     locate_rows,
+    mask_huge_lse,
     matmul,
     matmul_from_memory,
     offsets,
@@ -36,7 +36,7 @@ from systems.attention.triton.primitives import (
 
 # --8<-- [start:dq]
 @triton.jit
-def dq_steps(
+def accumulate_dq(
     dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
     stride_kd, stride_vn, stride_vd, rows, columns, first, last, n_k, scale_log2,
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
@@ -110,12 +110,12 @@ def dq_kernel(
     For `dkdv_kernel`, statistics_ptr receives lse · log2(e) and delta (batch, heads,
     n_q, 2). With SPLITS > 1, dq_ptr receives (SPLITS, batch, heads, n_q, HEAD).
     """
-    stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
-    stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_on = hint_unit(stride_ob, stride_oh, stride_on, UNIT)
-    stride_gb, stride_gh, stride_gn = hint_unit(stride_gb, stride_gh, stride_gn, UNIT)
-    stride_dqb, stride_dqh, stride_dqn = hint_unit(
+    stride_qb, stride_qh, stride_qn = hint_factor(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = hint_factor(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = hint_factor(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_on = hint_factor(stride_ob, stride_oh, stride_on, UNIT)
+    stride_gb, stride_gh, stride_gn = hint_factor(stride_gb, stride_gh, stride_gn, UNIT)
+    stride_dqb, stride_dqh, stride_dqn = hint_factor(
         stride_dqb, stride_dqh, stride_dqn, UNIT
     )
     tiles = tl.cdiv(n_q, BQ)
@@ -164,7 +164,7 @@ def dq_kernel(
     delta = tl.sum(o.to(tl.float32) * sum_limbs(do), 1)
     row_index, inside = batch_head * n_q + rows, rows < n_q
     lse = tl.load(lse_ptr + row_index, mask=inside, other=float("inf"))
-    lse_log2 = drop_huge_lse(lse) * LOG2E
+    lse_log2 = mask_huge_lse(lse) * LOG2E
     # Only split 0 stores lse and delta. In the interpreter, `inside & (split == 0)`
     # would be an integer mask, which Triton 3.9 rejects.
     stored = rows < tl.where(split == 0, n_q, 0)
@@ -179,12 +179,12 @@ def dq_kernel(
             tl.minimum(n_k, q_start + BQ),
         )
     unmasked_end = seen_by_all // BK * BK
-    dq = dq_steps(
+    dq = accumulate_dq(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
         stride_kd, stride_vn, stride_vd, rows, columns, split * BK, unmasked_end, n_k,
         scale_log2, BK, SPLITS, HEAD, CAUSAL, False, LIMBS, PRECISION, RECOMPUTE,
     )  # fmt: skip
-    dq = dq_steps(
+    dq = accumulate_dq(
         dq, q, do, lse_log2, delta, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn,
         stride_kd, stride_vn, stride_vd, rows, columns,
         unmasked_end + first_step(split, unmasked_end // BK, SPLITS) * BK, seen_by_any,
@@ -203,7 +203,7 @@ def dq_kernel(
 
 # --8<-- [start:dkdv]
 @triton.jit
-def dkdv_steps(
+def accumulate_dkdv(
     dk, dv, k, v, q_ptr, do_ptr, statistics_ptr, q_offsets, do_offsets, stride_qn,
     stride_qd, stride_gn, stride_gd, keys, columns, first, last, n_q, scale_log2,
     BQ: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, MASKED: tl.constexpr,
@@ -287,14 +287,14 @@ def dkdv_kernel(
     x KV heads x SPLITS. With SPLITS > 1, dk_ptr and dv_ptr receive (SPLITS, batch,
     KV heads, n_k, HEAD), for `sum_kernel`.
     """
-    stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
-    stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_gb, stride_gh, stride_gn = hint_unit(stride_gb, stride_gh, stride_gn, UNIT)
-    stride_dkb, stride_dkh, stride_dkn = hint_unit(
+    stride_qb, stride_qh, stride_qn = hint_factor(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = hint_factor(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = hint_factor(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_gb, stride_gh, stride_gn = hint_factor(stride_gb, stride_gh, stride_gn, UNIT)
+    stride_dkb, stride_dkh, stride_dkn = hint_factor(
         stride_dkb, stride_dkh, stride_dkn, UNIT
     )
-    stride_dvb, stride_dvh, stride_dvn = hint_unit(
+    stride_dvb, stride_dvh, stride_dvn = hint_factor(
         stride_dvb, stride_dvh, stride_dvn, UNIT
     )
     tiles = tl.cdiv(n_k, BK)
@@ -350,14 +350,14 @@ def dkdv_kernel(
             do_ptr + batch * stride_gb + head * stride_gh,
         )
         if CAUSAL:
-            dk, dv = dkdv_steps(
+            dk, dv = accumulate_dkdv(
                 dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
                 stride_qn, stride_qd, stride_gn, stride_gd, keys, columns,
                 first + first_step(split, earlier_steps, SPLITS) * BQ, unmasked_start,
                 n_q, scale_log2, BQ, SPLITS, HEAD, True, RAGGED, LIMBS, PRECISION,
                 RECOMPUTE,
             )  # fmt: skip
-        dk, dv = dkdv_steps(
+        dk, dv = accumulate_dkdv(
             dk, dv, k, v, q_head, do_head, statistics_head, q_offsets, do_offsets,
             stride_qn, stride_qd, stride_gn, stride_gd, keys, columns,
             unmasked_start + first_step(split, earlier_steps + masked_steps,

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 import triton
 
-from systems.attention.triton.configs import ByMask, Config
+from systems.attention.triton.configs import Config, ConfigPair
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 
 # The folder of configurations tuned on the user's GPU, which `tuned` reads.
-TUNED = Path(__file__).with_name("tuned")
+TUNED_FOLDER = Path(__file__).with_name("tuned")
 # Configuration in Triton's interpreter, where warps and stages have no effect.
 INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
@@ -34,25 +34,25 @@ def pad_head_dim(d: int) -> int:
     return max(16, triton.next_power_of_2(d))  # pyright: ignore[reportReturnType]
 
 
-def select_by_mask(entry: Config | ByMask, causal: bool) -> Config:
+def select_by_mask(entry: Config | ConfigPair, causal: bool) -> Config:
     """Return a table entry's configuration with or without a causal mask."""
-    if isinstance(entry, ByMask):
+    if isinstance(entry, ConfigPair):
         return entry.causal if causal else entry.full
     return entry
 
 
 @cache
-def owner_configs(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
+def load_tuned(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
     """Return the configurations tuned on this GPU for many rows, by (arithmetic,
     kernel, padded head dimension, causal).
     """
-    if not any(TUNED.glob("*.json")):
+    if not any(TUNED_FOLDER.glob("*.json")):
         return {}
     # Import here, because most users have no tuned configurations.
     from systems.attention.triton import tuned
-    from systems.records.files import slug_of
+    from systems.records.files import gpu_slug
 
-    slug = slug_of(torch.cuda.get_device_name(device))
+    slug = gpu_slug(torch.cuda.get_device_name(device))
     tuned_configs = tuned.configs(slug, triton.__version__)
     return {key: Config(*numbers) for key, numbers in tuned_configs.items()}
 
@@ -69,5 +69,5 @@ def choose_config(
     for table in FEW_ROWS[gpu].get(arithmetic, ()):
         if rows <= table.most_rows and size in table.configs[kernel]:
             return select_by_mask(table.configs[kernel][size], causal)
-    tuned = owner_configs(device).get((arithmetic, kernel, size, causal))
+    tuned = load_tuned(device).get((arithmetic, kernel, size, causal))
     return tuned or select_by_mask(CONFIGS[gpu][arithmetic][kernel][size], causal)

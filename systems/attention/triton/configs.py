@@ -37,7 +37,7 @@ class Config(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
-class ByMask(NamedTuple):
+class ConfigPair(NamedTuple):
     """Separate configurations with and without a causal mask."""
 
     causal: Config
@@ -73,19 +73,19 @@ MAX_SPLITS = 16
 L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
 # Configurations by pass and padded head dimension.
-Passes = dict[str, dict[int, Config | ByMask]]
-ByArithmetic = dict[str, Passes]
+ConfigsByPass = dict[str, dict[int, Config | ConfigPair]]
+ConfigsByArithmetic = dict[str, ConfigsByPass]
 
 
-class FewRows(NamedTuple):
+class FewRowsTable(NamedTuple):
     """Table of small tiles, to fill more SMs at up to `most_rows` rows in all heads."""
 
     most_rows: int
-    configs: Passes
+    configs: ConfigsByPass
 
 
 # Tables by arithmetic, ordered by `most_rows`; without an entry, `CONFIGS` applies.
-FewByArithmetic = dict[str, tuple[FewRows, ...]]
+FewRowsByArithmetic = dict[str, tuple[FewRowsTable, ...]]
 
 
 @cache

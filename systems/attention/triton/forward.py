@@ -23,7 +23,7 @@ from systems.attention.triton.primitives import (
     add_matmul,
     advance_rows,
     first_step,
-    hint_unit,
+    hint_factor,
     load_limbs,
     load_tile,
     locate_rows,
@@ -40,7 +40,7 @@ from systems.attention.triton.primitives import (
 
 # --8<-- [start:forward_steps]
 @triton.jit
-def forward_steps(
+def update_softmax(
     acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn, rows,
     columns, first, last, n_k, scale_log2,
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
@@ -108,10 +108,10 @@ def forward_kernel(
     With SPLITS > 1, store what `combine_kernel` combines: acc (SPLITS, batch, heads,
     n_q, HEAD) in o_ptr, m and l (2, SPLITS, batch, heads, n_q) in lse_ptr.
     """
-    stride_qb, stride_qh, stride_qn = hint_unit(stride_qb, stride_qh, stride_qn, UNIT)
-    stride_kb, stride_kh, stride_kn = hint_unit(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = hint_unit(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_on = hint_unit(stride_ob, stride_oh, stride_on, UNIT)
+    stride_qb, stride_qh, stride_qn = hint_factor(stride_qb, stride_qh, stride_qn, UNIT)
+    stride_kb, stride_kh, stride_kn = hint_factor(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = hint_factor(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_on = hint_factor(stride_ob, stride_oh, stride_on, UNIT)
     tiles = tl.cdiv(n_q, BQ)
     # Under a causal mask, the last tile has the most keys, so it starts first.
     tile, batch_head, batch_heads, split = program_tile(tiles, head_swizzle, SPLITS)
@@ -147,12 +147,12 @@ def forward_kernel(
             tl.minimum(n_k, q_start + BQ),
         )
     unmasked_end = seen_by_all // BK * BK
-    acc, m, l, shift = forward_steps(
+    acc, m, l, shift = update_softmax(
         acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn,
         rows, columns, split * BK, unmasked_end, n_k, scale_log2, BK, SPLITS, HEAD,
         CAUSAL, False, LIMBS, PRECISION,
     )  # fmt: skip
-    acc, m, l, shift = forward_steps(
+    acc, m, l, shift = update_softmax(
         acc, m, l, shift, q, k_ptr, v_ptr, k_offsets, v_offsets, stride_kn, stride_vn,
         rows, columns, unmasked_end + first_step(split, unmasked_end // BK,
         SPLITS) * BK, seen_by_any, n_k, scale_log2, BK, SPLITS, HEAD, CAUSAL, True,

@@ -21,7 +21,7 @@ from systems.attention.relaunch import (
     empty_row_statistics,
     make_layout,
     shape_and_strides,
-    use_device_of,
+    use_device,
 )
 from systems.attention.triton.backward import dkdv_kernel, dq_kernel, sum_kernel
 from systems.attention.triton.chooser import choose_config, pad_head_dim
@@ -130,7 +130,7 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
     return limbs
 
 
-class Forward(NamedTuple):
+class ForwardLaunches(NamedTuple):
     """Launches of a forward pass: split into limbs, main kernel, combine splits."""
 
     limbs: Launch | None
@@ -143,7 +143,7 @@ def forward_launches(
     arithmetic: str, dtype: torch.dtype, device: torch.device, config: Config | None,
     splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
-) -> Forward:  # fmt: skip
+) -> ForwardLaunches:  # fmt: skip
     """Return the launches of a forward pass for q, k, v and o of these layouts. `dtype`
     is only part of the cache key, because the compiled kernels depend on it.
     """
@@ -168,7 +168,7 @@ def forward_launches(
         split_ahead = make_limbs_launch(q, k, v, None, limbs)
         q, k, v = (limbs_layout(x, limbs) for x in (q, k, v))
     accessed = q, k, v, output_layout(o, splits)
-    return Forward(
+    return ForwardLaunches(
         split_ahead,
         Launch(
             forward_kernel, (programs * splits,),
@@ -213,11 +213,11 @@ def launch_forward(
 
 
 def run_forward(
-    launch: Forward, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
+    launch: ForwardLaunches, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> None:
     """Compute o and lse by launches that `forward_launches` made for these layouts."""
     count: int = launch.kernel.constants["SPLITS"]
-    with use_device_of(q):
+    with use_device(q):
         if launch.limbs:
             q, k, v = split_into_limbs(launch.limbs, q, k, v)
         if count == 1:
@@ -228,7 +228,7 @@ def run_forward(
             launch.combine(acc, m_l, o, lse)
 
 
-class Backward(NamedTuple):
+class BackwardLaunches(NamedTuple):
     """Launches of a backward pass: split into limbs, dq, dk and dv, sum splits."""
 
     limbs: Launch | None
@@ -243,7 +243,7 @@ def backward_launches(
     dkdv_config: Config | None, dq_config: Config | None, dkdv_splits: int | None,
     dq_splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
     *tensors: ShapeAndStrides,
-) -> Backward:  # fmt: skip
+) -> BackwardLaunches:  # fmt: skip
     """Return the launches of a backward pass for q, k, v, ..., dv of these layouts."""
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -285,7 +285,7 @@ def backward_launches(
     rows = COMBINED_ELEMENTS // pad_head_dim(d)
     dq_sums = triton.cdiv(n_q, rows) * batch * heads if dq_splits > 1 else 0
     dkdv_sums = 2 * triton.cdiv(n_k, rows) * batch * kv_heads if dkdv_splits > 1 else 0
-    return Backward(
+    return BackwardLaunches(
         split_ahead,
         Launch(
             dq_kernel, (dq_programs * dq_splits,),
@@ -343,14 +343,14 @@ def launch_backward(
 
 
 def run_backward(
-    launch: Backward, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+    launch: BackwardLaunches, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
     """Fill dq, dk, dv by launches that `backward_launches` made for these layouts."""
     statistics = lse.new_empty((*lse.shape, 2))
     dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
     dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]
-    with use_device_of(q):
+    with use_device(q):
         to_dq, to_dk, to_dv = (
             allocate_output(dq, dq_splits),
             allocate_output(dk, dkdv_splits),

@@ -43,7 +43,7 @@ def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def hint_unit(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
+def hint_factor(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
     """Return the strides in a form that shows the compiler that UNIT divides them, so
     that loads are vectorized. By itself Triton only detects divisibility by 16.
     """
@@ -176,7 +176,7 @@ def row_lse(m, l, shift, scale_log2):
 
 
 @triton.jit
-def drop_huge_lse(lse):
+def mask_huge_lse(lse):
     """Replace huge lse, for which exp(score - lse) would be wrong, by infinity."""
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
     # --8<-- [end:huge]
@@ -330,7 +330,7 @@ def add_matmul_from_memory(
 
 # --8<-- [start:limbs_kernel]
 @triton.jit
-def split_rows(
+def split_rows_to_limbs(
     program, x_ptr, limbs_ptr, stride_b, stride_h, stride_n, stride_d,
     heads, n, ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
     LIMBS: tl.constexpr,
@@ -369,22 +369,22 @@ def limbs_kernel(
     q_programs = tl.cdiv(n_q, ROWS) * batch * heads
     k_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads
     if program < q_programs:
-        split_rows(
+        split_rows_to_limbs(
             program, q_ptr, q_limbs_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
             heads, n_q, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
     elif program < q_programs + k_programs:
-        split_rows(
+        split_rows_to_limbs(
             program - q_programs, k_ptr, k_limbs_ptr, stride_kb, stride_kh, stride_kn,
             stride_kd, kv_heads, n_k, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
     elif program < q_programs + 2 * k_programs:
-        split_rows(
+        split_rows_to_limbs(
             program - q_programs - k_programs, v_ptr, v_limbs_ptr, stride_vb, stride_vh,
             stride_vn, stride_vd, kv_heads, n_k, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip
     else:
-        split_rows(
+        split_rows_to_limbs(
             program - q_programs - 2 * k_programs, do_ptr, do_limbs_ptr, stride_gb,
             stride_gh, stride_gn, stride_gd, heads, n_q, ROWS, HEAD, D, LIMBS,
         )  # fmt: skip

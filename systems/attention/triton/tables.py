@@ -6,32 +6,32 @@ shared memory of compiled kernels. `tools/tune_flash.py` times them on your GPU.
 """
 
 from systems.attention.triton.configs import (
-    ByArithmetic,
-    ByMask,
     Config,
-    FewByArithmetic,
-    FewRows,
+    ConfigPair,
+    ConfigsByArithmetic,
+    FewRowsByArithmetic,
+    FewRowsTable,
 )
 
 # --- Hopper ---------------------------------------------------------------------------
 # 227 KiB of shared memory per thread block. The tables were timed on an H200.
 
-SM_90: ByArithmetic = {
+SM_90: ConfigsByArithmetic = {
     "half": {
         "forward": {
             16: Config(64, 128, 4, 3, registers=128),
             32: Config(64, 128, 4, 3),
-            64: ByMask(
+            64: ConfigPair(
                 causal=Config(64, 64, 4, 3, registers=128),
                 full=Config(64, 128, 4, 2, registers=168),
             ),
-            128: ByMask(causal=Config(64, 64, 4, 3), full=Config(256, 64, 8, 3)),
+            128: ConfigPair(causal=Config(64, 64, 4, 3), full=Config(256, 64, 8, 3)),
             256: Config(128, 64, 8, 2),
         },
         "dkdv": {
             16: Config(64, 64, 4, 3, registers=168),
             32: Config(64, 64, 4, 3, registers=168),
-            64: ByMask(
+            64: ConfigPair(
                 causal=Config(64, 64, 4, 3), full=Config(64, 64, 4, 3, registers=168)
             ),
             128: Config(64, 128, 8, 3),
@@ -93,7 +93,7 @@ SM_90: ByArithmetic = {
     },
 }
 
-FLOAT32_512_ROWS_SM_90 = FewRows(
+FLOAT32_512_ROWS_SM_90 = FewRowsTable(
     512,
     {
         "forward": {64: Config(32, 32, 4, 1), 128: Config(32, 32, 4, 1)},
@@ -101,7 +101,7 @@ FLOAT32_512_ROWS_SM_90 = FewRows(
         "dq": {64: Config(16, 32, 4, 1), 128: Config(16, 32, 4, 1)},
     },
 )
-FLOAT32_2048_ROWS_SM_90 = FewRows(
+FLOAT32_2048_ROWS_SM_90 = FewRowsTable(
     2048,
     {
         "forward": {16: Config(64, 64, 4, 1), 32: Config(64, 64, 4, 1)},
@@ -110,9 +110,9 @@ FLOAT32_2048_ROWS_SM_90 = FewRows(
     },
 )
 # Tables for few rows, ordered by `most_rows`. Without an entry, SM_90 applies.
-FEW_ROWS_SM_90: FewByArithmetic = {
+FEW_ROWS_SM_90: FewRowsByArithmetic = {
     "half": (
-        FewRows(
+        FewRowsTable(
             2048,
             {
                 "forward": {128: Config(64, 64, 4, 3)},
@@ -124,7 +124,7 @@ FEW_ROWS_SM_90: FewByArithmetic = {
     "high": (FLOAT32_512_ROWS_SM_90, FLOAT32_2048_ROWS_SM_90),
     "highest": (
         FLOAT32_512_ROWS_SM_90,
-        FewRows(
+        FewRowsTable(
             1024,
             {
                 "forward": {},
@@ -141,7 +141,7 @@ FEW_ROWS_SM_90: FewByArithmetic = {
 # shared memory, so the program's tile has 32 rows for each warp if registers suffice.
 # From d = 128, accumulators fill the registers, so addresses are recomputed. A separate
 # kernel splits float32 into limbs (`ahead`).
-SM_80: ByArithmetic = {
+SM_80: ConfigsByArithmetic = {
     "half": {
         "forward": {
             16: Config(128, 64, 4, 3),
@@ -219,7 +219,7 @@ SM_80: ByArithmetic = {
 # 99 KiB of shared memory per thread block, 48 warps per SM. Tensor cores accumulate in
 # float32 at half rate or less and are the bottleneck. Tiles are small enough that two
 # programs fit on an SM.
-SM_86: ByArithmetic = {
+SM_86: ConfigsByArithmetic = {
     "half": {
         "forward": {
             16: Config(128, 64, 4, 3),
@@ -298,7 +298,7 @@ SM_120 = SM_86
 # --- B100, B200, B300 -----------------------------------------------------------------
 # 227 KiB of shared memory per thread block. Tensor cores need tiles of 128 rows for
 # full rate. Tensor memory has 512 columns per SM, so only small tiles fit for float32.
-SM_100: ByArithmetic = {
+SM_100: ConfigsByArithmetic = {
     "half": {
         "forward": {
             16: Config(128, 64, 4, 3),
@@ -372,9 +372,9 @@ SM_100: ByArithmetic = {
 
 # --- All but Hopper, with few rows ----------------------------------------------------
 # Tiles are small, because there would be fewer tiles of 128 rows than SMs.
-FEW_ROWS_OTHERS: FewByArithmetic = {
+FEW_ROWS_OTHERS: FewRowsByArithmetic = {
     "half": (
-        FewRows(
+        FewRowsTable(
             8192,
             {
                 "forward": {},
@@ -394,7 +394,7 @@ FEW_ROWS_OTHERS: FewByArithmetic = {
     **dict.fromkeys(
         ("high", "highest"),
         (
-            FewRows(
+            FewRowsTable(
                 2048,
                 {
                     "forward": {
@@ -418,13 +418,13 @@ FEW_ROWS_OTHERS: FewByArithmetic = {
     ),
 }
 
-CONFIGS: dict[str, ByArithmetic] = {
+CONFIGS: dict[str, ConfigsByArithmetic] = {
     "sm_80": SM_80,
     "sm_86": SM_86,
     "sm_90": SM_90,
     "sm_100": SM_100,
     "sm_120": SM_120,
 }
-FEW_ROWS: dict[str, FewByArithmetic] = {
+FEW_ROWS: dict[str, FewRowsByArithmetic] = {
     name: FEW_ROWS_SM_90 if name == "sm_90" else FEW_ROWS_OTHERS for name in CONFIGS
 }

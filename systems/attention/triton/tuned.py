@@ -10,13 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from systems.records.source_hash import hash_of
+from systems.records.source_hash import hash_code
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
 # A change of this code makes tuned files stale, except in the function of CHOICE.
 LAUNCHES = [("systems.attention.triton.launches", None)]
-CHOICE = [("systems.attention.triton.chooser", "choose_config")]
+CHOOSER = [("systems.attention.triton.chooser", "choose_config")]
 # Arithmetics, kernels and head dimensions to tune, in this order.
 ARITHMETICS, KERNELS = ("half", "high", "highest"), ("forward", "dkdv", "dq")
 HEAD_DIMS = (64, 128, 32, 256, 16)
@@ -30,10 +30,10 @@ Numbers = tuple[int, int, int, int, int | None, bool, str]
 @cache
 def kernels_hash() -> str:
     """Return the source hash of kernels and launchers, but not of the tables."""
-    return hash_of(LAUNCHES, without=CHOICE)
+    return hash_code(LAUNCHES, without=CHOOSER)
 
 
-def path_of(slug: str) -> Path:
+def file_path(slug: str) -> Path:
     """Return the path of the file for a GPU, given its name as in records ("slug")."""
     return FOLDER / f"{slug}.json"
 
@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
         complete = content["software"]["triton"] and content["source_hash"]
-        if not complete or not all(map(is_entry, content["entries"])):
+        if not complete or not all(map(is_valid_entry, content["entries"])):
             raise ValueError("something in it is no launch configuration")
     except FileNotFoundError:
         raise
@@ -53,9 +53,9 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def is_entry(entry: dict[str, Any]) -> bool:
+def is_valid_entry(entry: dict[str, Any]) -> bool:
     """Return whether an entry's kernel and `Config` are valid (`anew`: `recompute`)."""
-    arithmetic, kernel, d, causal = key_of(entry)
+    arithmetic, kernel, d, causal = entry_key(entry)
     q, k, warps, stages, registers, ahead, anew = entry["config"]
     return (
         (arithmetic in ARITHMETICS and kernel in KERNELS and d in HEAD_DIMS)
@@ -66,7 +66,7 @@ def is_entry(entry: dict[str, Any]) -> bool:
     )
 
 
-def key_of(entry: dict[str, Any]) -> Key:
+def entry_key(entry: dict[str, Any]) -> Key:
     return entry["arithmetic"], entry["kernel"], entry["d"], entry["causal"]
 
 
@@ -75,7 +75,7 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
     """Return the configurations timed on this GPU with the current kernels and this
     Triton version. If the file is damaged or outdated, log that and return none.
     """
-    path = path_of(slug)
+    path = file_path(slug)
     try:
         content = read(path)
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
         remedy = "our tables are used; run python tools/tune_flash.py"
         LOG.warning("%s was timed %s: %s", path, mismatch, remedy)
         return {}
-    return {key_of(entry): tuple(entry["config"]) for entry in content["entries"]}
+    return {entry_key(entry): tuple(entry["config"]) for entry in content["entries"]}
 
 
 def digest(slug: str, triton: str) -> str | None:

@@ -150,7 +150,7 @@ def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
                 weight.shape[1], dtype=dtype, device=weight.device, requires_grad=True
             )
 
-            def note(
+            def record(
                 saved: Tensor, name: str = name, weight: Tensor = weight
             ) -> Tensor:
                 if saved.numel() == weight.numel() and saved.dtype != weight.dtype:
@@ -160,6 +160,6 @@ def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
                     )
                 return saved
 
-            with torch.enable_grad(), saved_tensors_hooks(note, lambda saved: saved):
+            with torch.enable_grad(), saved_tensors_hooks(record, lambda saved: saved):
                 module(x)
     return owner_by_address

@@ -35,7 +35,7 @@ def step_record(stem, **config):
     return make_record(stem, row, device=H200)
 
 
-def differences(*records):
+def check_times(*records):
     return [*check_gpu_times({record.stem: [record] for record in records})]
 
 
@@ -47,13 +47,13 @@ def stale_stems(monkeypatch):
 
 
 def test_differences_above_3_percent_are_reported():
-    assert differences(profile_record(forward=17.5), nsys_record(forward=17.2)) == []
-    assert differences(profile_record(forward=17.6), nsys_record()) == [
+    assert check_times(profile_record(forward=17.5), nsys_record(forward=17.2)) == []
+    assert check_times(profile_record(forward=17.6), nsys_record()) == [
         "nvidia-h200: GPU time of forward of medium 512 4 fp32 step eager differs: "
         "17.000 ms in nsys, 17.600 ms in kernel_profile; measure kernel_profile again "
         "by `regen_tables.py --only kernel_profile --force`"
     ]
-    (line,) = differences(profile_record(), nsys_record(optimizer=10.4))
+    (line,) = check_times(profile_record(), nsys_record(optimizer=10.4))
     assert "optimizer" in line and line.endswith("--only nsys --force`")
 
 
@@ -65,31 +65,31 @@ def test_gpu_times_may_differ_in_one_phase_in_twenty(cells, ms, named):
     rows = [make_row({**CELL, "context": 64 * i}, **times) for i in range(cells)]
     rows[0].metrics |= phase_times("nsys_", forward=ms)
     record = make_record("nsys", *rows, device=H200)
-    assert len(differences(record)) == named
+    assert len(check_times(record)) == named
 
 
 def test_experiments_with_equal_passes_are_compared():
     clock = step_record("end_to_end", mode="step", attention="eager")
-    (line,) = differences(clock, profile_record())
+    (line,) = check_times(clock, profile_record())
     assert "17.000 ms in kernel_profile, 18.000 ms in end_to_end" in line
     eager, fused = (step_record("compile", execution=x) for x in ("eager", "compiled"))
-    assert len(differences(eager, nsys_record())) == 1
-    assert differences(fused, nsys_record()) == []
-    assert differences(clock, step_record("model_attention", attention="flash")) == []
+    assert len(check_times(eager, nsys_record())) == 1
+    assert check_times(fused, nsys_record()) == []
+    assert check_times(clock, step_record("model_attention", attention="flash")) == []
 
 
 def test_stale_records_other_gpus_and_other_passes_are_not_compared(stale_stems):
     other = profile_record(device=make_gpu("NVIDIA A100"), forward=20.0)
-    assert differences(other, nsys_record()) == []
-    assert differences(profile_record(loss=0.09), nsys_record()) == []
+    assert check_times(other, nsys_record()) == []
+    assert check_times(profile_record(loss=0.09), nsys_record()) == []
     other = profile_record(forward=20.0)
     other.rows[0].config["context"] = 1024
-    assert differences(other, nsys_record()) == []
+    assert check_times(other, nsys_record()) == []
     gone = profile_record(forward=20.0)
     gone.rows[0].status, gone.rows[0].metrics = "out_of_memory", {}
-    assert differences(gone, nsys_record()) == []
+    assert check_times(gone, nsys_record()) == []
     stale_stems.add("kernel_profile")
-    assert differences(profile_record(forward=20.0), nsys_record()) == []
+    assert check_times(profile_record(forward=20.0), nsys_record()) == []
 
 
 @pytest.mark.slow

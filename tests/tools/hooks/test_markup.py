@@ -16,7 +16,7 @@ from tools.hooks.maths import to_mathml
 NAMESPACE = {"m": "http://www.w3.org/1998/Math/MathML"}
 
 
-def formula(tex: str, display: str = "inline") -> ElementTree.Element:
+def convert_formula(tex: str, display: str = "inline") -> ElementTree.Element:
     return ElementTree.fromstring(to_mathml(tex, display))
 
 
@@ -37,7 +37,7 @@ def test_signs_and_function_names_have_their_spacing() -> None:
     def spacing(tex: str) -> list[tuple[str, str]]:
         return [
             (part.tag.partition("}")[2], part.get("form", part.get("rspace", "")))
-            for part in formula(tex).iter()
+            for part in convert_formula(tex).iter()
             if part.text in ("lse", "∞", "−", "max", "log")
         ]
 
@@ -60,7 +60,7 @@ def test_signs_and_function_names_have_their_spacing() -> None:
     ],
 )
 def test_the_formulas_of_a_transformer_convert(tex: str) -> None:
-    assert not set("\\&") & set("".join(formula(tex).itertext()))
+    assert not set("\\&") & set("".join(convert_formula(tex).itertext()))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_shapes_sort_by_length_and_groups_have_rules() -> None:
 
 def test_a_word_has_one_tooltip_per_section():
     word = '<abbr title="A queue.">stream</abbr>'
-    built = hooks.thin_tooltips(
+    built = hooks.dedupe_tooltips(
         f"<h2>A {word}</h2><p>{word}, {word}</p><p><a href='x'>{word}</a></p>"
         f'<h2>B</h2><p class="provenance">{word}</p><details><p>{word}</p></details>'
         f"<p>{word}</p>"

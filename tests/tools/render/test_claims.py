@@ -63,7 +63,7 @@ def put(name: str, value: Any, **wanted: Any) -> Callable[[Record], None]:
     return alter
 
 
-def reverse(claim: str, **wanted: Any) -> Callable[[Record], None]:
+def flip_claim(claim: str, **wanted: Any) -> Callable[[Record], None]:
     """Return an alteration that makes the claim's faster row slower, or vice versa."""
 
     def alter(record: Record) -> None:
@@ -77,10 +77,10 @@ def reverse(claim: str, **wanted: Any) -> Callable[[Record], None]:
 LAYER = {"norm": "layer", "dtype": "bf16"}
 # For each claim, an alteration of its record that reverses the verdict.
 ALTERED = {
-    "deterministic_mode_is_beaten": reverse(
+    "deterministic_mode_is_beaten": flip_claim(
         "deterministic_mode_is_beaten", implementation="ours"
     ),
-    "cudnn_is_beaten": reverse("cudnn_is_beaten", implementation="ours"),
+    "cudnn_is_beaten": flip_claim("cudnn_is_beaten", implementation="ours"),
     "backward_about_twice": scale("backward_gpu_ms", by=2, size="xl", mode="step"),
     "passes_steady": scale("forward_ms", by=2, which=slice(0, None, 2), mode="forward"),
     "two_steps_warm_up": scale("forward_ms", by=1.5, which=slice(0, 5), warmup=2),
@@ -116,7 +116,7 @@ ALTERED = {
     ),
     "two_matrices_saved": scale("before_backward_bytes", by=2, n=16384),
     "time_grows_with_square": scale(*STEP, by=3, n=16384),
-    "compiled_attention_faster": reverse(
+    "compiled_attention_faster": flip_claim(
         "compiled_attention_faster", execution="compiled"
     ),
     "compiling_gains": scale(*STEP, by=2, execution="compiled"),

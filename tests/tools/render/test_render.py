@@ -14,7 +14,7 @@ def test_provenance_has_age_and_link(monkeypatch):
     marks = {"fresh": "", "verified": " · verified", "stale": " · **stale**{ .old }"}
     for age, shown in marks.items():
         monkeypatch.setattr(markdown, "record_age", lambda record, age=age: age)
-        table, line = markdown.per_device([record], lambda r: "| a |").split("\n\n")
+        table, line = markdown.device_tabs([record], lambda r: "| a |").split("\n\n")
         assert table == "| a |" and line.startswith(f"NVIDIA H200{shown} · 20")
     # The link leads to the rows in the explorer.
     link = "explorer.html#GPU=NVIDIA+H200&amp;stem=warmup"

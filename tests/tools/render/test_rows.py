@@ -7,7 +7,7 @@ import pytest
 from systems.records.record import Row
 from tests.factories import make_record, make_row
 from tools.render.frame import frame
-from tools.render.markdown import NOTHING_FITS, NOTHING_YET, add_caption, per_device
+from tools.render.markdown import NOTHING_FITS, NOTHING_YET, add_caption, device_tabs
 from tools.render.rows import MISSING, Missing, describe_range, fmt, least, most, span
 
 FULL = Missing("out of memory")
@@ -58,8 +58,8 @@ def test_table_lines_give_each_reason_once():
 
 def test_notice_tells_out_of_memory_from_not_measured():
     out = make_record("warmup", Row({"n": 1}, "out_of_memory", reason="CUDA"))
-    assert per_device([out], lambda record: "") == NOTHING_FITS
+    assert device_tabs([out], lambda record: "") == NOTHING_FITS
     timed = make_record("warmup", make_row({"n": 1}, a_ms=[1.0]))
-    assert per_device([timed], lambda record: "") == NOTHING_YET
-    assert per_device([], lambda record: "table") == NOTHING_YET
+    assert device_tabs([timed], lambda record: "") == NOTHING_YET
+    assert device_tabs([], lambda record: "table") == NOTHING_YET
     assert add_caption("A caption.", NOTHING_FITS) == NOTHING_FITS

@@ -77,7 +77,7 @@ def test_plain_attention_traffic_equals_the_prediction():
     n, loss = 48, torch.ones(1, 1, 48, 8, dtype=torch.bfloat16)
     q, k, v = (torch.randn_like(loss, requires_grad=True) for _ in range(3))
     with ScoreByteCounter(n) as moves:
-        o = attentions.plain(q, k, v, causal=True)
+        o = attentions.plain_attention(q, k, v, causal=True)
         forward = moves.bytes
         torch.autograd.grad(o, (q, k, v), loss)
     found = {"forward": forward, "backward": moves.bytes - forward}

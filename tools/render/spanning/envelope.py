@@ -16,8 +16,8 @@ from systems.records.record import Record
 from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
-from tools.render.markdown import percent, two_digits
-from tools.render.rows import MISSING, NOT_MEASURED, data_sheet, fmt, most
+from tools.render.markdown import percent, prose_number
+from tools.render.rows import MISSING, NOT_MEASURED, fmt, most, peak_rates
 from tools.render.stems import flash_benchmarking, warmup
 from tools.render.stems.end_to_end.rows import BATCH, matmul_flops, pass_shape
 from tools.render.stems.kernel_profile.rows import (
@@ -35,7 +35,7 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
     """Return predictions for other GPUs: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
-        f"{two_digits(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
+        f"{prose_number(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
     )
 
 
@@ -65,7 +65,7 @@ PRODUCTS = forward_matmul_work("2.7B", 512)
 
 def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
     """Return measured examples of launch-, memory- and compute-bound kernels."""
-    peak = data_sheet(primary_gpu())
+    peak = peak_rates(primary_gpu())
 
     def regime(
         size: str, context: int, precision: str, phase: str, kind: str, work: Work
@@ -113,7 +113,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
 
 
 def chip_facts() -> dict[str, str]:
-    peak, chip = data_sheet(primary_gpu()), find_chip(primary_gpu())
+    peak, chip = peak_rates(primary_gpu()), find_chip(primary_gpu())
     fp32, bf16 = (ridge_intensity(peak, precision) for precision in ("fp32", "bf16"))
     return {
         "bandwidth": fmt(peak.bandwidth / 1e12, "{:.1f} TB/s"),
@@ -129,7 +129,7 @@ def chip_facts() -> dict[str, str]:
 
 def bottleneck_facts(record: Record | None) -> dict[str, str]:
     launches, softmax, products = bottleneck_examples(record)
-    peak = data_sheet(primary_gpu())
+    peak = peak_rates(primary_gpu())
     of_two = [attention_work("small", 512, part) for part in MATMULS]
 
     def floor_ms(peak: Peak, *works: Work) -> float:
@@ -160,7 +160,7 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 def step_facts(record: Record | None) -> dict[str, str]:
     """Return lower bounds by FLOPs for 2.7B, times relative to them, and some times."""
-    peak, forward = data_sheet(primary_gpu()), matmul_flops("2.7B", 512)
+    peak, forward = peak_rates(primary_gpu()), matmul_flops("2.7B", 512)
     large = frame(record, size="2.7B", context=512, batch=BATCH)
     forward_bf16 = {"mode": "forward", "precision": "bf16"}
     small = frame(record, size="small", batch=BATCH, **forward_bf16)
@@ -213,7 +213,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
     config = {"size": "2.7B", "context": 512, "mode": "step", "precision": "fp32"}
     step = frame(profile).one(**config)
     share = total_ms(step, category="matmul") / total_ms(step)
-    peak = data_sheet(primary_gpu())
+    peak = peak_rates(primary_gpu())
     ratio = peak.bf16 / peak.fp32
     return {
         "rates": fmt(ratio, "{:.5f}"),
@@ -234,7 +234,7 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
     moved = parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
     fused = 2 * FP32_BYTES * batch * n**2
-    peak = data_sheet(primary_gpu())
+    peak = peak_rates(primary_gpu())
 
     def lower_bounds_ms(peak: Peak) -> tuple[float, float, float]:
         compute = 1e3 * max(flops / peak.fp32, outer / peak.bandwidth)
@@ -263,7 +263,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
     """Return plain attention's lower bound by bytes, FlashAttention's by matmuls, and
     measured times of both, for one causal head (16,384 tokens, d = 64, bf16).
     """
-    n, d, peak = 16384, 64, data_sheet(primary_gpu())
+    n, d, peak = 16384, 64, peak_rates(primary_gpu())
     # Plain attention reads or writes nine bf16 numbers for each score.
     moved = 9 * 2 * n**2
     flops = attention_flops("forward", d=d, batch=1, heads=1, n=n, causal=True)

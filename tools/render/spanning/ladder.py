@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 
 from systems.formulas.gpus import KIB
 from systems.records.record import Record
-from systems.records.source_hash import hash_of
+from systems.records.source_hash import hash_code
 from tools.render import plots
 from tools.render.compiled_files import COMMAND, read_compiled_steps
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
-from tools.render.markdown import NOTHING_YET, per_device, percent
+from tools.render.markdown import NOTHING_YET, device_tabs, percent
 from tools.render.plots import ACCENT, GREY, INK, PALE, WARN
 from tools.render.rows import MISSING, dropna, fmt, least
 from tools.render.stems.flash_ablation import (
@@ -36,9 +36,9 @@ from tools.render.stems.flash_peers import TEST, all_shapes
 def fragments(found: Found) -> dict[str, str]:
     records = found.get("flash_ablation", [])
     return {
-        "ladder-bars.md": per_device(records, bars_figure),
-        "ladder-forward.md": per_device(records, lambda r: steps_table(r, FORWARD)),
-        "ladder-backward.md": per_device(records, lambda r: steps_table(r, BACKWARD)),
+        "ladder-bars.md": device_tabs(records, bars_figure),
+        "ladder-forward.md": device_tabs(records, lambda r: steps_table(r, FORWARD)),
+        "ladder-backward.md": device_tabs(records, lambda r: steps_table(r, BACKWARD)),
         "ladder-needs.md": resources_table(primary_record(found, "flash_ablation")),
     }
 
@@ -117,7 +117,7 @@ def resources_table(record: Record | None) -> str:
         "instructions per score": "{per_score:.1f}",
     }
     found = Frame(Line(step=step) for step in STEPS if step in there["steps"])
-    fresh = there["source_hash"] == hash_of(LAUNCHERS)
+    fresh = there["source_hash"] == hash_code(LAUNCHERS)
     stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
     table = found.table(
         ("step", lambda x: STEPS[x["step"]].name),

@@ -7,13 +7,13 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Column, Table
 
-from systems import align_texts
+from systems import align_rows
 from systems.experiments import GPU, STEMS
 from systems.formulas.gpus import GPUS, Gpu
 from systems.records.record import Record
 from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
 from tools.render.markdown import NOTHING_YET, items_table, table
-from tools.render.rows import NOT_MEASURED, data_sheet
+from tools.render.rows import NOT_MEASURED, peak_rates
 from tools.render.spanning.writeup import load_problems
 
 # GPUs with predicted times, and GPUs with predicted numbers of out-of-memory rows.
@@ -70,7 +70,7 @@ def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]
 
 def slowdown(gpu: Gpu) -> float:
     """Return the largest ratio of a data-sheet rate of the primary GPU to `gpu`'s."""
-    primary = data_sheet(primary_gpu())
+    primary = peak_rates(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
 
@@ -98,7 +98,7 @@ def check_setup_output(found: Found) -> str:
         "torch runs on": gpu.name,
         **{f"attention: {name}": text for name, text in record.kernels.items()},
     }
-    return f"```console\n$ python -m systems.check_setup\n{align_texts(lines)}```\n"
+    return f"```console\n$ python -m systems.check_setup\n{align_rows(lines)}```\n"
 
 
 def measuring_output(found: Found) -> str:

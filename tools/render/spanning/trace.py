@@ -22,7 +22,7 @@ from tools.render.plots import ACCENT, DARK, GREY, TINT
 EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
 # Index of the drawn layer: the second of the forward pass.
-SHOWN = 1
+SHOWN_LAYER = 1
 # Names in the trace of GPU work that is not a kernel.
 NO_KERNELS = ("memcpy", "memset")
 LANES = ("CPU: ranges", "CPU: launches", "GPU: kernels")
@@ -75,7 +75,7 @@ def load_step() -> tuple[list[Kernel], list[tuple[int, int]]]:
 
 def select_layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:
     layers = {s for k in kernels for s in k.marks if s.name == LAYER}
-    span = sorted(layers, key=lambda layer: layer.start)[SHOWN]
+    span = sorted(layers, key=lambda layer: layer.start)[SHOWN_LAYER]
     inside = [call for call in calls if span.start <= call[0] <= span.end]
     return Layer(span, inside, [k for k in kernels if span in k.marks])
 

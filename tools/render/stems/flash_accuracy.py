@@ -147,7 +147,7 @@ def ratios_figure(record: Record) -> str:
                 axes.plot([geometric_mean(x["over"])], [y], "o", ms=6, **style)
         axes.axvline(1, color=INK, lw=1)
         plots.label_bars(axes, names)
-        plots.plain_log_scale(axes.xaxis)
+        plots.set_log_scale(axes.xaxis)
         axes.set_title("error over plain attention's")
         plots.draw_legend(figure, DTYPES)
 

@@ -14,7 +14,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_mib, format_ms, percent
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import MISSING, count_true, data_sheet, dropna, fmt, least, span
+from tools.render.rows import MISSING, count_true, dropna, fmt, least, peak_rates, span
 from tools.render.stems.flash_passes import (
     LABELS,
     PASSES,
@@ -189,7 +189,7 @@ def draw_curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
         look = {"color": ACCENT if name == "ours" else GREY, "label": label}
         ys = [y(x[name]) for x in found]
         plots.curve(axes, found.column("n"), ys, ls=dashes.get(name, "-"), **look)
-    plots.power_of_two_axis(axes.xaxis, found.column("n")[1::4], "sequence length N")
+    plots.set_log2_axis(axes.xaxis, found.column("n")[1::4], "sequence length N")
 
 
 @fragments.figure("rates.md", "rates", height=300, narrow=560)
@@ -225,7 +225,7 @@ def memory_figure(record: Record) -> Drawn:
         axes = figure.subplots()
         # Dash FlashAttention's line, so that SDPA's equal line shows below it.
         draw_curves(axes, found, lambda x: x["mib"], ours="--")
-        plots.plain_log_scale(axes.yaxis, subs=(1,))
+        plots.set_log_scale(axes.yaxis, subs=(1,))
         axes.set_title("memory above the inputs, MiB")
 
     longest = found.one(n=max(found.column("n"), default=0))
@@ -276,7 +276,7 @@ def predict_ms(peak: Peak) -> tuple[float, float]:
 
 def prediction_facts(longest: Line) -> dict[str, str]:
     """Compare predicted time and memory of the longest bf16 head with measurements."""
-    plain_ms, ours_ms = predict_ms(data_sheet(primary_gpu()))
+    plain_ms, ours_ms = predict_ms(peak_rates(primary_gpu()))
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     return {
         "moves_forward": f"{PLAIN_MOVES['forward']:g}",

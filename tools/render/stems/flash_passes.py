@@ -5,7 +5,7 @@ from statistics import median
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render.frame import Line
-from tools.render.rows import data_sheet
+from tools.render.rows import peak_rates
 
 PASSES = ("forward", "backward", "both")
 # The names of the passes in tables.
@@ -39,4 +39,4 @@ def count_flops(x: Line, of: str) -> float:
 
 def peak_tflops(record: Record | None, dtype: str) -> float:
     """Return the data sheet's peak rate for a dtype, in TFLOP/s."""
-    return getattr(data_sheet(record.device.slug if record else ""), dtype) / 1e12
+    return getattr(peak_rates(record.device.slug if record else ""), dtype) / 1e12

@@ -10,9 +10,9 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
-from tools.render.markdown import items_table, per_device, percent
+from tools.render.markdown import device_tabs, items_table, percent
 from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
-from tools.render.rows import Missing, count_true, dropna, fmt, measured, most, span
+from tools.render.rows import Missing, count_true, dropna, fmt, measurements, most, span
 from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
 
 NAMES = {
@@ -161,8 +161,8 @@ def determinism_table(record: Record) -> str:
 )
 def published_file(records: list[Record]) -> str:
     reported = {r.device.slug: r for r in records if r.kind == "reported"}
-    return per_device(
-        measured(records),
+    return device_tabs(
+        measurements(records),
         lambda r: published_table(r, reported.get(f"reported-{r.device.slug}")),
     )
 
@@ -199,7 +199,7 @@ def throughput_figure(record: Record) -> Drawn | None:
                 rates = [tflops(x[name], "both") for x in part]
                 look = {"color": color, "marker": marker, "ms": 6}
                 plots.curve(axes, part.column("n"), rates, **look)
-            plots.power_of_two_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
+            plots.set_log2_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
             axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
         # Set the limit after drawing, because matplotlib scales the axis only before.
         every[0].set_ylim(bottom=0)

@@ -14,8 +14,8 @@ from systems.formulas.memory_costs import (
 )
 from systems.formulas.recomputation import (
     best_run_lengths,
+    count_forward_passes,
     count_kept_inputs,
-    forward_passes,
     strategy_peaks,
 )
 from systems.records.record import Record
@@ -145,7 +145,7 @@ def strategies_table(_: list[Record]) -> str:
     names = (*head, "strategy", "inputs", "blocks")
     found = Frame(Line(zip(names, order, strict=True)) for order in listed).derive(
         needed=lambda x: x["inputs"] * input_bytes + x["blocks"] * block_bytes,
-        passes=lambda x: forward_passes(x["strategy"], n),
+        passes=lambda x: count_forward_passes(x["strategy"], n),
     )
     return found.table(
         *head,
@@ -206,7 +206,7 @@ def run_length_figure(record: Record) -> Drawn:
         times.set_title("forward and backward, ms")
         for axes in (memory, times):
             axes.set_ylim(0, 1.02 * axes.get_ylim()[1])
-            plots.power_of_two_axis(axes.xaxis, TICKS, "blocks in a run")
+            plots.set_log2_axis(axes.xaxis, TICKS, "blocks in a run")
 
     lost = any(x.reason == OUT_OF_MEMORY for x in found)
     made, kept = (name_run(row_with_smallest(found, name)) for name in PEAKS)
@@ -279,8 +279,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",
         "weighed": f"{weighed:.1f}",
-        "halving_passes": f"{forward_passes('halving', n):.0f}",
-        "chain_passes": f"{forward_passes('chain', n):.1f}",
+        "halving_passes": f"{count_forward_passes('halving', n):.0f}",
+        "chain_passes": f"{count_forward_passes('chain', n):.1f}",
     }
 
 

@@ -67,9 +67,9 @@ def contexts_figure(record: Record) -> Drawn:
             look |= {"ls": "--"} if name == "flash" else {}
             plots.curve(sizes, contexts, ran[name].column("gib"), **look)
         for axes, title in ((times, "step, ms"), (sizes, "peak memory, GiB")):
-            plots.plain_log_scale(axes.yaxis)
+            plots.set_log_scale(axes.yaxis)
             ticks = tried.values("context")
-            plots.power_of_two_axis(axes.xaxis, ticks, "context, tokens")
+            plots.set_log2_axis(axes.xaxis, ticks, "context, tokens")
             axes.set_title(title)
 
     texts = [

@@ -145,7 +145,7 @@ def draw_heat_maps(
             name: [(format_power(text), cell_shade(text)) for text in line]
             for name, line in of.items()
         }
-        plots.heat_map(axes, rows, heads)
+        plots.fill_heat_map(axes, rows, heads)
         axes.set_title(f"{dtype}, by {label}")
 
 

@@ -10,17 +10,17 @@ from matplotlib.figure import Figure
 from systems.formulas.memory_costs import (
     Bytes,
     Pass,
-    attention_saved,
-    feed_forward_saved,
+    attention_bytes,
+    feed_forward_bytes,
 )
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.markdown import format_mib, per_device, percent
+from tools.render.markdown import device_tabs, format_mib, percent
 from tools.render.plots import ACCENT, INK
-from tools.render.rows import dropna, fmt, measured
+from tools.render.rows import dropna, fmt, measurements
 
 MIB = 2**20
 CONTEXTS = (128, 512, 2048)
@@ -81,7 +81,7 @@ def count_bytes(x: Line) -> Bytes:
 
 def predict_bytes(context: int) -> Bytes:
     p = Pass("2.7B", context, "step", "fp32")
-    halves = [*attention_saved(p).items(), *feed_forward_saved(p).items()]
+    halves = [*attention_bytes(p).items(), *feed_forward_bytes(p).items()]
     return {
         name: sum(size for tensor, size in halves if tensor in tensors)
         for name, (_, tensors) in OPERATIONS.items()
@@ -131,7 +131,7 @@ NAMES = {
 )
 def example_file(records: list[Record]) -> str:
     reported = next((r for r in records if r.kind == "reported"), None)
-    return per_device(measured(records), lambda r: example_table(r, reported))
+    return device_tabs(measurements(records), lambda r: example_table(r, reported))
 
 
 def example_table(record: Record, reported: Record | None) -> str:

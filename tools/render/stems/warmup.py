@@ -109,7 +109,7 @@ def steps_figure(record: Record) -> str:
         text = f"{slowest:,.0f} ms; median: {ratio} times a later step"
         if slowest:
             plots.label(axes, text, 1, slowest, ha="left", va="center", offset=(10, 0))
-        plots.plain_log_scale(axes.yaxis)
+        plots.set_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")
 
     return plots.plot(

@@ -7,7 +7,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_ms, percent
-from tools.render.rows import MISSING, data_sheet, fmt, most
+from tools.render.rows import MISSING, fmt, most, peak_rates
 
 NAMES = {
     "ours": "this kernel",
@@ -59,7 +59,7 @@ def kernels(record: Record | None) -> Frame:
     "in the forward pass, x and its gradient in the backward pass.",
 )
 def rates_table(record: Record) -> str:
-    bandwidth = data_sheet(record.device.slug).bandwidth
+    bandwidth = peak_rates(record.device.slug).bandwidth
 
     def pass_columns(of: str) -> list[tuple[Any, ...]]:
         rate = f"{of}_rate"
@@ -83,7 +83,7 @@ def rates_table(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     """Return times that the data sheet predicts, and measurements relative to them."""
-    peak = data_sheet(primary_gpu())
+    peak = peak_rates(primary_gpu())
     least = {
         (of, dtype): 1e3 * moved_bytes(of, dtype) / peak.bandwidth
         for of in ("forward", "backward")

@@ -11,7 +11,7 @@ from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn
 from tools.render.frame import Frame, frame
-from tools.render.markdown import format_at_most, format_ms, gib, table, two_digits
+from tools.render.markdown import format_at_most, format_ms, gib, prose_number, table
 from tools.render.plots import ACCENT, DARK
 from tools.render.rows import MISSING, fmt, most
 from tools.render.stems.attention import compiled
@@ -151,8 +151,8 @@ def times_figure(record: Record) -> Drawn:
             plots.curve(
                 axes, ns[2:], [t / 4 for t in grown], label="slope of N²", **look
             )
-            plots.plain_log_scale(axes.yaxis, subs=(1,))
-            plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
+            plots.set_log_scale(axes.yaxis, subs=(1,))
+            plots.set_log2_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{of} pass, ms")
 
     factors = {of: growth_factor(found, of) for of in PASSES}
@@ -191,8 +191,8 @@ def memory_figure(record: Record) -> Drawn:
             for e, look in (("compiled", {}), ("eager", {"color": ACCENT})):
                 ys = [plain_row(found, n, e=e)[column] / 2**30 for n in ns]
                 plots.curve(axes, ns, ys, label=e, ls="none", **look)
-            plots.plain_log_scale(axes.yaxis, subs=(1,))
-            plots.power_of_two_axis(axes.xaxis, ns, "sequence length N")
+            plots.set_log_scale(axes.yaxis, subs=(1,))
+            plots.set_log2_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{name}, GiB")
 
     text = fmt(largest_error(record), format_at_most)
@@ -229,9 +229,9 @@ def facts(record: Record | None) -> dict[str, str]:
         "one_matrix": f"{gib(BATCH * LONGEST**2 * 4, 5)} GiB",
         "kept": fmt(kept["eager"], lambda v: f"{gib(v, 5)} GiB"),
         "tried_need": f"{gib(peak_bytes(n), 5)} GiB" if n else fmt(MISSING),
-        "shortest_out": fmt(memory, lambda size: two_digits(shortest_oom(size))),
-        "out_on_40": two_digits(shortest_oom(GPUS["a100-40"].free_bytes)),
-        "out_on_80": two_digits(shortest_oom(GPUS["a100-80"].free_bytes)),
+        "shortest_out": fmt(memory, lambda size: prose_number(shortest_oom(size))),
+        "out_on_40": prose_number(shortest_oom(GPUS["a100-40"].free_bytes)),
+        "out_on_80": prose_number(shortest_oom(GPUS["a100-80"].free_bytes)),
         "tried_length": fmt(n or MISSING, "{:,}"),
         "tried_eager": describe_outcome(record, n, "eager"),
         **compiled.facts(record),

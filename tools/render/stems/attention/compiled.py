@@ -128,7 +128,7 @@ def speedup_figure(record: Record) -> Drawn:
                 f"d = {d}": [format_cell(part.one(d=d, n=n).get("gain")) for n in ns]
                 for d in widths
             }
-            plots.heat_map(axes, rows, [f"{n:,}" for n in ns])
+            plots.fill_heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
 
     text = describe_range(dropna(found.column("gain")) or found.column("gain"))

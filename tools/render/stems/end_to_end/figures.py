@@ -28,7 +28,7 @@ def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
         size: [cell(found.one(size=size, context=c)[name]) for c in contexts]
         for size in TABLE_1
     }
-    plots.heat_map(axes, rows, [f"{c:,}" for c in contexts])
+    plots.fill_heat_map(axes, rows, [f"{c:,}" for c in contexts])
 
 
 def shares_figure(record: Record) -> Drawn:

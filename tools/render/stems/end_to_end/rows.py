@@ -6,7 +6,7 @@ from systems.formulas.costs import forward_flops, pass_flops
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import MISSING, data_sheet
+from tools.render.rows import MISSING, peak_rates
 
 # The batch size of the assignment.
 BATCH = 4
@@ -90,5 +90,5 @@ def timed_flops(x: Line) -> float:
 def share_of_peak(slug: str, x: Line, ms: float) -> float:
     """Return the FLOP rate of a row over `ms` as a share of the data sheet's peak."""
     return (
-        timed_flops(x) / (ms / 1e3) / getattr(data_sheet(slug), x["precision"], MISSING)
+        timed_flops(x) / (ms / 1e3) / getattr(peak_rates(slug), x["precision"], MISSING)
     )

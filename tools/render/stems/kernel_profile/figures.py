@@ -129,8 +129,8 @@ def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
     ends = [left, ridge, right]
     roof = [min(peak.fp32, x * peak.bandwidth) / 1e12 for x in ends]
     axes.plot(ends, roof, color=DARK, linewidth=1.5)
-    plots.plain_log_scale(axes.xaxis, subs=(1,))
-    plots.plain_log_scale(axes.yaxis, subs=(1,))
+    plots.set_log_scale(axes.xaxis, subs=(1,))
+    plots.set_log_scale(axes.yaxis, subs=(1,))
     axes.set_xlim(left, right)
     axes.set(xlabel="FLOP per byte moved", title="TFLOP/s")
     middle = (left * ridge) ** 0.5

@@ -9,7 +9,7 @@ from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL, short_name
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import record_link
-from tools.render.rows import Missing, data_sheet
+from tools.render.rows import Missing, peak_rates
 from tools.render.stems.end_to_end.rows import PASSES, pass_shape
 
 SOFTMAX_PART = "attention softmax"
@@ -72,7 +72,7 @@ def idle_share(x: Line) -> float:
 
 def steps(record: Record | None) -> Frame:
     """Return times of a step by kernel category, without AdamW, joined with fp32."""
-    peak = data_sheet(record.device.slug if record else "")
+    peak = peak_rates(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     found = frame(record, mode="step").derive(
         wall_ms=lambda x: wall_ms(x, *PASSES),
@@ -183,7 +183,7 @@ def matmul_time_difference(x: Line) -> float:
 
 def attention_parts(record: Record | None, **wanted: Any) -> Frame:
     """Return each part of attention in each fp32 forward pass, over all layers."""
-    peak = data_sheet(record.device.slug if record else "")
+    peak = peak_rates(record.device.slug if record else "")
     found = Frame()
     for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
         shape = pass_shape(x["size"], x["context"], x["batch"])

@@ -6,14 +6,14 @@ from itertools import product
 
 from systems.formulas.fit import find_largest, peak_bytes
 from systems.formulas.gpus import GPUS
-from systems.formulas.memory_costs import Pass, attention_saved, residual_bytes
+from systems.formulas.memory_costs import Pass, attention_bytes, residual_bytes
 from systems.formulas.memory_peak import category_peaks
 from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line
-from tools.render.markdown import format_mib, gib, items_table, percent, two_digits
+from tools.render.markdown import format_mib, gib, items_table, percent, prose_number
 from tools.render.rows import dropna, fmt, most
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
@@ -178,7 +178,7 @@ def formula_facts() -> dict[str, str]:
     room_80, room_40 = (GPUS[f"a100-{gb}"].free_bytes for gb in (80, 40))
     on_40 = [s for s in TABLE_1 if peak_bytes(replace(long, size=s)) <= room_40]
     return {
-        "longest_on_80": two_digits(find_largest(long, "context", room_80)),
+        "longest_on_80": prose_number(find_largest(long, "context", room_80)),
         "largest_on_40": on_40[-1],
         f"residual_{LONGEST}": format_mib(residual_bytes(long)),
         "residual_128": format_mib(residual_bytes(short)),
@@ -186,8 +186,8 @@ def formula_facts() -> dict[str, str]:
         "kept_fp32_128": format_mib(category_peaks(short)["saved activations"]),
         "weights": format_mib(peaks["weights"]),
         "lasting": format_mib(sum(peaks[name] for name in lasting)),
-        "scores": format_mib(attention_saved(long)["exponentials"]),
-        "scores_128": format_mib(attention_saved(short)["exponentials"]),
+        "scores": format_mib(attention_bytes(long)["exponentials"]),
+        "scores_128": format_mib(attention_bytes(short)["exponentials"]),
     }
 
 
@@ -243,7 +243,7 @@ def largest_are_scores(record: Record) -> Judgement:
     x = passes(record).one(**AT, mode="forward", precision="fp32")
     if not (found := largest_groups(x)):
         return None
-    derived, size = attention_saved(make_pass(x))["exponentials"], found[0]["bytes"]
+    derived, size = attention_bytes(make_pass(x))["exponentials"], found[0]["bytes"]
     attention = all("scaled_dot_product_attention" in g["code"] for g in found)
     numbers = f"Largest {format_mib(size)}, a score matrix {format_mib(derived)}."
     return size == derived and attention, numbers
