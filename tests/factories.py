@@ -66,11 +66,9 @@ def simulate_smaller_gpu(record: Record, gpu: Device) -> Record:
         "unsupported": lambda row: row.config.get("implementation") == "hopper",
     }
     rows = []
-    for row in record.rows:
-        why = [name for name, of in lost.items() if row.status == "ok" and of(row)]
-        rows.append(
-            replace(row, status=why[0], metrics={}, reason="why") if why else row
-        )
+    for x in record.rows:
+        why = [name for name, of in lost.items() if x.status == "ok" and of(x)]
+        rows.append(replace(x, status=why[0], metrics={}, reason="why") if why else x)
     return replace(record, device=gpu, rows=rows)
 
 

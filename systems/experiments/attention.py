@@ -36,7 +36,7 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 FORMATS, EXECUTIONS = ("fp32", "bf16"), ("eager", "compiled")
 WIDTHS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
-# Sequence length of twice the assignment's longest; it needs more than 140 GiB.
+# Twice the longest sequence of the assignment; eager needs more than 140 GiB.
 TOO_LONG = 32768
 ROUNDS = 3
 # From length LONG on, run fewer passes, except in the assignment's own configurations.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn import functional as F
 
 from systems.benchmarking import timing
 from systems.model.optimizer import AdamW
@@ -169,11 +169,9 @@ OPERATIONS = {
     "bmm": lambda a, b, c, t: torch.bmm(a[None], b[None]),
     "addmm": lambda a, b, c, t: torch.addmm(a, b, c),
     "einsum": lambda a, b, c, t: torch.einsum("ij,kj->ik", a, b),
-    "linear": lambda a, b, c, t: functional.linear(a, b),
-    "scaled_dot_product_attention": lambda a, b, c, t: (
-        functional.scaled_dot_product_attention(
-            a[None, None], b[None, None], c[None, None]
-        )
+    "linear": lambda a, b, c, t: F.linear(a, b),
+    "scaled_dot_product_attention": lambda a, b, c, t: F.scaled_dot_product_attention(
+        a[None, None], b[None, None], c[None, None]
     ),
     "exp": lambda a, b, c, t: a.exp(),
     "log": lambda a, b, c, t: a.log(),
@@ -185,10 +183,10 @@ OPERATIONS = {
     "sum": lambda a, b, c, t: a.sum(-1),
     "cumsum": lambda a, b, c, t: a.cumsum(-1),
     "norm": lambda a, b, c, t: a.norm(),
-    "softplus": lambda a, b, c, t: functional.softplus(a),
-    "layer_norm": lambda a, b, c, t: functional.layer_norm(a, (8,)),
-    "cross_entropy": lambda a, b, c, t: functional.cross_entropy(a, t),
-    "mse_loss": lambda a, b, c, t: functional.mse_loss(a, b),
+    "softplus": lambda a, b, c, t: F.softplus(a),
+    "layer_norm": lambda a, b, c, t: F.layer_norm(a, (8,)),
+    "cross_entropy": lambda a, b, c, t: F.cross_entropy(a, t),
+    "mse_loss": lambda a, b, c, t: F.mse_loss(a, b),
     "addcmul": lambda a, b, c, t: torch.addcmul(a, b, c),
     "atan2": lambda a, b, c, t: torch.atan2(a, b),
     "dot": lambda a, b, c, t: torch.dot(a[0], b[0]),
@@ -203,9 +201,9 @@ OPERATIONS = {
     "max": lambda a, b, c, t: a.max(-1).values,
     "sqrt": lambda a, b, c, t: a.sqrt(),
     "sigmoid": lambda a, b, c, t: a.sigmoid(),
-    "silu": lambda a, b, c, t: functional.silu(a),
+    "silu": lambda a, b, c, t: F.silu(a),
     "relu": lambda a, b, c, t: a.relu(),
-    "rms_norm": lambda a, b, c, t: functional.rms_norm(a, (8,)),
+    "rms_norm": lambda a, b, c, t: F.rms_norm(a, (8,)),
 }
 
 

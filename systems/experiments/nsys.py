@@ -54,19 +54,17 @@ def run(config: Config) -> dict[str, Any]:
     if not nsys.is_installed():
         raise Unsupported("no nsys on the PATH: install Nsight Systems (see nsys.md)")
     metrics: dict[str, Any] = {}
-    for instrument in INSTRUMENTS:
-        profile = kernel_profile.Config(
-            mode="step", profiler=instrument, **asdict(config)
-        )
+    for tool in INSTRUMENTS:
+        profile = kernel_profile.Config(mode="step", profiler=tool, **asdict(config))
         result = kernel_profile.run(profile)
         for phase in PHASES:
-            metrics[f"{instrument}_{phase}_kernels"] = sum(
+            metrics[f"{tool}_{phase}_kernels"] = sum(
                 kernel["calls"]
                 for kernel in result["kernels"]
                 if kernel["phase"].split("/")[0] == phase
             )
             for name in (f"profiled_{phase}", f"{phase}_gpu_busy"):
-                metrics[f"{instrument}_{name}_ms"] = result[f"{name}_ms"]
+                metrics[f"{tool}_{name}_ms"] = result[f"{name}_ms"]
     return metrics
     # --8<-- [end:run]
 

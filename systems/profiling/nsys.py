@@ -113,7 +113,7 @@ def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
 
 # Values of NVTX_EVENTS.eventType for push/pop ranges and for start/end ranges.
 RANGES = (59, 60)
-OUTERMOST_END = 2**63 - 1
+OUTER_END = 2**63 - 1
 COPY_KINDS = {
     **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA"},
     **{6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"},
@@ -202,9 +202,7 @@ def query_kernels(
     )
     spans = [
         # A range that is still open when the capture ends has no end time.
-        trace.Span(
-            *check_times(mark, start, OUTERMOST_END if end is None else end), thread
-        )
+        trace.Span(*check_times(mark, start, OUTER_END if end is None else end), thread)
         for start, end, kind, text, number, thread in ranges
         if (mark := text or strings.get(number, "")) in marks
         and kind in (*RANGES, None)

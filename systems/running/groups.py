@@ -50,6 +50,12 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
             if (row := run_next_turn(config, turns_left)) is not None:
                 rows[config] = row
                 del unfinished[config]
+                if row.status == "out_of_memory":
+                    # Drop inputs that rows share: a failed pass left gradients in them.
+                    for shared in vars(module).values():
+                        if hasattr(shared, "cache_clear"):
+                            shared.cache_clear()
+                    machine.free_memory()
     return [rows[config] for config in configs]
 
 

@@ -141,9 +141,7 @@ def test_dkdv_splits_count_all_heads_of_a_group(monkeypatch):
     monkeypatch.setattr(configs, "count_sms", lambda device: 132)
 
     def count_splits(heads: int, n_q: int) -> int:
-        q, k = (
-            torch.empty(1, h, n, 16, device="meta") for h, n in ((heads, n_q), (1, 64))
-        )
+        q, k = (torch.empty(1, *x, 16, device="meta") for x in ((heads, n_q), (1, 64)))
         return plan_backward(q, k).dkdv.constants["SPLITS"]
 
     assert count_splits(4, 512) == count_splits(1, 2048) > count_splits(1, 512) > 1

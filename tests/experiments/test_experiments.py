@@ -565,6 +565,16 @@ def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
     assert done == ["do_bench"] * 2 + ["round"] * 2 * flash_benchmarking.ROUNDS
 
 
+def test_row_out_of_memory_leaves_no_shared_inputs(use_cpu, monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    monkeypatch.setattr(compiling, "measure", fail)
+    (row,) = groups.measure_group(attention, [attention.Config(16, 64)])
+    assert row.status == "out_of_memory"
+    assert attention.cached_inputs.cache_info().currsize == 0
+
+
 @pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
 def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
     """Peers that can't run give rows with the reason."""

@@ -66,8 +66,8 @@ def test_each_phase_of_each_pass_has_its_own_kernels(trace_operations, monkeypat
 def test_incomplete_profiles_are_repeated(monkeypatch, losses):
     passes = [torch_trace.Span(probes.PASS, start, start + 9, 0) for start in (0, 10)]
     inside = torch_trace.Span("forward", 1, 2, 0)
-    whole = [Kernel("k", 1, 2, (each, inside)) for each in passes]
-    looks = iter([whole[:1]] * losses + [whole])
+    full = [Kernel("k", 1, 2, (each, inside)) for each in passes]
+    looks = iter([full[:1]] * losses + [full])
 
     def step(phase):
         with phase("forward"):
@@ -77,9 +77,7 @@ def test_incomplete_profiles_are_repeated(monkeypatch, losses):
         probes, "profile_kernels", lambda work, _, marks: (work(), next(looks))
     )
     with nullcontext() if losses == 1 else pytest.raises(TraceError, match="2 passes"):
-        assert phase_kernels(step, "cuda", passes=2) == {
-            "forward": [[k] for k in whole]
-        }
+        assert phase_kernels(step, "cuda", passes=2) == {"forward": [[k] for k in full]}
 
 
 def make_kernels(*runs: tuple[str, int]) -> list[Kernel]:
@@ -100,8 +98,8 @@ def test_split_by_call_sums_launches():
 
 @pytest.mark.parametrize("losses", [1, 2])
 def test_profile_with_lost_kernels_is_repeated(monkeypatch, losses):
-    whole, calls = make_kernels(("gemm", 1), ("gemm", 2)), []
-    looks = iter([whole[:1]] * losses + [whole])
+    full, calls = make_kernels(("gemm", 1), ("gemm", 2)), []
+    looks = iter([full[:1]] * losses + [full])
 
     def fake_profile(work, device):
         return work(), next(looks)

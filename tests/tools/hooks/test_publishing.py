@@ -33,12 +33,10 @@ def test_404_page_links_to_the_index(top: str) -> None:
 def test_llms_txt_lists_all_pages() -> None:
     meta = {"description": "About it's."}
     one = SimpleNamespace(title="One", url="one.html", canonical_url=None, meta=meta)
-    two = SimpleNamespace(
-        title="Two", canonical_url="https://e.org/two.html", meta=meta
-    )
+    two = SimpleNamespace(title="Two", canonical_url="https://e.org/2.html", meta=meta)
     assert render("llms.txt", nav=SimpleNamespace(pages=[one, two])).strip() == (
         "# Guide\n\n> Of what.\n\n- [One](one.html): About it's.\n"
-        "- [Two](https://e.org/two.html): About it's."
+        "- [Two](https://e.org/2.html): About it's."
     )
 
 
