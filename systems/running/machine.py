@@ -66,6 +66,8 @@ def free_memory() -> None:
         import torch
 
         if torch.cuda.is_initialized():
+            # cuBLAS's workspaces may lie in large segments, and keep them from freeing.
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
 

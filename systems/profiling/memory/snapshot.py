@@ -141,9 +141,7 @@ def replay_events(
     for entry in traces[device]:
         # Other events (of segments, or requests to free) don't change the bytes in use.
         if entry["action"] == "alloc":
-            block = Block(
-                entry["addr"], entry["size"], event, stack=python_stack(entry)
-            )
+            block = Block(entry["addr"], entry["size"], event, stack=read_stack(entry))
             if block.address in live:
                 raise SnapshotError(
                     f"the history allocates {block.address:#x} twice: entries are "
@@ -163,7 +161,7 @@ def replay_events(
                     entry["addr"],
                     entry["size"],
                     0,
-                    stack=python_stack(entry),
+                    stack=read_stack(entry),
                     older=True,
                 )
                 blocks.append(block)
@@ -191,7 +189,7 @@ def surviving_blocks(
             size = entry.get("requested_size", entry["size"])
             block = live.pop(address, None)
             if block is None:
-                yield Block(address, size, 0, stack=python_stack(entry), older=True)
+                yield Block(address, size, 0, stack=read_stack(entry), older=True)
             elif block.bytes != size:
                 raise SnapshotError(
                     f"{address:#x} has {size} bytes, in the history {block.bytes}: "
@@ -209,7 +207,7 @@ def bytes_in_use(history: History) -> list[int]:
     return list(accumulate(change[: history.events]))
 
 
-def python_stack(entry: dict[str, Any]) -> tuple[Frame, ...]:
+def read_stack(entry: dict[str, Any]) -> tuple[Frame, ...]:
     return tuple(
         (frame["name"], frame["filename"], frame["line"])
         for frame in entry.get("frames") or ()
