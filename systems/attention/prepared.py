@@ -96,7 +96,7 @@ def prepare_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
     """Return a prepared call, or None: under a compiler, if the Hopper kernels may run,
-    if rows aren't contiguous, or for arguments that `dispatch.check_call` must reject.
+    if rows aren't contiguous, or if `dispatch.check_arguments` must reject arguments.
     """
     # Check types first, because True and 1 are equal as cache keys.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):

@@ -195,7 +195,7 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
 def last_forward_bytes(p: Pass, inputs: int) -> dict[str, Bytes]:
     """Return the last block's forward pass as candidate moments of the peak."""
     keeping_nothing = no_graph_candidates(p)
-    # `forward_without_graph` already counts one input.
+    # `no_graph_candidates` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)
     return {
         f"forward, {when}": keeping_nothing[when] | {"saved activations": kept_inputs}

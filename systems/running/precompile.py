@@ -155,7 +155,7 @@ def store_samples(folder: Path, samples: dict[str, Any]) -> None:
 
 
 def read_samples(folder: Path | None) -> dict[str, Any]:
-    """Return the data that `keep_samples` stored, or {} if compiling did not finish."""
+    """Return what `store_samples` stored, or {} if compiling did not finish."""
     if folder is None or not (folder / SAMPLES_FILE).is_file():
         return {}
     return json.loads((folder / SAMPLES_FILE).read_text())
