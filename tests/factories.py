@@ -49,7 +49,7 @@ def read_record(stem: str, device: str = "nvidia-h200") -> Record:
     return store.read(RESULTS / device / f"{stem}.json")
 
 
-def needed_bytes(row: Row) -> int:
+def row_peak_bytes(row: Row) -> int:
     """Return the peak memory of a row, measured or by formula; 0 without a model."""
     c = row.config
     if "size" not in c or "peak_allocated_bytes" in row.metrics:
@@ -62,7 +62,7 @@ def simulate_smaller_gpu(record: Record, gpu: Device) -> Record:
     """Copy a record to a GPU; rows that need more memory or Hopper lose metrics."""
     room = gpu.memory_bytes or 0
     lost = {
-        "out_of_memory": lambda row: needed_bytes(row) > room,
+        "out_of_memory": lambda row: row_peak_bytes(row) > room,
         "unsupported": lambda row: row.config.get("implementation") == "hopper",
     }
     rows = []

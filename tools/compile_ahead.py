@@ -144,7 +144,7 @@ class StandInDriver:
         return "module", "function", registers, 0, 1024
 
 
-def require_compiler() -> None:
+def check_can_compile() -> None:
     """Exit if Triton would interpret kernels, or can't store compiled kernels."""
     if knobs.runtime.interpret:
         fail("the interpreter compiles nothing: unset TRITON_INTERPRET")

@@ -38,7 +38,7 @@ from systems.experiments import flash_ablation
 from systems.records.files import write_atomically
 from systems.records.source_hash import hash_code
 from systems.records.store import RecordError
-from tools.compile_ahead import TARGETS, compile_launch, require_compiler
+from tools.compile_ahead import TARGETS, check_can_compile, compile_launch
 from tools.render.compiled_files import PATH, Kernel, read_compiled_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import fail
@@ -124,7 +124,7 @@ def compile_step(step: str) -> list[Kernel]:
 
 
 def main() -> None:
-    require_compiler()
+    check_can_compile()
     try:
         versions = read_compiled_steps()
     except RecordError as error:

@@ -54,7 +54,7 @@ from systems.running.machine import check_torch
 from systems.running.precompile import MOST_PROCESSES, available_cores
 from systems.running.reports import CannotStart, end_with_parent
 from systems.running.resuming import lock_record, modified_ns
-from tools.compile_ahead import DTYPES, require_compiler
+from tools.compile_ahead import DTYPES, check_can_compile
 from tools.rendering import fail
 
 # Heads and length of the timed case, and length of the checked case with one head.
@@ -247,7 +247,7 @@ def main(
         fail("configurations are timed on a GPU, and torch sees none here")
     if is_gpu_shared():
         print("warning: others use this GPU, see nvidia-smi", file=sys.stderr)
-    require_compiler()
+    check_can_compile()
     name = architecture(torch.cuda.get_device_capability())
     path, problem = tuned.file_path(device.slug), ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -133,7 +133,7 @@ class RecomputeBlock(torch.autograd.Function):
         return None, x.grad, None
 
 
-def run_by_hand(blocks: Iterable[Any], x: Tensor) -> Tensor:
+def run_recompute_blocks(blocks: Iterable[Any], x: Tensor) -> Tensor:
     for block in blocks:
         # Autograd doesn't see a block's weights; an empty tensor makes it call
         # `backward`.
@@ -157,4 +157,4 @@ UNSUPPORTED_BACKWARD = (
 
 def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
     """Checkpoint every block with `RecomputeBlock`, which needs a plain backward()."""
-    model.set_run_blocks(run_by_hand)
+    model.set_run_blocks(run_recompute_blocks)

@@ -1,4 +1,4 @@
-"""Test how resources are read from compiled kernels, and stored for each step."""
+"""Test the resources read from compiled kernels, and the file that lists them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Test files to hand in: the archive of committed files and the write-up's PDF."""
+"""Test what is handed in: the archive of committed files and the write-up's PDF."""
 
 import os
 import re

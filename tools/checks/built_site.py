@@ -90,7 +90,7 @@ def check_page(site: Site, path: Path) -> Iterator[str]:
     # The theme gives the 404 page absolute paths and no title.
     is_404 = site.page_name(path) == "404.html"
     main = next(iter(page.xpath("//article | //main") or page.xpath("//body")), page)
-    yield from check_text(main)
+    yield from check_unconverted_markdown(main)
     yield from check_structure(page, main)
     if not is_404:
         yield from check_headings(main)
@@ -101,7 +101,7 @@ def check_page(site: Site, path: Path) -> Iterator[str]:
                     yield from check_address(site, path, url, fetched)
 
 
-def check_text(main: Element) -> Iterator[str]:
+def check_unconverted_markdown(main: Element) -> Iterator[str]:
     """Yield a finding for each piece of Markdown that was not converted to HTML."""
     whole, prose = main.text_content(), "".join(prose_parts(main))
     for patterns, text in ((ANYWHERE, whole), (OUTSIDE_CODE, prose)):

@@ -59,7 +59,7 @@ def check_pages(root: Path) -> list[str]:
     for path in sorted(filter(Path.is_file, code)):
         name = path.relative_to(root).as_posix()
         used = {section for file, section in shown if file == name}
-        faults = find_broken_sections(path.read_text(encoding="utf-8"), used)
+        faults = find_broken_snippets(path.read_text(encoding="utf-8"), used)
         findings += [f"{name}: {fault}" for fault in faults]
     for path, text in pages.items():
         place = path.relative_to(root).as_posix()
@@ -91,7 +91,7 @@ def find_unused_facts(root: Path, used: set[str]) -> list[str]:
     return findings
 
 
-def find_broken_sections(text: str, used: set[str]) -> Iterator[str]:
+def find_broken_snippets(text: str, used: set[str]) -> Iterator[str]:
     """Yield a finding for each marked section of a Python file that lacks its start or
     end mark, or is not in `used`. (A strict site build finds missing sections.)
     """

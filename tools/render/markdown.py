@@ -1,4 +1,4 @@
-"""Markdown for all builders: tables, a tab per GPU, provenance, number formats."""
+"""Format Markdown for pages: tables, a tab per GPU, provenance, number formats."""
 
 import math
 import re

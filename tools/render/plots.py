@@ -1,6 +1,6 @@
 """Plot measurements with matplotlib, and convert plots to SVG inside a page.
 
-A builder passes `plot` a function that draws and a sentence with the finding. Colours
+A caller passes `plot` a function that draws and a sentence with the finding. Colours
 follow the light or dark scheme. A figure is drawn twice, for wide and narrow screens,
 where panels are stacked. One unit is one pixel.
 
@@ -116,7 +116,7 @@ def draw_svg(
     return f"{head}\n{inline_svg(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
 
 
-# Helpers of builders ------------------------------------------------------------
+# Helpers for functions that draw a figure ---------------------------------------
 
 
 def is_narrow(figure: Figure) -> bool:

@@ -129,7 +129,7 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add stage ME's partial to tile `number` of dq, after `order` other partials."""
+    """Add the partial dq in ring stage ME to tile `number`, after `order` others."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
     # If NARROW, skip the last of four boxes, which has the columns from 96 on.

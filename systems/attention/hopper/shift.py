@@ -186,7 +186,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Add the partials of stage ME to dq, each after the earlier ones of its tile."""
+    """Add the partial dqs in ring stage ME to dq, in the fixed order of each tile."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     steps_done = 0
     # A writer warp without a stage is idle.

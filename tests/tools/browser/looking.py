@@ -1,4 +1,4 @@
-"""Helpers of tests that read the built site from file://, without a network."""
+"""Helpers for tests that read the built site from file://, without a network."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_unclosed_code_block_hides_no_number(tmp_path):
 
 
 TWO = "# --8<-- [start:two]\nx = 1\n# --8<-- [end:two]\n"
-MARKS = [
+MARKERS = [
     (SOURCE.replace("# --8<-- [end:one]\n", ""), "section 'one' needs one start"),
     (SOURCE + "# --8<-- [end:two]\n", "section 'two' needs one start"),
     (SOURCE + TWO.replace("two", "one"), "section 'one' needs one start"),
@@ -113,7 +113,7 @@ MARKS = [
 ]
 
 
-@pytest.mark.parametrize(("source", "expected"), MARKS)
-def test_broken_section_marks_are_found(tmp_path, source, expected):
+@pytest.mark.parametrize(("source", "expected"), MARKERS)
+def test_broken_snippet_markers_are_found(tmp_path, source, expected):
     (finding,) = check_pages(write_tree(tmp_path, PAGE, source))
     assert finding.startswith(f"systems/a.py: {expected}")

@@ -1,4 +1,4 @@
-"""Test rendered files: provenance, misplaced records and errors of builders."""
+"""Test rendered files: provenance, misplaced records, and errors while rendering."""
 
 import pytest
 

@@ -121,7 +121,7 @@ def test_shortest_oom_length_exceeds_the_memory():
     for gib, length in ((140, 32768), (2000, 131072)):
         gpu = make_gpu(memory_bytes=gib * GIB)
         record = make_record("attention", device=gpu)
-        assert attention.accounted_length(record) == length
+        assert attention.oom_length(record) == length
         n = attention.shortest_oom(gib * GIB)
         assert peak_bytes(n - 1) <= gib * GIB < peak_bytes(n)
 

@@ -124,11 +124,11 @@ def test_meta_device_claims_have_no_tab(records):
     assert alone.count(holds) == 1 and "===" not in alone
 
 
-def list_pages(entries):
+def nav_pages(entries):
     for entry in entries:
         ((title, below),) = entry.items()
         if isinstance(below, list):
-            yield from list_pages(below)
+            yield from nav_pages(below)
         else:
             yield title, below
 
@@ -136,7 +136,7 @@ def list_pages(entries):
 def test_navigation_lists_every_page_by_title():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = yaml.safe_load(re.split(r"\n(?=\w)", nav)[0])
-    shown = [(title, page) for title, page in list_pages(listed) if page != "index.md"]
+    shown = [(title, page) for title, page in nav_pages(listed) if page != "index.md"]
     for title, page in shown:
         text = (DOCS / page).read_text(encoding="utf-8")
         # JSON of notebooks escapes line ends.

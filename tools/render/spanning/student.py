@@ -16,7 +16,7 @@ from tools.render.markdown import NOTHING_YET, items_table, table
 from tools.render.rows import NOT_MEASURED, peak_rates
 from tools.render.spanning.writeup import load_problems
 
-# GPUs with predicted times, and GPUs with predicted numbers of out-of-memory rows.
+# GPUs whose times are predicted; GPUs whose out-of-memory rows are predicted.
 TIMES, MEMORY = {"h100": "H100", "a100-80": "A100"}, ("a100-80", "a100-40")
 # Problems hidden at first, because they take little time or give no points.
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")

@@ -31,9 +31,9 @@ NAMES = {
     "sdpa_math": "SDPA, math",
 }
 OURS = ("triton", "hopper")
-# The claims allow an error of LIMIT times plain attention's, for the reason TWICE.
+# The claims allow errors of up to LIMIT times plain attention's.
 LIMIT = 2
-TWICE = (
+LIMIT_REASON = (
     "FlashAttention's own tests allow it, as a sum in tiles is rounded in more places."
 )
 # Bits of a significand, including the leading bit.
@@ -234,7 +234,7 @@ def judge_errors(record: Record, *results: str) -> Judgement:
     "flash_forward",
     "The forward passes of our kernels err at most twice as much as plain attention in "
     "the same dtype, over every configuration.",
-    because=TWICE,
+    because=LIMIT_REASON,
 )
 def forward_accurate(record: Record) -> Judgement:
     return judge_errors(record, "o", "lse")
@@ -244,7 +244,7 @@ def forward_accurate(record: Record) -> Judgement:
     "flash_backward",
     "The gradients of our kernels err at most twice as much as those of plain "
     "attention in the same dtype, over every configuration.",
-    because=TWICE,
+    because=LIMIT_REASON,
 )
 def backward_accurate(record: Record) -> Judgement:
     return judge_errors(record, *GRADIENTS)

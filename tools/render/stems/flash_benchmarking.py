@@ -193,7 +193,7 @@ def draw_curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
 
 
 @fragments.figure("rates.md", "rates", height=300, narrow=560)
-def rates_figure(record: Record) -> Drawn:
+def throughput_figure(record: Record) -> Drawn:
     found = shapes(record).where(d=D)
     if not found:
         return None

@@ -129,7 +129,7 @@ def loss_table(record: Record) -> str:
     f"Mean loss of the last {LAST} steps by learning rate, with the range over seeds "
     "in brackets. A rate beyond either end could be better.",
 )
-def rates_table(record: Record) -> str:
+def learning_rate_table(record: Record) -> str:
     found = all_runs(record)
 
     def final_loss(rate: float, precision: str) -> str:
@@ -151,7 +151,7 @@ def rates_table(record: Record) -> str:
     "Share of each weight's elements that a step leaves as they were, in the second "
     "half of training.",
 )
-def unchanged_table(record: Record) -> str:
+def unchanged_weights_table(record: Record) -> str:
     return precision_rows(record).table(
         ("precision", "name"),
         *((words, name, "{:.1f} %") for name, words in WATCHED.items()),

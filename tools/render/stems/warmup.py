@@ -27,7 +27,7 @@ def processes(record: Record | None) -> Frame:
         third=lambda x: step_ms(x, 2),
         median=lambda x: x.ms(*PASSES),
         settled=settled_ms,
-        halves=half_ratio,
+        halves=first_over_second_half,
         mean=lambda x: x.summary(*PASSES).mean,
         spread=lambda x: x.missing,
     )
@@ -61,7 +61,7 @@ def settled_ms(x: Line) -> float:
     return median(steps) if steps else x.missing
 
 
-def half_ratio(x: Line) -> float:
+def first_over_second_half(x: Line) -> float:
     """Return the median time of the first half of the steps over that of the second."""
     times = x.samples(*PASSES)
     middle = len(times) // 2

@@ -58,7 +58,7 @@ def kernels(record: Record | None) -> Frame:
     "The weighted sum beside PyTorch's own. Rates count the bytes that must move: x "
     "in the forward pass, x and its gradient in the backward pass.",
 )
-def rates_table(record: Record) -> str:
+def bandwidth_table(record: Record) -> str:
     bandwidth = peak_rates(record.device.slug).bandwidth
 
     def pass_columns(of: str) -> list[tuple[Any, ...]]:

@@ -85,9 +85,9 @@ def variants_table(record: Record) -> str:
     "accounting.md",
     "Tensors alive at the peak of the first pass that does not fit, by formula.",
 )
-def accounting_table(record: Record) -> str:
+def peak_tensors_table(record: Record) -> str:
     """Return a table of the tensors at the peak of the shortest N that doesn't fit."""
-    n = accounted_length(record)
+    n = oom_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
     rest = sum(parts.values()) - sum(large.values())
@@ -103,7 +103,7 @@ def accounting_table(record: Record) -> str:
     return f"{listed}\n\nTried at N = {n}: {tried}.{holds}"
 
 
-def accounted_length(record: Record) -> int:
+def oom_length(record: Record) -> int:
     """Return the shortest measured N that ran out of memory. If none did, double the
     longest until its predicted peak exceeds the GPU's memory.
     """
@@ -216,7 +216,7 @@ def largest_error(record: Record | None) -> float:
 def facts(record: Record | None) -> dict[str, str]:
     found = passes(record)
     memory = (record.device.memory_bytes if record else None) or MISSING
-    n = accounted_length(record) if record and memory else 0
+    n = oom_length(record) if record and memory else 0
     kept = {e: plain_row(found, e=e)["kept"] for e in EXECUTIONS}
     peaks = {e: plain_row(found, e=e)["peak"] for e in EXECUTIONS}
     return {

@@ -18,7 +18,7 @@ from tools.render.markdown import (
 )
 from tools.render.rows import Missing, dropna, fmt, most, span
 from tools.render.stems.kernel_profile import rows
-from tools.render.stems.kernel_profile.figures import causes_figure, roofline_figure
+from tools.render.stems.kernel_profile.figures import category_figure, roofline_figure
 
 CELL = ("size", "context", "precision")
 PRECISIONS = ("fp32", "bf16")
@@ -29,7 +29,7 @@ SHOWN_SIZES = ("small", "2.7B")
 # Kernels with a smaller share of the kernel time are not listed.
 LISTED_SHARE = 0.01
 fragments = Fragments()
-fragments.add("causes.md")(causes_figure)
+fragments.add("causes.md")(category_figure)
 fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
 
 

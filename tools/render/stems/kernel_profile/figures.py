@@ -25,7 +25,7 @@ LOOKS = {"idle": PALE, "matmuls": DARK, "copies": ACCENT, "rest": TINT}
 DRAWN = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 
-def causes_figure(record: Record) -> str:
+def category_figure(record: Record) -> str:
     """Draw a panel for each size and precision, with a bar for each context."""
     found = rows.steps(record).where(lambda x: x["idle"])
     parts = [found.where(size=size, precision=precision) for size, precision in DRAWN]
