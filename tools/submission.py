@@ -126,7 +126,7 @@ def run_command(failure: str, *command: str) -> str:
 
 
 def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) -> None:
-    """Print the write-up of a built site: a GPU's tabs, and reported ones if asked."""
+    """Print a site's write-up to a PDF: a GPU's tabs, with reported ones if asked."""
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright

@@ -73,7 +73,7 @@ SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
 
 def fold_name(name: str, short: str = "") -> str:
-    """Return a kernel's name as code; a long name is shortened until a click."""
+    """Return a kernel's name as code; a click unfolds a long name."""
     if (summary := shorten_name(short or name)) == name or len(name) <= MAX_NAME:
         return f"`{name}`"
     return f'<details class="name"><summary>`{summary}`</summary>`{name}`</details>'

@@ -27,7 +27,7 @@ def test_arithmetic_keeps_the_missing_reason(result):
 def test_ranges_ignore_missing_numbers():
     assert (least([3, FULL, 2]), most([FULL, 3, 2])) == (2, 3)
     assert span([FULL, 2.0]) == "2.00" and span([FULL, 2.0, 1.0]) == "1.00 to 2.00"
-    # Without numbers, a range is the reason.
+    # Without numbers, the reason replaces the range.
     assert span([MISSING, FULL]) == fmt(least([MISSING, FULL])) == "out of memory"
     assert most(iter([FULL])) is FULL and describe_range([FULL]) == "ran out of memory"
     assert span([MISSING]) == span([]) == fmt(most([])) == "not measured"

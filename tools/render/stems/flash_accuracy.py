@@ -186,7 +186,7 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return errors over plain attention's, errors of o, and reproducible cases."""
+    """Return ratios to plain attention's errors, o's errors, and reproducible cases."""
     found = errors(record)
     worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:
