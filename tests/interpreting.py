@@ -20,7 +20,7 @@ def patch_once_a_launch(interpreter: Any) -> None:
     if patch is None or scope is None or hasattr(patch, "whole"):
         return
     tl = interpreter.tl
-    # Triton's language modules that a kernel's module imports, by id of its globals.
+    # For each module of kernels, by id(globals): which of tl and tl.core it imports.
     seen: dict[int, list[Any]] = {}
 
     def patch_once(function: Any) -> Any:

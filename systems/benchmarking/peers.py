@@ -1,8 +1,8 @@
 """The attention implementations that experiments compare, by name: this project's
 ("ours...", "tiles"), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
-Each maps q, k, v (b, h, n, d) to o. Inside `only(name)`, inputs that the implementation
-rejects raise `Unsupported`. Names with "_ordered" request deterministic gradients.
+Each maps q, k, v (b, h, n, d) to o. Inside `use_peer(name)`, unsupported inputs
+raise `Unsupported`. Names with "_ordered" request deterministic gradients.
 """
 
 import math
@@ -176,7 +176,7 @@ def make_deterministic() -> Iterator[None]:
 
 
 def find_backend(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """Return the backend an implementation uses; call this inside `only(name)`."""
+    """Return the backend an implementation uses; call this inside `use_peer(name)`."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:

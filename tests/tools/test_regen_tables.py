@@ -127,7 +127,7 @@ def test_run_measures_renders_and_names_skipped_experiments(tree):
     flags = "--only", "fake", "--force", "--no-render"
     assert regen_tables(tree, *flags, FAKE_LOG=str(log)).returncode == 0
     assert len(log.read_text().splitlines()) == 6
-    # After a stop, --force would measure even what was finished again.
+    # The page must not suggest --force: after a stop, it would repeat finished work.
     assert "--force" not in (ROOT / "docs/hand_in.md").read_text(encoding="utf-8")
     after = file_contents(tree / "docs/generated")
     assert after == before | {"fake-table.md": b"as it was"}

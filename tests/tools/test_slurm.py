@@ -123,7 +123,7 @@ def test_preempted_tasks_resume_and_render(slurm, tree, tmp_path):
     # Slurm sends this signal before a time limit ends the job.
     slurm("scancel", "--batch", "--signal=USR1", f"{job}_0")
     wait_until(lambda: count_starts() == 2)
-    # This job preempts another task, or the same one again.
+    # This job preempts the running task, whichever of the two it is.
     submit("--partition=urgent", "--gres=gpu:1", "--wrap", "sleep 1")
     wait_until(lambda: count_starts() == 4)
     wait_until(lambda: not slurm("squeue", "--noheader"))

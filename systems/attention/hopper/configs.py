@@ -23,7 +23,7 @@ class Config(NamedTuple):
     in_registers: bool = False
     # Forward: programs per SM (more than one only in an experiment).
     programs: int = 1
-    # Forward: the heads of the last `last_items` items per program are interleaved.
+    # Forward: the last heads, of `last_items` query tiles per program, are interleaved.
     last_items: int = 2
 
 

@@ -163,8 +163,8 @@ def process_tiles(
     hidden, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process steps `start` to `stop` - 1 of a query head. `steps_done` is the number
-    of steps of earlier heads, `end` of all heads; `hidden` changes by `shift` per step.
+    """Process steps `start` to `stop` - 1 of a query head. The mask of step i uses
+    `hidden` + i · `shift`. Earlier heads have `steps_done` steps, all heads `end`.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(

@@ -118,7 +118,7 @@ def test_headers_stay_visible_while_scrolling(page: Page, pages: list[Path]) -> 
 
 
 def test_pinned_columns_cover_no_others(page: Page, pages: list[Path]) -> None:
-    """Before scrolling, pinned columns are adjacent to the columns beside them."""
+    """Before scrolling, there is no gap or overlap between the first four columns."""
     page.set_viewport_size(PHONE)
     pinned = open_first(page, pages, "table:is(.pinned-2, .pinned-3):visible")
     gaps: list[float] = pinned.evaluate_all(

@@ -88,7 +88,7 @@ def test_missing_rows_leave_no_nan_in_tables_and_figures(stem, pattern, status):
     for finding in re.findall(r"<figcaption><strong>(.*?)</strong>", shown):
         assert finding.endswith(".") and finding[0] != " "
     assert status is None or "out of memory" in shown
-    # Records of the meta device are the same on any GPU.
+    # Skip the meta device, whose records are the same on any GPU.
     if len(records) == 2 and full.device.slug != "meta":
         for name, text in (x for one in records for x in fragments([one]).items()):
             lines = {line.strip() for line in files[name].splitlines()}

@@ -94,7 +94,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def resources_table(record: Record | None) -> str:
-    """Return a table of the resources of each step's kernels with a record's Triton."""
+    """Return a table of each ladder step's kernel resources for the record's Triton."""
     if record is None:
         return NOTHING_YET
     version = record.software.get("triton", "")
