@@ -21,14 +21,14 @@ interpreted = pytest.mark.skipif(
 )
 
 
-def read_section(name: str) -> str:
+def read_try_it(name: str) -> str:
     text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     return text.split("## Try it")[1]
 
 
 def inline_code(name: str) -> set[str]:
     """Return the texts in single backticks of a page's *Try it* section."""
-    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", read_section(name)))
+    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", read_try_it(name)))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_single_tile_hides_missing_rescaling(tmp_path):
 @interpreted
 def test_weighted_sum_example_prints_the_page_s_output(capsys):
     ((program, printed),) = re.findall(
-        r'python -c "\n(.*?)"\n(.*?)```', read_section("weighted_sum"), re.S
+        r'python -c "\n(.*?)"\n(.*?)```', read_try_it("weighted_sum"), re.S
     )
     exec(program, {})
     assert capsys.readouterr().out == printed
@@ -117,7 +117,7 @@ def test_fp32_accumulator_fixes_a_bf16_sum():
     facts = yaml.safe_load((ROOT / "docs/generated/facts.yml").read_text())["facts"]
     for accumulator, fact in (("bf16", "bf16_in_bf16"), ("fp32", "bf16_in_fp32")):
         command = f"accumulation --value bf16 --accumulator {accumulator}"
-        assert command in read_section("accumulation")
+        assert command in read_try_it("accumulation")
         found = accumulation.run(accumulation.Config("bf16", accumulator))
         value = float(facts["accumulation"][fact])
         assert found["cpu_result"] == pytest.approx(value, abs=1e-6)
@@ -126,7 +126,7 @@ def test_fp32_accumulator_fixes_a_bf16_sum():
 def test_running_sum_error_grows_with_width():
     errors = {}
     for width in (256, 1024):
-        assert f"--compute running --width {width}" in read_section("norm_precision")
+        assert f"--compute running --width {width}" in read_try_it("norm_precision")
         config = norm_precision.Config("layer", "bf16", width, "running")
         errors[width] = norm_precision.run(config)["output_error"]
     assert min(errors[1024]) > 4 * max(errors[256])

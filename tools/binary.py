@@ -14,7 +14,7 @@ INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(?:{ *)?(?:@!?\w+ +)?([A-Z][^;]
 BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
 
-def read_binary(option: str, cubin: bytes) -> str:
+def run_cuobjdump(option: str, cubin: bytes) -> str:
     """Return the output of Triton's copy of cuobjdump for a kernel."""
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
@@ -26,7 +26,7 @@ def read_binary(option: str, cubin: bytes) -> str:
 
 def count_resources(cubin: bytes) -> tuple[int, int]:
     """Return the registers and the stack bytes per thread."""
-    output = read_binary("-res-usage", cubin)
+    output = run_cuobjdump("-res-usage", cubin)
     match = re.search(r"REG:(\d+) STACK:(\d+)", output)
     assert match, output
     return int(match[1]), int(match[2])

@@ -134,7 +134,7 @@ class StandInDriver:
         constants = {names[i]: v for (i, *_), v in self.source.constants.items()}
         sizes = ("BQ", "BK", "GROUPS", "ROWS")
         tile = " ".join(f"{x}={constants[x]}" for x in sizes if x in constants)
-        assembly = binary.read_binary("-sass", cubin)
+        assembly = binary.run_cuobjdump("-sass", cubin)
         needs = KernelNeeds(
             name, tile, self.metadata.num_warps, shared, registers, stack,
             binary.instructions_per_score(assembly),

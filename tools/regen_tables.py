@@ -171,7 +171,7 @@ def require_results_folder(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
     """Exit if the folder `results` does not suit the action."""
-    from tools.render.load import is_quick
+    from tools.render.load import is_quick_folder
 
     is_own = results.resolve() == RESULTS.resolve()
     if results.exists() and not results.is_dir():
@@ -180,7 +180,7 @@ def require_results_folder(
         fail(f"--results {results}: no such folder")
     if any((results / f"{stem}.json").exists() for stem in STEMS):
         fail(f"--results {results}: contains records; give its parent folder")
-    if measures and is_quick(results):
+    if measures and is_quick_folder(results):
         fail(
             f"--results {results}: a folder of this name holds records of reduced "
             f"grids only; --quick --results {results.parent} measures into it"

@@ -88,7 +88,7 @@ def current_hash(module: str, attention: tuple[str, ...]) -> str:
 def read_record(path: Path) -> Record:
     """Return a record. Raise RecordError if it is incomplete, misplaced or invalid."""
     record = store.read(path)
-    grid = "quick" if is_quick(path.parent.parent) else "full"
+    grid = "quick" if is_quick_folder(path.parent.parent) else "full"
     ran = sum(row.status != "failed" for row in record.rows)
     faults = {
         f"is a {record.grid} record of {record.stem} on {record.device.slug}, "
@@ -133,7 +133,7 @@ def read_constant(stem: str, name: str) -> Any:
     return value
 
 
-def is_quick(results: Path) -> bool:
+def is_quick_folder(results: Path) -> bool:
     """Return whether a folder, by its name, holds records of reduced grids."""
     return Path(os.path.abspath(results)).name == "quick"
 
@@ -167,7 +167,7 @@ def load_records(results: Path) -> dict[str, list[Record]]:
     attach_clock_rows(found)
     measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
     # Records of reduced grids may come from any GPU.
-    if measured and primary not in measured and not is_quick(results):
+    if measured and primary not in measured and not is_quick_folder(results):
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"

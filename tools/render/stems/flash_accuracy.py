@@ -50,7 +50,7 @@ fragments = Fragments()
 # Columns ------------------------------------------------------------------------------
 
 
-def errors(record: Record | None) -> Frame:
+def accuracy_rows(record: Record | None) -> Frame:
     """Return all rows, joined with plain attention on the same inputs."""
     return frame(record).join("plain", implementation="plain")
 
@@ -76,7 +76,7 @@ def error_ratios(
 
 def ratio_rows(record: Record) -> Frame:
     """Return a row with the error ratios of each implementation and dtype."""
-    found = errors(record)
+    found = accuracy_rows(record)
     dtypes = found.values("dtype")
     ratios = partial(error_ratios, found)
     return Frame(
@@ -151,7 +151,7 @@ def ratios_figure(record: Record) -> str:
         axes.set_title("error over plain attention's")
         plots.draw_legend(figure, DTYPES)
 
-    worst = {d: most(error_ratios(errors(record), "triton", d)) for d in DTYPES}
+    worst = {d: most(error_ratios(accuracy_rows(record), "triton", d)) for d in DTYPES}
     text = ", ".join(f"{fmt(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
     return plots.plot(
         record,
@@ -187,7 +187,7 @@ def rounding_error(bits: int) -> float:
 
 def facts(record: Record | None) -> dict[str, str]:
     """Return ratios to plain attention's errors, o's errors, and reproducible cases."""
-    found = errors(record)
+    found = accuracy_rows(record)
     worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:
         worst[f"{d}_largest"] = most(error_ratios(found, "triton", d, by=LARGEST))
@@ -219,7 +219,7 @@ def reproducibility_rows(record: Record | None) -> Frame:
 
 def judge_errors(record: Record, *results: str) -> Judgement:
     """Judge whether both error metrics of this guide's kernels are within LIMIT."""
-    found, worst, told = errors(record), [], []
+    found, worst, told = accuracy_rows(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norm"), (LARGEST, "largest single error")):
             every = {d: most(error_ratios(found, name, d, results, by)) for d in DTYPES}
