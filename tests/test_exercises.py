@@ -27,8 +27,12 @@ KEYS = {
     "6_handout_kernel": ("docs/exercises/keys.py", "handout_kernel"),
 }
 LOAD_X = "tl.load(x_ptr + row * stride_x + columns"
+LOAD_TILE = "tl.load(x_ptr + rows[:, None] * stride_xn + columns * stride_xd"
+INSIDE = "(rows[:, None] < n) & (columns < d)"
 FORGOTTEN = "l = l + tl.sum(tl.exp(x - m_new), 0)"
 LOAD_K = "k = tl.load(K_ptr + keys[:, None] * stride_kk + columns * stride_kd)"
+LOAD_V = "v = tl.load(V_ptr + batch * stride_vb + keys[:, None] * stride_kk"
+LOAD_V += " + columns * stride_kd)"
 LOAD_Q = "q = tl.load(Q_ptr + queries[:, None] * D + columns)"
 SWAPPED = {"first": "first = tl.program_id(1) * 32"}
 SWAPPED["batch"] = "batch = tl.program_id(0)"
@@ -44,6 +48,9 @@ MISTAKES = {
         ("y += tl.sum(x, 1)", "the weights are missing"),
         ("y -= tl.sum(x * w[None, :], 1)", "the sign"),
         ("y += tl.sum(x * w[None, :], 0)", "line 39 .*shapes don't fit"),
+        (f"x = {LOAD_TILE}, mask=columns < d, other=0.0)", "y is right, but a load"),
+        (f"x = {LOAD_TILE}, mask={INSIDE})", "and `other`"),
+        ("w = tl.load(w_ptr + columns, mask=columns < d, other=0.0)", "stride_w in w"),
     ],
     "2_row_softmax": [
         (f"x = {LOAD_X})", "give tl.load a mask"),
@@ -76,6 +83,8 @@ MISTAKES = {
         ),
         ("s = scores(q, k, i, j, 1.0, TILE, CAUSAL)", "scale is missing"),
         ("m_new = tl.max(t, 1)", "NameError: .*'t'"),
+        ("m_new = tl.max(s, 1)", "136 above .*m_new is the largest of m and"),
+        ("m_new = tl.maximum(m, tl.max(s, 0))", "136 above .*for each query"),
     ],
     "5_dq_loop": [
         ("return p, p * dp", "delta is missing"),
@@ -93,6 +102,8 @@ MISTAKES = {
         (LOAD_Q, "3 batch entries .* own three strides"),
         (SWAPPED, "3 batch entries .* program 0 counts tiles"),
         ("end = first", "a tile of queries saw no key"),
+        ("end = first + Q_TILE_SIZE", "at most N_KEYS"),
+        (LOAD_V, "own three strides"),
     ],
 }
 

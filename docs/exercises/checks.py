@@ -9,6 +9,7 @@ import ast
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -96,13 +97,44 @@ def statements(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
 
 # Comparing ---------------------------------------------------------------------------
 
+# Whether a load of the last solution has read NaN, which lies past the end.
+strays: list[bool] = []
+
+
+@contextmanager
+def watched_loads() -> Iterator[None]:
+    """Note loads that read NaN, also where the result is never stored; load NaN where a
+    mask leaves out what no `other` replaces, which a GPU leaves undefined.
+    """
+    # Import here, because TRITON_INTERPRET must be set before.
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    strays.clear()
+    load = InterpreterBuilder.create_masked_load
+
+    def watched(self, pointers, mask, other, *options):
+        loaded = load(self, pointers, mask, other, *options)
+        if loaded.data.dtype.kind == "f":
+            read = loaded.data[mask.data]
+            strays.append(bool((read != read).any()))
+            if other is None:
+                loaded.data[~mask.data] = float("nan")
+        return loaded
+
+    InterpreterBuilder.create_masked_load = watched
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_masked_load = load
+
 
 def run(solution: Callable, *inputs, tensors: int = 1):
     """Return what the solution returns: as many tensors. Raise `Wrong` for anything
     else, or with the line that failed.
     """
     try:
-        found = solution(*inputs)
+        with watched_loads():
+            found = solution(*inputs)
     except (Exception, SystemExit) as error:
         # The interpreter's own errors only repeat the one that they were raised from,
         # one for each function that called another.
@@ -150,6 +182,8 @@ def compare(
         )
     wrong = ~close(found, expected)
     if not wrong.any():
+        if any(strays):
+            raise Wrong(f"{where}:\n{name} is right, but {PAST_THE_END}")
         return
     causes = [words for words, tensor in mistakes.items() if close(found, tensor).all()]
     if not found.isfinite().all():
@@ -177,9 +211,9 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def amid_nan(x: Tensor) -> Tensor:
+def amid_nan(x: Tensor, room: int = 16) -> Tensor:
     """Return x in memory that has NaN after each row and after the last row."""
-    memory = x.new_full([size + 16 for size in x.shape], float("nan"))
+    memory = x.new_full([size + room for size in x.shape], float("nan"))
     inside = memory[tuple(slice(size) for size in x.shape)]
     return inside.copy_(x)
 
@@ -192,9 +226,17 @@ def weighted_sum(module: ModuleType) -> None:
         "2 rows of 4 numbers, one whole tile": (2, 4),
         "2 rows of 12 numbers, three tiles": (2, 12),
         "5 rows of 10 numbers, so that tiles reach past the end": (5, 10),
+        "5 rows of 10 numbers, where those of a row and of w lie apart": (5, 10),
     }
     for where, (n, d) in cases.items():
         x, w = amid_nan(normal(n, d)), amid_nan(normal(d))
+        not_finite = PAST_THE_END
+        if "apart" in where:
+            x, w = amid_nan(x.mT).mT, amid_nan(w[:, None])[:, 0]
+            not_finite = (
+                "a load went where this test has put NaN: multiply the columns by "
+                "stride_xd in x, by stride_w in w"
+            )
         last = (d - 1) // 4 * 4
         mistakes = {
             "the weights are missing: multiply by w": x.sum(1),
@@ -202,7 +244,7 @@ def weighted_sum(module: ModuleType) -> None:
             "the sign: add, don't subtract": -(x @ w),
         }
         y = run(module.weighted_sum, x, w)
-        compare(where, "y", y, x.double() @ w.double(), mistakes, PAST_THE_END)
+        compare(where, "y", y, x.double() @ w.double(), mistakes, not_finite)
 
 
 def row_softmax(module: ModuleType) -> None:
@@ -294,10 +336,22 @@ def walk(
 
 
 def forward_loop(module: ModuleType) -> None:
-    for n, causal in ((16, False), (48, False), (48, True)):
+    apart = ", scores of the first tile 136 above or below the others"
+    for n, causal, far in (
+        (16, False, ""), (48, False, ""), (48, True, ""), (48, False, apart),
+    ):  # fmt: skip
         mask = "with" if causal else "without"
-        where = f"{n} queries and keys in tiles of 16, {mask} a causal mask"
+        where = f"{n} queries and keys in tiles of 16, {mask} a causal mask{far}"
         q, k, v = (3 * normal(n, D + i)[:, :D].contiguous() for i in range(3))
+        not_finite = WRONG_SIGN
+        if far:
+            row = torch.arange(n)
+            q, k, v = q / 3, k / 3, v / 3
+            q[:, 0], k[:, 0] = 32 - 64 * (row % 2), 24.0 * (row < 16)
+            not_finite = (
+                "exp overflowed: m_new is the largest of m and of this tile's scores, "
+                "for each query: tl.maximum(m, tl.max(s, 1))"
+            )
         s = scores_of(q, k, causal)
         unscaled = scores_of(q * D**0.5, k, causal)
         v64 = v.double()
@@ -322,7 +376,7 @@ def forward_loop(module: ModuleType) -> None:
         expected = (s.softmax(1) @ v64, s.logsumexp(1))
         for i, name in enumerate(("o", "lse")):
             mistakes = {words: result[i] for words, result in results.items()}
-            compare(where, name, found[i], expected[i], mistakes, WRONG_SIGN)
+            compare(where, name, found[i], expected[i], mistakes, not_finite)
 
 
 def diagonal_open(s: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -386,12 +440,16 @@ def handout_kernel(module: ModuleType) -> None:
         f"2 batch entries of 64 queries and keys, {apart}, with a causal mask": (
             (2, 64, 64, True)
         ),
+        f"2 batch entries of 64 queries and 48 keys, {apart}, with a causal mask": (
+            (2, 64, 48, True)
+        ),
     }
     for where, (batch, n_q, n_k, causal) in cases.items():
         q, k, v = (3 * normal(batch, n, D + i) for i, n in enumerate((n_q, n_k, n_k)))
         q, k, v = (x[..., :D].contiguous() for x in (q, k, v))
         if apart in where:
-            q, k, v = (amid_nan(x.mT).mT for x in (q, k, v))
+            # v differs from k in its strides.
+            q, k, v = (amid_nan(x.mT, y).mT for x, y in ((q, 16), (k, 16), (v, 32)))
         expected = every_entry(q, k, v, causal)
         results = {
             f"every batch entry reads {name} of the first: add batch times the stride "
@@ -406,7 +464,9 @@ def handout_kernel(module: ModuleType) -> None:
             "a load went where this test has put NaN: use each tensor's own three "
             "strides; program 0 counts tiles of queries, program 1 batch entries"
         )
-        if causal:
+        if n_k < n_q and causal:
+            not_finite = "no load may go past the last key: end is at most N_KEYS"
+        elif causal:
             not_finite = (
                 "a tile of queries saw no key: the loop ends after the tile's last "
                 "query, first + Q_TILE_SIZE"
