@@ -100,22 +100,22 @@ def is_same_code(record: Record, configs: list[Any]) -> bool:
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the partial record without failed rows, or `fresh` if it is unusable. A
-    record of other code or versions is then renamed: they can go on from it.
+    """Return the partial record without failed rows, or `fresh` if it is unusable. The
+    unusable file is renamed, because its rows may be of use to other code or versions.
     """
     try:
         old = store.read(partial)
+        reason = why_not_resumable(old, fresh, configs)
     except FileNotFoundError:
         return fresh
     except UnreadableError:
         raise  # Don't start over: the file's rows may be valid.
     except RecordError as error:
-        print(f"starting over: {error}", file=sys.stderr)
-        return fresh
-    if reason := why_not_resumable(old, fresh, configs):
+        old, reason = None, str(error).removeprefix(f"{partial}: ")
+    if old is None or reason:
         backup = partial.with_name(f".{partial.name}.{modified_ns(partial)}")
         os.replace(partial, backup)
-        print(f"starting over: {partial}, now {backup.name}, {reason}", file=sys.stderr)
+        print(f"starting over: {partial}, now {backup.name}: {reason}", file=sys.stderr)
         return fresh
     old.rows = [row for row in old.rows if row.status != "failed"]
     return old
