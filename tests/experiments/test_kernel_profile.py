@@ -116,10 +116,8 @@ def fake_nsys(monkeypatch, tmp_path, row, kernels=()):
 
     def fake_profile(work, report, cwd):
         asked.append((work, report, cwd))
-        printed = (
-            f"Capture range started.\n{json.dumps(row) if row else ''}\nGenerated:"
-        )
-        return printed, report.with_suffix(".sqlite")
+        text = f"Capture range started.\n{json.dumps(row) if row else ''}\nGenerated:"
+        return text, report.with_suffix(".sqlite")
 
     monkeypatch.setattr(nsys, "profile", fake_profile)
     monkeypatch.setattr(nsys, "read_export", lambda path, marks: list(kernels))

@@ -48,16 +48,14 @@ def test_unusable_gpu_gives_the_reason(built, runs, set_cuda, monkeypatch, capsy
     assert ended.value.code == 2 and capsys.readouterr().out.endswith(f"\n{line}\n")
 
 
-@pytest.mark.parametrize(
-    ("used", "remedy"),
-    [
-        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "the UUID of the MIG device, which"),
-        ("NVIDIA H200", "the UUID of the GPU, which"),
-    ],
-)
-def test_unexpected_gpu_gives_a_remedy(used, remedy, monkeypatch):
+KINDS = {"NVIDIA A100-SXM4-80GB MIG 3g.40gb": "MIG device", "NVIDIA H200": "GPU"}
+
+
+@pytest.mark.parametrize(("used", "kind"), KINDS.items())
+def test_unexpected_gpu_gives_a_remedy(used, kind, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: used)
     with pytest.raises(CannotStart, match=f"would use {used}, not {A100.name}: ") as no:
         machine.check_torch(A100)
-    assert f"set CUDA_VISIBLE_DEVICES to {remedy} nvidia-smi -L lists" in str(no.value)
+    remedy = f"set CUDA_VISIBLE_DEVICES to the UUID of the {kind}, which nvidia-smi -L"
+    assert f"{remedy} lists" in str(no.value)

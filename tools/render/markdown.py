@@ -215,6 +215,8 @@ def record_link(record: Record) -> str:
 
 def rows_link(record: Record) -> str:
     """Return a link to the record's rows in the explorer, which can export CSV."""
+    if record.stem in ("autocast", "norm_precision", "saved_tensors"):
+        return ""  # Their metrics are texts and lists, which the explorer leaves out.
     chosen = urlencode({"GPU": explorer_name(record), "stem": record.stem})
     return f'<a href="explorer.html#{escape(chosen)}">CSV</a>'
 

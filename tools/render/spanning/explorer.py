@@ -33,6 +33,8 @@ METRICS = {
     **{f"{phase}_ms": phase for phase in PHASES},
     **{f"{phase}_gpu_ms": f"{phase}, GPU time" for phase in PHASES},
     **{f"{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
+    **{f"nsys_{phase}_gpu_busy_ms": f"{phase}, GPU time by nsys" for phase in PHASES},
+    **{f"torch_{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
     **{f"graph_{phase}_ms": f"{phase}, CUDA graph" for phase in PHASES},
     "both_ms": "forward and backward",
     "step_ms": "whole step",
