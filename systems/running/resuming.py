@@ -106,11 +106,11 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
     try:
         old = store.read(partial)
         reason = why_not_resumable(old, fresh, configs)
-    except FileNotFoundError:
-        return fresh
     except UnreadableError:
         raise  # Don't start over: the file's rows may be valid.
-    except RecordError as error:
+    except (FileNotFoundError, RecordError) as error:
+        if not partial.is_file():
+            return fresh
         old, reason = None, str(error).removeprefix(f"{partial}: ")
     if old is None or reason:
         backup = partial.with_name(f".{partial.name}.{modified_ns(partial)}")
