@@ -17,7 +17,7 @@ MARK = re.compile(r"^ *# --8<-- .*\n", re.MULTILINE)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-class LinkedNames(Extension):
+class ReferenceFilter(Extension):
     """Marks names that pages link to; hides kernels and helpers of experiments."""
 
     def __init__(self) -> None:

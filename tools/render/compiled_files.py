@@ -26,15 +26,15 @@ class Kernel(TypedDict):
     per_score: float
 
 
-class Steps(TypedDict):
+class CompiledSteps(TypedDict):
     source_hash: str
     steps: dict[str, list[Kernel]]
 
 
-def read_compiled_steps(path: Path = PATH) -> dict[str, Steps]:
+def read_compiled_steps(path: Path = PATH) -> dict[str, CompiledSteps]:
     """Return compiled ladder steps by Triton version. A bad file raises RecordError."""
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:
-        return store.read_json(path, dict[str, Steps], remedy)
+        return store.read_json(path, dict[str, CompiledSteps], remedy)
     except FileNotFoundError:
         return {}
