@@ -107,7 +107,7 @@ def test_auto_selects_the_hopper_kernels():
     assert not is_hopper(*long, 64, device="cpu")
     assert is_hopper(8, 4096, 64) and not is_hopper(8, 4095, 64)
     assert MIN_SCORES == 8 * 4096**2
-    # A single head needs more tiles than there are SMs.
+    # A single head is enough only if it has more tiles than there are SMs.
     assert is_hopper(1, 32768, 64) and not is_hopper(1, 16384, 64)
 
 
@@ -392,38 +392,38 @@ def test_ordered_walk_waits_only_for_earlier_programs():
         }, case
 
 
-def choose(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
+def walk_for(n, lead=(4, 16), lead_k=None, causal=True, d=128, n_q=None):
     q, k = Layout((*lead, n_q or n, d), ()), Layout((*(lead_k or lead), n, d), ())
     return choose_walk(q, k, causal, 132)
 
 
 def test_ordered_walk_is_chosen_for_ragged_grouped_and_long_inputs():
-    # Test lengths that are no multiple of a tile, grouped heads, more tiles than SMs,
-    # and narrow heads.
-    assert choose(4000) == OrderedWalk(4, 56)
-    assert choose(4000, causal=False) == OrderedWalk(8, 64)
-    assert choose(8192, (2, 32), (2, 8), d=64) == OrderedWalk(1, 12)
-    assert choose(4096, (4, 32), (4, 8)) == OrderedWalk(2, 24)
-    assert choose(8192, (2, 24), (2, 8)) == OrderedWalk(1, 12)
-    assert choose(4096, (1, 32), (1, 8)) == OrderedWalk(2, 4)
-    assert choose(32768, (1, 8)) == OrderedWalk(1, 6)
-    assert choose(8192, (2, 16), d=96) == OrderedWalk(2, 28)
+    # Test ragged lengths, grouped heads, more tiles than SMs, and narrow heads.
+    assert walk_for(4000) == OrderedWalk(4, 56)
+    assert walk_for(4000, causal=False) == OrderedWalk(8, 64)
+    assert walk_for(8192, (2, 32), (2, 8), d=64) == OrderedWalk(1, 12)
+    assert walk_for(4096, (4, 32), (4, 8)) == OrderedWalk(2, 24)
+    assert walk_for(8192, (2, 24), (2, 8)) == OrderedWalk(1, 12)
+    assert walk_for(4096, (1, 32), (1, 8)) == OrderedWalk(2, 4)
+    assert walk_for(32768, (1, 8)) == OrderedWalk(1, 6)
+    assert walk_for(8192, (2, 16), d=96) == OrderedWalk(2, 28)
     # With few programs or long loops, each query head has its own programs.
-    assert choose(4096, (1, 8), (1, 1), d=64) == OrderedWalk(4, 4, 8)
-    assert choose(8192, (2, 64), (2, 8)) == OrderedWalk(4, 124, 8)
-    assert choose(16384, (1, 32), (1, 8)) == OrderedWalk(2, 30, 4)
-    assert choose(8192, (2, 64), (2, 8), causal=False) == OrderedWalk(4, 16)
+    assert walk_for(4096, (1, 8), (1, 1), d=64) == OrderedWalk(4, 4, 8)
+    assert walk_for(8192, (2, 64), (2, 8)) == OrderedWalk(4, 124, 8)
+    assert walk_for(16384, (1, 32), (1, 8)) == OrderedWalk(2, 30, 4)
+    assert walk_for(8192, (2, 64), (2, 8), causal=False) == OrderedWalk(4, 16)
     # If the lengths differ, the shorter one decides.
-    assert choose(8192, n_q=4096) == OrderedWalk(2, 60)
+    assert walk_for(8192, n_q=4096) == OrderedWalk(2, 60)
     # The ordered walk needs enough keys and programs, and mostly several heads.
-    assert not choose(3968) and not choose(2000, (8, 16)) and not choose(8192, n_q=1000)
-    assert choose(2000, (8, 16), causal=False) and not choose(1900, causal=False)
-    assert not choose(4000, (1, 4)) and not choose(32768, (1, 1), d=64)
+    assert not walk_for(3968) and not walk_for(2000, (8, 16))
+    assert not walk_for(8192, n_q=1000)
+    assert walk_for(2000, (8, 16), causal=False) and not walk_for(1900, causal=False)
+    assert not walk_for(4000, (1, 4)) and not walk_for(32768, (1, 1), d=64)
     # A single head is enough if it is so long that idle SMs at its end don't matter.
-    assert choose(65536, (1, 1), d=64) == OrderedWalk(1, 0)
-    assert not choose(65536, (1, 1), d=64, causal=False)
+    assert walk_for(65536, (1, 1), d=64) == OrderedWalk(1, 0)
+    assert not walk_for(65536, (1, 1), d=64, causal=False)
     for n, *leads in ((4000, (4, 16), (4, 2)), (5000, (1, 8), (1, 4)), (4097, (9, 7))):
-        found = choose(n, *leads)
+        found = walk_for(n, *leads)
         assert isinstance(found, OrderedWalk) and found.side > 0 <= found.turn, n
 
 
@@ -442,7 +442,7 @@ def test_drawing_shows_each_program_s_walk(program):
 
 def test_shift_walk_is_chosen_for_equal_whole_tiles():
     def groups(n, lead=(1, 16), causal=True, n_q=None, lead_k=None, d=64):
-        found = choose(n, lead, lead_k, causal, d, n_q)
+        found = walk_for(n, lead, lead_k, causal, d, n_q)
         return found.groups if isinstance(found, ShiftWalk) else 0
 
     assert groups(16384) == groups(16384, causal=False) == groups(16384, d=128) == 1
