@@ -98,7 +98,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuning_version(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return a digest of this GPU's tuned configurations if this code uses them."""
+    """Return a digest of the GPU's tuned configurations if the module uses them."""
     digest = tuned.digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
@@ -114,7 +114,7 @@ def is_tuning_current(record: Record) -> bool:
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
-    """Return whether this code launches Triton kernels with tuned configurations."""
+    """Return whether the module or an implementation launches tuned Triton kernels."""
     targets = (IMPLEMENTATIONS[name].split(":") for name in attention)
     reached = ReachedCode(ROOT)
     for place in [(module, None), *((where, what) for where, what in targets)]:

@@ -30,7 +30,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Recorder of one pass. Pass its `phase` to the step, as you would a clock's."""
+    """Recorder of one pass's memory. Its `phase` replaces `Clock.phase` in the step."""
 
     def __init__(
         self,

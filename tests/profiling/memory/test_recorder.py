@@ -92,7 +92,7 @@ def test_a_recorded_step_explains_every_byte_on_a_gpu(settings, precision):
     if settings == "expandable_segments:True":
         assert all(found["expandable"])
         assert {"segment_map", "segment_unmap"} <= set(found["actions"])
-        # The allocator splits off 512 bytes or more, so blocks have rounded sizes.
+        # Here the rest of a block is split off, so a block has just its rounded size.
         assert found["allocated_by_history"] == found["allocated"]
     else:
         assert not any(found["expandable"]) and "segment_alloc" in found["actions"]

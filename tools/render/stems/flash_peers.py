@@ -61,7 +61,7 @@ def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
 
 
 def all_shapes(record: Record | None) -> Frame:
-    """Return a row per shape with all libraries, and this guide's time over theirs."""
+    """Return a row per shape: times by library, and this guide's time over each."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,
