@@ -90,7 +90,7 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def one_line(text: str | None) -> str | None:
-    """Join a text to one line, cut it to LONGEST and escape control characters."""
+    """Join a text to one line, cut it to MAX_REASON and escape control characters."""
     return text and escape_text(" ".join(text[:MAX_REASON].split()))
 
 

@@ -57,7 +57,7 @@ def implementation_or_execution(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def make_code_folder(record: Path) -> Iterator[None]:
-    """Create a temporary folder for code compiled ahead, and set AHEAD to it. Its name
+    """Create a temporary folder for compiled code, and set CODE_FOLDER to it. Its name
     depends on the record, so that the next run deletes the folder of a killed run.
     """
     owner = f"{os.getuid()} {record.resolve()}"

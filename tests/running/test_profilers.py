@@ -14,7 +14,7 @@ from tests.factories import make_record
 
 @pytest.fixture
 def cupti_events(monkeypatch):
-    """Simulate a GPU; list the value of LEAVE at a profile, and synchronizations."""
+    """Simulate a GPU; list DETACH_VARIABLE at a profile, and synchronizations."""
     found = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
