@@ -92,6 +92,7 @@ MISTAKES = {
         ("return p, p * (delta[:, None] - dp)", "the sign of ds"),
         ("return p, dp - delta[:, None]", "p is missing in ds"),
         ("p = tl.exp(s)", "lse is not subtracted"),
+        ("p = tl.exp(s) / tl.exp(lse)[:, None]", "136 above .*exp overflowed"),
         ("dq = product(ds, k)", "only the last tile"),
         ("dq += product(ds, k) * scale", "scale counts twice"),
         ("dq += product(ds, k) * 2", "none of the usual ones"),

@@ -335,19 +335,28 @@ def walk(
     return torch.stack(o), torch.stack(lse)
 
 
+# Lengths, whether causal, and what is special about the scores.
+FAR = ", scores of the first tile 136 above or below the others"
+LENGTHS = ((16, False, ""), (48, False, ""), (48, True, ""), (48, False, FAR))
+
+
+def far_apart(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q and k whose scores with the first 16 keys are 136 above the others in
+    even rows, and as far below them in odd ones.
+    """
+    row = torch.arange(len(q))
+    q[:, 0], k[:, 0] = 768.0 - 1536 * (row % 2), 1.0 * (row < 16)
+    return q, k
+
+
 def forward_loop(module: ModuleType) -> None:
-    apart = ", scores of the first tile 136 above or below the others"
-    for n, causal, far in (
-        (16, False, ""), (48, False, ""), (48, True, ""), (48, False, apart),
-    ):  # fmt: skip
+    for n, causal, far in LENGTHS:
         mask = "with" if causal else "without"
         where = f"{n} queries and keys in tiles of 16, {mask} a causal mask{far}"
         q, k, v = (3 * normal(n, D + i)[:, :D].contiguous() for i in range(3))
         not_finite = WRONG_SIGN
         if far:
-            row = torch.arange(n)
-            q, k, v = q / 3, k / 3, v / 3
-            q[:, 0], k[:, 0] = 32 - 64 * (row % 2), 24.0 * (row < 16)
+            q, k, v = *far_apart(q / 3, k / 3), v / 9
             not_finite = (
                 "exp overflowed: m_new is the largest of m and of this tile's scores, "
                 "for each query: tl.maximum(m, tl.max(s, 1))"
@@ -387,10 +396,12 @@ def diagonal_open(s: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def dq_loop(module: ModuleType) -> None:
-    for n, causal in ((16, False), (48, False), (48, True)):
+    for n, causal, far in LENGTHS:
         mask = "with" if causal else "without"
-        where = f"{n} queries and keys in tiles of 16, {mask} a causal mask"
+        where = f"{n} queries and keys in tiles of 16, {mask} a causal mask{far}"
         q, k, v, do = (normal(n, D + i)[:, :D].contiguous() for i in range(4))
+        if far:
+            q, k, v, do = *far_apart(q, k), v / 3, do / 3
         s = scores_of(q, k, causal)
         lse, p = s.logsumexp(1), s.softmax(1)
         dp = do.double() @ v.double().T

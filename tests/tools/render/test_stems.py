@@ -169,12 +169,10 @@ def test_steps_have_the_same_order_on_any_gpu():
 
 def test_kernels_with_equal_tiles_are_separate():
     """The kernels' names differ only in the number of pipeline stages."""
-    name = (
-        "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
-    )
+    key = "sm80_xmma_gemm_f32f32_tilesize128x128x8_stage{}_warpsize2x2x1_execute_kernel"
     kernel = {"category": "matmul", "phase": "forward"}
     kernels = [
-        {"name": name.format(stage), "calls": calls, "total_ms": ms, **kernel}
+        {"name": key.format(stage), "calls": calls, "total_ms": ms, **kernel}
         for stage, calls, ms in ((4, 24, 1.0), (3, 85, 6.0))
     ]
     profiled = Line.from_row(make_row({}, kernels=kernels))
