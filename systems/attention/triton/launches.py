@@ -1,8 +1,8 @@
 """Launch the Triton kernels, with launches cached by the layout of the tensors.
 
-The forward pass launches up to three kernels and the backward pass up to four: one that
-splits float32 into bfloat16 limbs (if the configuration says `ahead`), the forward (or
-dq and dkdv) kernel, and one that combines or sums partial results (if loops are split).
+The forward pass launches up to three kernels, the backward pass up to four. The first
+splits float32 into bfloat16 limbs (if the configuration says `ahead`). Then follow the
+forward (or dq and dkdv) kernel, and one that combines the parts (if loops are split).
 """
 
 from functools import lru_cache
