@@ -34,7 +34,7 @@ LEAST_ROWS = 8
 # Maximum seconds of compiling ahead, because a compiler may hang.
 MAX_SECONDS = 20 * 60
 # Environment variables with the folder for compiled code and the number of processes.
-CODE_FOLDER, PROCESS_COUNT = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
+FOLDER_VARIABLE, COUNT_VARIABLE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
 # Name of the file, in the folder of compiled code, with the times of compiling steps.
 SAMPLES_FILE = "cold.json"
 
@@ -57,19 +57,19 @@ def implementation_or_execution(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def make_code_folder(record: Path) -> Iterator[None]:
-    """Create a temporary folder for compiled code, and set CODE_FOLDER to it. Its name
-    depends on the record, so that the next run deletes the folder of a killed run.
+    """Create a temporary folder for compiled code, and store it in FOLDER_VARIABLE. Its
+    name depends on the record, so the next run deletes the folder of a killed run.
     """
     owner = f"{os.getuid()} {record.resolve()}"
     digest = hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]
     folder = Path(gettempdir(), f"transformer-systems-compiled-{digest}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    os.environ[CODE_FOLDER] = str(folder)
+    os.environ[FOLDER_VARIABLE] = str(folder)
     try:
         yield
     finally:
-        del os.environ[CODE_FOLDER]
+        del os.environ[FOLDER_VARIABLE]
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -99,7 +99,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     module = "systems.running.precompile"
     base = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
-    settings = os.environ | threads | {PROCESS_COUNT: str(len(shares))}
+    settings = os.environ | threads | {COUNT_VARIABLE: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     children: list[subprocess.Popen[Any]] = []
     try:
@@ -143,14 +143,14 @@ def divide_rows(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
 
 def code_folder(name: str) -> Path | None:
     """Return the folder for a configuration's compiled code; None if there is none."""
-    folder = os.environ.get(CODE_FOLDER)
+    folder = os.environ.get(FOLDER_VARIABLE)
     return Path(folder) / name if folder else None
 
 
 def store_samples(folder: Path, samples: dict[str, Any]) -> None:
     """Store the times in ms of the steps that compiled, and the number of processes."""
     times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
-    content = times | {"compiled_at_once": int(os.environ.get(PROCESS_COUNT, "1"))}
+    content = times | {"compiled_at_once": int(os.environ.get(COUNT_VARIABLE, "1"))}
     write_atomically(folder / SAMPLES_FILE, json.dumps(content))
 
 

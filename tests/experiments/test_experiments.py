@@ -416,7 +416,7 @@ def test_precompiled_row_keeps_first_step_times(
 
     monkeypatch.setattr(compiling, "fresh_caches", record_call)
     with precompile.make_code_folder(tmp_path / "compile.json"):
-        monkeypatch.setenv(precompile.PROCESS_COUNT, "5")
+        monkeypatch.setenv(precompile.COUNT_VARIABLE, "5")
         folder = precompile.code_folder(compile_experiment.folder_name(config))
         # Without compiled code, the row compiles in its own cache.
         alone = measure_row(config, compile_experiment.run).metrics
