@@ -19,7 +19,7 @@ PORT ?= 8000
 # The newest that torch 2.11, 2.12 or 2.13, 2.14, and 2.15 bring with them.
 TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 
-.PHONY: serve build lint quick fast-tests test versions exercises browser slurm
+.PHONY: serve build lint check quick fast-tests test versions exercises browser slurm
 .PHONY: submission clean
 
 # Programs run as modules: their scripts in .venv/bin name the folder where they were
@@ -42,6 +42,9 @@ lint: .venv/all
 		.github/workflows/*.yml
 	"$(BIN)/zizmor" --offline --quiet .github/workflows
 
+check: .venv/all
+	"$(BIN)/python" tools/regen_tables.py --check
+
 # One case of each test that takes no seconds, of every folder, beside the linters.
 quick: .venv/all
 	$(MAKE) --jobs 2 --output-sync=line --no-print-directory lint fast-tests
@@ -49,12 +52,12 @@ quick: .venv/all
 fast-tests: .venv/all
 	$(PYTEST) --quick $(PARALLEL)
 
-test: lint
+# What runs in one process each runs at once, before the tests share the cores.
+test: .venv/all
+	$(MAKE) --jobs --output-sync=target --no-print-directory lint check build
 	$(PYTEST) -m "not browser and not alone and not slurm and not versions" \
 		$(PARALLEL) $(SHAPES)
 	$(PYTEST) -m alone $(SHAPES)
-	"$(BIN)/python" tools/regen_tables.py --check
-	$(MAKE) build
 
 # Every kernel in the interpreter, and compiled ahead, and what reads Triton's own clock
 # and binaries, with each Triton that a torch of our range brings; downloads those that

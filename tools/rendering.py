@@ -2,11 +2,13 @@
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from systems import ROOT, escape_text
 from systems.records.files import write_atomically
+from systems.records.record import Record
 
 # A file that marks a folder as rendered.
 MARK = "facts.yml"
@@ -27,14 +29,14 @@ def read_texts(generated: Path) -> dict[str, str]:
     }
 
 
-def render_texts(results: Path) -> dict[str, str]:
+def render_texts(found: Mapping[str, list[Record]]) -> dict[str, str]:
     """Return the rendered texts by file name; show a spinner meanwhile."""
     from rich.console import Console
 
     with Console(stderr=True).status("rendering tables and figures"):
-        from tools.render.everything import render_all
+        from tools.render.everything import render
 
-        return render_all(results)
+        return render(found)
 
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:
@@ -49,7 +51,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
         fail(f"--generated {generated}: holds files that were not rendered")
     # Fail before rendering, which takes seconds, if the folder can't be made.
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = render_texts(results)
+    wanted = render_texts(load.load_records(results))
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
     # Extra files with these prefixes were rendered by an older version.
@@ -78,8 +80,8 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
     from tools.checks.pages import check_pages
     from tools.render import load
 
-    folder = generated or load.GENERATED
-    wanted, present = render_texts(results), read_texts(folder)
+    folder, found = generated or load.GENERATED, load.load_records(results)
+    wanted, present = render_texts(found), read_texts(folder)
     findings = check_pages(ROOT)
     for name in wanted.keys() | present.keys():
         if (text := wanted.get(name)) != (old := present.get(name)):
@@ -87,7 +89,6 @@ def check_tree(results: Path, generated: Path | None = None) -> int:
             fault = "no record gives this file" if text is None else fault
             where = generated or "docs/generated"
             findings.append(f"{where}/{name}: {fault}; run --render")
-    found = load.load_records(results)
     records = [record for of_stem in found.values() for record in of_stem]
     findings += [*same_cell.check_gpu_times(found), *grids.check_grids(found)]
     for message in load.stale_warnings(records):

@@ -198,7 +198,7 @@ def main(
         for change in changes:
             print(f"not in code.zip, not committed: {change[3:]}", file=sys.stderr)
         find_chromium()
-        if render_texts(results) != read_texts(GENERATED):
+        if render_texts(load_records(results)) != read_texts(GENERATED):
             remedy = "run tools/regen_tables.py --render"
             fail(f"docs/generated isn't what the records of {results} give: {remedy}")
         with tempfile.TemporaryDirectory() as site:

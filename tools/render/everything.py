@@ -34,11 +34,11 @@ EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
 
 def render_all(results: Path) -> dict[str, str]:
     """Render all records in a folder. Return texts by file name in docs/generated."""
-    found = load_records(results)
-    return render({stem: found.get(stem, []) for stem in STEMS})
+    return render(load_records(results))
 
 
 def render(found: Found) -> dict[str, str]:
+    found = {stem: found.get(stem, []) for stem in STEMS}
     files: dict[str, str] = {}
     gpus = {r.device.slug: r.device.name for rs in found.values() for r in rs}
     facts: dict[str, Mapping[str, str]] = {

@@ -60,6 +60,7 @@ def test_captions_begin_with_the_finding(path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_width")
 def test_no_curve_leaves_its_axes(monkeypatch):
     """Only curves have markers, so horizontal levels are not checked."""
     left: list[str] = []
