@@ -22,7 +22,7 @@ from systems.attention import (
     prepared,
 )
 from systems.attention.hopper import launches as hopper
-from systems.attention.hopper import one_pass_launches
+from systems.attention.hopper import one_pass_launches, schedule
 from systems.attention.triton import launches
 from systems.attention.triton.chooser import select_by_mask
 from systems.attention.triton.launches import launch_backward, launch_forward
@@ -254,6 +254,13 @@ def run_both_passes(q, k, v, do):
     return o.detach(), *torch.autograd.grad(o, leaves, do)
 
 
+def forget_plans():
+    """Empty the caches of launches, and overwrite the memory that they free."""
+    for cached in (*PLANS, schedule.make_schedule):
+        cached.cache_clear()
+    tuple(map(torch.Tensor.cuda, 4 * [torch.zeros(2**i) for i in range(7, 16)]))
+
+
 # --8<-- [start:graph]
 def capture_graph(step):
     """Return a CUDA graph of `step` and the tensors that its replay writes."""
@@ -292,13 +299,16 @@ def test_cuda_graph_of_both_passes_equals_eager_mode(dtype, lead, n):
         others = make_inputs(n, n, 64, dtype, "cuda", lead=lead, seed=seed)
         for x, other in zip(tensors, others, strict=True):
             x.copy_(other)
+        forget_plans()
         graph.replay()
         assert all(map(torch.equal, results, run_both_passes(*tensors))), seed
 
 
 @COMPILED
-def test_compiler_captures_a_cuda_graph():
+@pytest.mark.parametrize(("lead", "n"), [((2, 4), 256), ((1, 16), 4096)], ids=str)
+def test_compiler_captures_a_cuda_graph(lead, n):
     """`mode="reduce-overhead"` warms up, then captures a graph, then replays it."""
+    forget_plans()
     torch.compiler.reset()
     counters.clear()
 
@@ -308,7 +318,7 @@ def test_compiler_captures_a_cuda_graph():
     compiled = torch.compile(attend, fullgraph=True, mode="reduce-overhead")
     for seed in range(4):
         q, k, v, do = make_inputs(
-            256, 256, 64, torch.bfloat16, "cuda", lead=(2, 4), seed=seed
+            n, n, 64, torch.bfloat16, "cuda", lead=lead, seed=seed
         )
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
         o, expected = compiled(*leaves), attend(*leaves)

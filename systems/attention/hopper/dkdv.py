@@ -225,6 +225,7 @@ def dkdv_kernel(
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys. Grid: key tiles x batch x KV heads."""
+    gl.static_assert(GROUPS == 2)
     BK: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_k, BK)
     # Under a causal mask, the first tile has the most queries, and it starts first.

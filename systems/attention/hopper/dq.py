@@ -186,6 +186,7 @@ def dq_kernel(
     num_warps: gl.constexpr,
 ):  # fmt: skip
     """Compute dq, delta and lse · log2(e). Grid: tiles of queries x batch x heads."""
+    gl.static_assert(GROUPS == 2)
     BQ: gl.constexpr = 64 * GROUPS
     tiles = gl.cdiv(n_q, BQ)
     q_start = (tiles - 1 - gl.program_id(0) % tiles) * BQ

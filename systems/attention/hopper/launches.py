@@ -46,6 +46,10 @@ class ForwardPlan(NamedTuple):
     items: Tensor
 
 
+# Schedules in CUDA graphs, which hold their addresses: they are never freed.
+CAPTURED: set[Tensor] = set()
+
+
 @lru_cache(maxsize=1024)
 def plan_forward(
     dtype: torch.dtype, device: torch.device, config: Config | None, causal: bool,
@@ -63,17 +67,9 @@ def plan_forward(
     c = config or (SHORT_FORWARD if short else CONFIGS["forward"][tile_d])
     head_swizzle = choose_head_swizzle(k, batch * heads, causal, dtype)
     starts, items = make_schedule(
-        n_q,
-        n_k,
-        batch * heads,
-        head_swizzle,
-        64 * c.groups,
-        c.rows,
-        causal,
-        c.programs * count_sms(device),
-        c.last_items,
-        device,
-    )
+        n_q, n_k, batch * heads, head_swizzle, 64 * c.groups, c.rows, causal,
+        c.programs * count_sms(device), c.last_items, device,
+    )  # fmt: skip
     launch = Launch(
         forward_kernel, (len(starts) - 1,),
         (*(stride for x in (q, k, v, o) for stride in x.strides[:3]),
@@ -104,6 +100,8 @@ def launch_forward(
     plan = plan_forward(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
     )
+    if torch.cuda.is_current_stream_capturing():
+        CAPTURED.update((plan.starts, plan.items))
     with prepare_for_tma(q):
         plan.launch(
             plan.q(q), plan.k(k), plan.v(v), q, k, v, o, lse, plan.starts, plan.items
@@ -195,16 +193,9 @@ def launch_two_passes(
     for_dq, for_dkdv = plan.dq_descriptors, plan.dkdv_descriptors
     with prepare_for_tma(q):
         plan.dq(
-            for_dq["q"](q),
-            for_dq["k"](k),
-            for_dq["v"](v),
-            for_dq["o"](o),
-            for_dq["do"](do),
-            for_dq["dq"](dq),
-            lse,
-            lse_log2,
-            delta,
-        )
+            for_dq["q"](q), for_dq["k"](k), for_dq["v"](v), for_dq["o"](o),
+            for_dq["do"](do), for_dq["dq"](dq), lse, lse_log2, delta,
+        )  # fmt: skip
         plan.dkdv(
             for_dkdv["q"](q), for_dkdv["k"](k), for_dkdv["v"](v), for_dkdv["do"](do),
             for_dkdv["statistics"](lse_log2), for_dkdv["statistics"](delta),

@@ -1,5 +1,6 @@
 """Assign the items (tiles of queries) of the Hopper forward pass to its programs."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from heapq import heapreplace
 from itertools import accumulate
@@ -54,11 +55,13 @@ def make_schedule(
         time, program = free[0]
         items_by_program[program].append(item)
         heapreplace(free, (time + steps[item % tiles] + ITEM_STEPS, program))
-    starts = [0, *accumulate(len(items) for items in items_by_program)]
+    starts = [0, *accumulate(map(len, items_by_program))]
+    items = [item for of_program in items_by_program for item in of_program]
     as_tensor = partial(torch.tensor, dtype=torch.int32, device=device)
-    return as_tensor(starts), as_tensor(
-        [item for items in items_by_program for item in items]
-    )
+    # In a thread of its own, because what this thread allocates while `torch.compile`
+    # warms up a CUDA graph belongs to the graph.
+    with ThreadPoolExecutor(1) as thread:
+        return tuple(thread.map(as_tensor, (starts, items)))
     # --8<-- [end:schedule]
 
 

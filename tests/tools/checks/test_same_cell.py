@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.factories import RESULTS, make_gpu, make_record, make_row
+from tests.factories import make_gpu, make_record, make_row
 from tools.checks import same_cell
-from tools.checks.same_cell import check_gpu_times, gpu_times
-from tools.render import load
+from tools.checks.same_cell import check_gpu_times
 
 H200 = make_gpu("NVIDIA H200")
 CELL = {"size": "medium", "context": 512, "batch": 4, "precision": "fp32"}
@@ -90,13 +89,3 @@ def test_stale_records_other_gpus_and_other_passes_are_not_compared(stale_stems)
     assert check_times(gone, nsys_record()) == []
     stale_stems.add("kernel_profile")
     assert check_times(profile_record(forward=20.0), nsys_record()) == []
-
-
-@pytest.mark.slow
-def test_records_share_passes_to_compare():
-    records = load.load_records(RESULTS)
-    stems = ("kernel_profile", "nsys")
-    measured = [load.primary_record(records, stem) for stem in stems]
-    times = gpu_times([record for record in measured if record])
-    found = [{stem for _, stem in of_phase} for of_phase in times.values()]
-    assert found.count({*stems}) >= 18
