@@ -235,13 +235,13 @@ def test_float64_tiles_are_exact(causal):
 
 @compiles_cpp
 @pytest.mark.slow
-@MASKS
-def test_compiled_recompute_backward_is_accurate(causal):
-    """Test masked scores whose exponential overflows."""
-    inputs = make_inputs(33, 33, 16, lead=(2,), sigma=60.0)
+@parametrize_pairs(cls=CLASSES, causal=CAUSAL)
+def test_compiled_recompute_backward_takes_what_a_class_saves(cls, causal, device):
+    """Test masked scores whose exponential overflows, too."""
+    inputs = make_inputs(33, 33, 16, device=device, lead=(2,), sigma=60.0)
     expected = run_reference(*inputs, causal, dtype=torch.float32)
-    q, k, v, do = inputs
-    found = recompute_backward(q, k, v, expected["o"], expected["lse"], do, causal)
+    saved, (q, k, v, do) = run_class(cls, *inputs, causal), inputs
+    found = recompute_backward(q, k, v, saved["o"], saved["lse"], do, causal)
     for name, gradient in zip(("dq", "dk", "dv"), found, strict=True):
         torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-3)
     half = [x.bfloat16() for x in (q, k, v, expected["o"], do)]

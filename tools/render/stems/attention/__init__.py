@@ -51,8 +51,8 @@ MEMORY = (
 
 @fragments.add(
     "table.md",
-    "Plain attention in fp32 without a mask: time of each pass (mean ± standard "
-    "deviation; GPU: median), memory held before backward, and the peak.",
+    "Plain attention in fp32 without a mask: wall-clock time of each pass (mean ± "
+    "standard deviation), GPU time (median), memory before backward, and the peak.",
     reported=True,
 )
 def grid_table(record: Record) -> str:
@@ -67,7 +67,7 @@ def grid_table(record: Record) -> str:
     return found.table(*shown, telling=lambda x: x["d"] == WIDTH)
 
 
-@fragments.add("variants.md", "Plain attention, d = 64: wall-clock times.")
+@fragments.add("variants.md", "Plain attention, d = 64: wall-clock time, mean ± std.")
 def variants_table(record: Record) -> str:
     found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
     dtypes = frame(record).values("dtype")
@@ -83,7 +83,7 @@ def variants_table(record: Record) -> str:
 
 @fragments.add(
     "accounting.md",
-    "Tensors alive at the peak of the first pass that does not fit, by formula.",
+    "Tensors at the peak of the shortest pass tried that does not fit, by formula.",
 )
 def peak_tensors_table(record: Record) -> str:
     """Return a table of the tensors at the peak of the shortest N that doesn't fit."""

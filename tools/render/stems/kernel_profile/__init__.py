@@ -37,7 +37,7 @@ fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
 
 
 @fragments.add(
-    "times.md", "Wall-clock time, sum of kernels and idle time of each forward pass."
+    "times.md", "Medians of a forward pass: wall-clock time, sum of kernels, idle time."
 )
 def times_table(record: Record) -> str:
     found = rows.passes(record).where(mode="forward")
