@@ -28,7 +28,6 @@ from tools.render.stems.peak_memory.rows import (
     category_bytes,
     format_peak,
     largest_error,
-    largest_groups,
     make_pass,
     passes,
 )
@@ -37,14 +36,14 @@ MIB = 2**20
 # Size, context, attention and checkpointing of the passes in most facts and claims.
 AT = {"size": SIZE, "context": LONGEST, **PLAIN}
 fragments = Fragments()
+in_gib2 = partial(gib, digits=2)
 for mode in DRAWN:
     fragments.add(f"timeline-{mode}.md")(partial(timeline_figure, mode=mode))
+longer = partial(timeline_figure, mode="forward", context=LONG)
+fragments.add("timeline-long.md")(longer)
 
 
 # Tables -------------------------------------------------------------------------------
-
-
-in_gib2 = partial(gib, digits=2)
 
 
 @fragments.add(
@@ -143,9 +142,9 @@ def facts(record: Record | None) -> dict[str, str]:
     weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
     beyond_weights = (step["peak"] or step["predicted"]) - weights
     growth = forward_bf16["peak"] / forward["peak"]
-    groups = largest_groups(forward)
+    long = {f"{m}_{p}_long": find_pass(m, p, LONG) for m in DRAWN for p in PRECISIONS}
     peaks = {f"{mode}_fp32": find_pass(mode, "fp32") for mode in MODES}
-    peaks["step_bf16"] = step_bf16
+    peaks |= {"step_bf16": step_bf16} | long
     return {
         **{k: format_peak(x, x["predicted"], format_mib) for k, x in peaks.items()},
         "beyond_weights": fmt(beyond_weights / 2**30, "{:.0f}"),
@@ -158,9 +157,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),
         "agrees": format_agreement(largest_error(record)),
         "peaks_off": fmt(most(map(abs, dropna(passes(record).column("off")))), percent),
-        "forward_largest": format_mib(
-            groups[0]["bytes"] if groups else forward.missing
-        ),
+        "forward_largest": format_mib(forward["largest"]),
+        "forward_largest_long": format_mib(long["forward_fp32_long"]["largest"]),
         **formula_facts(),
     }
 
@@ -172,7 +170,7 @@ def format_agreement(error: float) -> str:
 
 def formula_facts() -> dict[str, str]:
     """Return facts that formulas predict without a record."""
-    long, short = (Pass(SIZE, c, "step", "fp32") for c in (LONGEST, 128))
+    short, long, longer = (Pass(SIZE, c, "step", "fp32") for c in (128, LONGEST, LONG))
     peaks = category_peaks(long)
     lasting = ("weights", "gradients", "optimizer state")
     room_80, room_40 = (GPUS[f"a100-{gb}"].free_bytes for gb in (80, 40))
@@ -180,8 +178,10 @@ def formula_facts() -> dict[str, str]:
     return {
         "longest_on_80": prose_number(find_largest(long, "context", room_80)),
         "largest_on_40": on_40[-1],
-        f"residual_{LONGEST}": format_mib(residual_bytes(long)),
-        "residual_128": format_mib(residual_bytes(short)),
+        **{
+            f"residual_{p.context}": format_mib(residual_bytes(p))
+            for p in (short, long, longer)
+        },
         "kept_fp32": format_mib(peaks["saved activations"]),
         "kept_fp32_128": format_mib(category_peaks(short)["saved activations"]),
         "weights": format_mib(peaks["weights"]),
@@ -241,9 +241,10 @@ def autocast_raises_forward(record: Record) -> Judgement:
 )
 def largest_are_scores(record: Record) -> Judgement:
     x = passes(record).one(**AT, mode="forward", precision="fp32")
-    if not (found := largest_groups(x)):
+    if not x:
         return None
-    derived, size = attention_bytes(make_pass(x))["exponentials"], found[0]["bytes"]
+    found = [group for group in x["tenth"] if group["bytes"] == x["largest"]]
+    derived, size = attention_bytes(make_pass(x))["exponentials"], x["largest"]
     attention = all("scaled_dot_product_attention" in g["code"] for g in found)
     numbers = f"Largest {format_mib(size)}, a score matrix {format_mib(derived)}."
     return size == derived and attention, numbers

@@ -44,6 +44,7 @@ def passes(record: Record | None) -> Frame:
         requested=lambda x: x["peak_requested_bytes"] if x else missing_peak(x),
         off=lambda x: x["requested"] / x["predicted"] - 1,
         place=peak_place,
+        largest=lambda x: x["tenth"][0]["bytes"] if x else x.missing,
         saved=lambda x: category_bytes(x, "saved activations", "most_bytes"),
     )
 
@@ -105,9 +106,3 @@ def used_categories(found: list[Line]) -> list[str]:
     return [
         n for n in CATEGORIES if any(category_bytes(x, n, "most_bytes") for x in found)
     ]
-
-
-def largest_groups(x: Line) -> list[dict[str, Any]]:
-    """Return the groups of the largest allocation size."""
-    groups = x["tenth"] if x else []
-    return [group for group in groups if group["bytes"] == groups[0]["bytes"]]
