@@ -20,7 +20,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def capture_stream() -> torch.cuda.Stream:
-    """Return the stream of all captures: libraries keep a workspace for each stream."""
+    """Return one stream for all captures, as libraries keep a workspace per stream."""
     return torch.cuda.Stream()
 
 

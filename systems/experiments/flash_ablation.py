@@ -195,7 +195,7 @@ def switched_kernel(
     tl.store(o_ptr + head + rows[:, None] * D + columns[None, :], o)
 
 
-def switched_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Tensor:
+def ladder_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Tensor:
     """Return causal attention of (heads, n, d). Both tile sizes must divide n."""
     heads, n, d = q.shape
     c, o = switches.config, torch.empty_like(q)
@@ -337,7 +337,7 @@ def prepare_step(
         o = first_attention(q, k, v, True)
         return lambda: torch.autograd.grad(o, inputs, do, retain_graph=True)
     if step in FORWARD:
-        return lambda: (switched_forward(q, k, v, FORWARD[step]),)
+        return lambda: (ladder_forward(q, k, v, FORWARD[step]),)
     hopper = choose_backend("auto", q, k, v) == "hopper"
     if step == "forward" or step == "one_item_forward" and not hopper:
         return lambda: run_forward(q, k, v, True, scale)[:1]

@@ -52,7 +52,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return a configuration for the hardware's limits and for each implementation."""
+    """Return configurations: "ceiling" (hardware limits) and each implementation."""
     if quick:
         return [Config("plain", 100, 1000, heads=1, n=128, d=16)]
     return [Config(name) for name in ("ceiling", *IMPLEMENTATIONS)]

@@ -104,7 +104,7 @@ class Program:
             self.instructions.append(instruction)
         return self.indices[value]
 
-    def values(self, names: dict[str, int]) -> list[int]:
+    def evaluate(self, names: dict[str, int]) -> list[int]:
         """Evaluate all instructions for these values of the variables."""
         values: list[int] = []
         for instruction in self.instructions:

@@ -193,12 +193,12 @@ def check_against_reference(
     scale: float | None = None,
     split: bool = False,
 ) -> None:
-    """Check that each error is at most CAP (relative to values above 1), and at most
-    twice plain PyTorch's error in the same precision plus a margin.
+    """Check that each error is at most CAP · max(1, largest value), and at most twice
+    plain PyTorch's error in the same precision plus a margin.
 
-    The margin covers the rounding of results and of lse, sums whose terms cancel, and
-    float32 sums as random walks. With `split`, plain attention multiplies float32 as
-    bfloat16 limbs, and the margin for dq and dk adds the effect of o's error on
+    The margin covers rounding of results and lse, cancellation, and float32 sums
+    (random walks of rounding errors). With `split`, plain attention multiplies float32
+    as bfloat16 limbs, and the margin for dq and dk adds the effect of o's error on
     delta.
     """
     actual = actual if isinstance(actual, Mapping) else to_dict(actual)

@@ -429,7 +429,7 @@ def test_ordered_walk_is_chosen_for_ragged_grouped_and_long_inputs():
 
 @pytest.mark.parametrize("program", range(5))
 def test_drawing_shows_each_program_s_walk(program):
-    """The drawing has two heads and five tiles; it shows every BESIDE-th step."""
+    """The drawing has two heads and five tiles; it shows a step per key tile."""
     svg = (ROOT / "docs/drawings/ordered-walk-wide.svg").read_text("utf-8")
     static, *_, last = svg.split('class="frame"')
     shown = re.findall(r'<text x="(\d+)" y="([\d.]+)">(\d)<', static + last)

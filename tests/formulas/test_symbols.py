@@ -38,7 +38,7 @@ def test_symbolic_peak_equals_numeric_peak(precision, attention, remedy, numbers
         when: {category: program.index(value) for category, value in moment.items()}
         for when, moment in in_symbols.items()
     }
-    values = program.values(numbers)
+    values = program.evaluate(numbers)
     found = {
         when: {category: values[place] for category, place in moment.items()}
         for when, moment in places.items()

@@ -54,12 +54,12 @@ def fake_nvml(monkeypatch):
 
         return query
 
-    def find_uuid(uuid):
+    def get_by_uuid(uuid):
         if uuid != UUID:
             raise NVMLError("Not Found")
         return "part"
 
-    def find_index(index):
+    def get_by_index(index):
         if index != 0:
             raise NVMLError("Invalid Argument")
         return "whole"
@@ -70,8 +70,8 @@ def fake_nvml(monkeypatch):
         "nvmlDeviceGetClockInfo": lambda handle, clock: {1: 1980}[clock],
         "nvmlDeviceGetCount": lambda: 1,
         "nvmlDeviceGetUUID": lambda handle: GPU,
-        "nvmlDeviceGetHandleByIndex": find_index,
-        "nvmlDeviceGetHandleByUUID": find_uuid,
+        "nvmlDeviceGetHandleByIndex": get_by_index,
+        "nvmlDeviceGetHandleByUUID": get_by_uuid,
     }
     for name, answer in known.items():
         setattr(stub, name, make_query(name, answer))

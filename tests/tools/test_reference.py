@@ -75,7 +75,7 @@ def test_linked_names_are_in_the_top_table(path):
     listed = re.findall(r"^\| \[`(\w+)`\]\[(systems\.[\w.]+)\] \| \S", top, re.M)
     assert len(listed) == len(re.findall(r"^\| \[", top, re.MULTILINE)) > 5
     modules = set(re.findall(r"^::: (\S+)$", below, re.MULTILINE))
-    # Pages expand the linked names, so the table must contain them.
+    # Linked names open expanded, so the top table must list them.
     linked = {
         name
         for page in DOCS.rglob("*.md")

@@ -14,7 +14,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.markdown import add_caption, device_tabs
 
-# (function that draws a figure, its finding, its key), or None for lack of data.
+# (draws the figure, caption: finding, caption: colour key), or None without data.
 Drawn = tuple[plots.Draw, str, str] | None
 ShowOne = Callable[[Record], str]
 ShowAll = Callable[[list[Record]], str]

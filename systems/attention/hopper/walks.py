@@ -30,9 +30,9 @@ ORDERED_MIN_PROGRAMS = 256
 # head has its own programs (if causal with padded head dimension 128): in longer loops
 # programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Total number of key tiles in the interleaved heads, about one per SM. The number is
-# doubled without a causal mask, or if DEALT_TILES gives each query head its programs,
-# and halved if a program has several query heads under a causal mask.
+# Number of key tiles in all heads that run interleaved, about one per SM. It doubles
+# without a causal mask and from DEALT_TILES on, and halves under a causal mask if a
+# program has several query heads.
 SIDE_TILES = 128
 # Number of key tiles in the heads that loop backwards: at least 2 heads, at most half.
 BACKWARDS_TILES = 256

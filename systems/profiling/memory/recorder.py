@@ -108,7 +108,7 @@ class Recorder:
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
-        """Return the history. Raise SnapshotError if the allocator's peak differs."""
+        """Return allocations over time. Raise SnapshotError if their peak is wrong."""
         history = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
         )

@@ -1,4 +1,4 @@
-"""Render the output of scripts in docs/scripts from records, and their diffs."""
+"""Render from records what docs/scripts print, and render diffs between scripts."""
 
 import re
 from difflib import unified_diff

@@ -28,7 +28,7 @@ def fragments(found: Found) -> dict[str, str]:
     """Return the files `student-*.md`: problems, setup check, GPUs, and an example."""
     return {
         "student-problems.md": problems_table(found),
-        "student-check.md": check_setup_output(found),
+        "student-check.md": show_check_setup(found),
         "student-gpus.md": gpus_table(),
         "student-measured.md": measuring_output(found),
     }
@@ -86,7 +86,7 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
     return str(exhausted + sum(peak > free_bytes for peak in peaks))
 
 
-def check_setup_output(found: Found) -> str:
+def show_check_setup(found: Found) -> str:
     """Return the first lines of `python -m systems.check_setup` on the primary GPU."""
     ours = (primary_record(found, stem) for stem in STEMS)
     if (record := next((r for r in ours if r and r.kernels), None)) is None:

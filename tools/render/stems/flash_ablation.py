@@ -11,7 +11,7 @@ from tools.render.rows import fmt
 # Modules and names whose changes make the file of `compile_steps.py` stale.
 ABLATION = "systems.experiments.flash_ablation"
 LAUNCHERS = (
-    *((ABLATION, name) for name in ("FORWARD", "switched_forward", "atomic_backward")),
+    *((ABLATION, name) for name in ("FORWARD", "ladder_forward", "atomic_backward")),
     *(
         (f"systems.attention.{module}", None)
         for module in ("first", "triton.launches", "hopper.launches")

@@ -112,13 +112,13 @@ def widths_figure(record: Record) -> Drawn:
     if not (widths := frame(record).values("width")):
         return None
 
-    def find_row(dtype: str, compute: str) -> list[str]:
+    def format_row(dtype: str, compute: str) -> list[str]:
         found = (find_norm(record, dtype, compute, width) for width in widths)
         return [error_marks(x, "output")[ONE] for x in found]
 
     lines = {
         dtype: {
-            COMPUTE[compute]: find_row(dtype, compute)
+            COMPUTE[compute]: format_row(dtype, compute)
             for compute in frame(record, norm="layer", dtype=dtype).values("compute")
         }
         for dtype in DTYPES
