@@ -96,8 +96,8 @@ def intermediates_figure(record: Record) -> Drawn:
         f"on, and the output is zero from {first_magnitude(fp16, 'output', '=0')} on "
         f"until x overflows too. In bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
-        f"Width {WIDTH:,}; each stage is rounded to its format, and `torch.mean` takes "
-        f"the means. {READ}",
+        f"Width {WIDTH:,}; magnitude: mean and standard deviation of x; each stage is "
+        f"rounded to its format, and `torch.mean` takes the means. {READ}",
     )
 
 
@@ -166,7 +166,8 @@ def facts(record: Record | None) -> dict[str, str]:
     """Return magnitudes at which squares overflow, and errors of the output."""
     fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
     widest = {
-        way: output_error(find_norm(record, "bf16", way, WIDEST)) for way in COMPUTE
+        way: output_error(find_norm(record, "bf16", way, WIDEST))
+        for way in ("running", "library")
     }
     return {f"bf16_{way}": fmt(error, to_percent) for way, error in widest.items()} | {
         "fp16_square_overflows": first_magnitude(fp16, "square", "∞"),
