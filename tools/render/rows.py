@@ -94,12 +94,12 @@ def most(values: Iterable[float]) -> float:
     return max(dropna(values), default=missing_reason(values))
 
 
-def span(values: Iterable[float], text: str = "{:.2f}") -> str:
+def span(values: Iterable[float], text: Text = "{:.2f}") -> str:
     """Format the range of values, such as "1.20 to 3.40", or "1.20" if they agree."""
     values = list(values)
     if not (numbers := dropna(values)):
         return missing_reason(values).words
-    low, high = (text.format(end(numbers)) for end in (min, max))
+    low, high = (fmt(end(numbers), text) for end in (min, max))
     return low if low == high else f"{low} to {high}"
 
 

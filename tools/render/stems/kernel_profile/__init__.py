@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from systems.model.sizes import TABLE_1
 from systems.profiling.kernel_names import MATMUL
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
@@ -16,12 +15,11 @@ from tools.render.markdown import (
     items_table,
     percent,
 )
-from tools.render.rows import Missing, dropna, fmt, most, span
+from tools.render.rows import count_true, dropna, fmt, most, span
 from tools.render.stems.kernel_profile import rows
 from tools.render.stems.kernel_profile.figures import category_figure, roofline_figure
 
 CELL = ("size", "context", "precision")
-PRECISIONS = ("fp32", "bf16")
 # The pass whose kernels are listed.
 LISTED = {"size": "small", "context": 512, "precision": "fp32"}
 # The sizes in sentences and in the rows that are visible at first.
@@ -56,26 +54,26 @@ def times_table(record: Record) -> str:
     return rows.link_timing_record(record, shown)
 
 
-@fragments.add("top.md", "The kernel with the most GPU time, at context 512 in fp32.")
+@fragments.add("top.md", "The kernel with the most GPU time of each pass in fp32.")
 def top_kernels_table(record: Record) -> str:
-    found = rows.passes(record).where(mode="forward", context=512, precision="fp32")
-    tops = Frame(
-        Line(x[top], size=x["size"], which=name)
-        for x in found.arrange(size=SHOWN_SIZES)
-        for name, top in TOPS.items()
-        if not isinstance(x[top], Missing)
-    )
-    return tops.table(
+    found = rows.passes(record).where(mode="forward", precision="fp32")
+    columns = (("top kernel", "kernel", format_name), ("calls", "calls", "{:g}"))
+    columns += (("share of kernel time", "of_whole", percent),)
+    return found.table(
         "size",
-        ("pass", "which"),
-        ("top kernel", lambda x: format_name(x["kernel"])),
-        ("calls", "calls", "{:g}"),
-        ("share of kernel time", "of_whole", percent),
-        left=3,
+        "context",
+        *(
+            (f"{what}, {head}", f"{top}.{name}", text)
+            for what, name, text in columns
+            for head, top in TOPS.items()
+        ),
+        ("same kernel", "same_top"),
+        left=4,
+        telling=lambda x: x["context"] == 512,
     )
 
 
-TOPS = {"forward": "top_forward", "forward and backward": "top_both"}
+TOPS = {"forward": "top_forward", "forward + backward": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
@@ -108,17 +106,20 @@ def top_nonmatmuls_table(record: Record) -> str:
     )
 
 
-@fragments.add("matmul.md", "The share of matmuls in kernel time at context 512.")
+@fragments.add("matmul.md", "Kernel time: shares of matmuls, and of AdamW in a step.")
 def matmul_table(record: Record) -> str:
-    found = rows.passes(record).where(mode="forward", context=512)
-    return found.arrange(size=TABLE_1, precision=PRECISIONS).table(
+    found = rows.passes(record).where(mode="forward")
+    parts = {"inference": "matmul_forward", "forward + backward": "matmul_both"}
+    parts |= {"step": "matmul_step", "AdamW": "adamw"}
+    return found.pivot("precision", "fp32", "bf16").table(
         "size",
-        "precision",
-        ("inference", "matmul_forward", percent),
-        ("forward and backward", "matmul_both", percent),
-        ("full step", "matmul_step", percent),
-        ("AdamW in a full step", "adamw", percent),
-        telling=lambda x: x["size"] in SHOWN_SIZES,
+        "context",
+        *(
+            (f"{precision}: {head}", f"{precision}.{name}", percent)
+            for precision in ("fp32", "bf16")
+            for head, name in parts.items()
+        ),
+        telling=lambda x: x["context"] == 512,
     )
 
 
@@ -151,6 +152,7 @@ def attention_table(record: Record) -> str:
         "part",
         ("kernels", "calls", "{:g}"),
         ("ms", "part_ms", "{:.3f}"),
+        ("ms / both matmuls", "over_matmuls", "{:.2f}"),
         ("GFLOP", lambda x: x["flops"] / 1e9, "{:.2f}"),
         ("GB moved", lambda x: x["moved"] / 1e9, "{:.2f}"),
         ("TFLOP/s", lambda x: x["rate"] / 1e12, "{:.2f}"),
@@ -192,11 +194,11 @@ def facts(record: Record | None) -> dict[str, str]:
     forward = found.where(mode="forward")
     small, large = forward.one(**LISTED), forward.one(**LISTED | {"size": "2.7B"})
     short = forward.one(**LISTED | {"context": 128})
+    fp32 = forward.where(precision="fp32")
+    softmax = rows.attention_parts(record, context=512).where(part=rows.SOFTMAX_PART)
     idle = bf16.one(size="small", context=128)["idle_share"]
     early, late = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
     in_bf16 = forward.one(size="2.7B", context=512, precision="bf16")
-    # Copy time at context 128 that is proportional to the context (linear fit).
-    grown = (late["copies"] - early["copies"]) * 128 / (1024 - 128)
     # The time of 1,000 marks in ms is the time of one mark in µs.
     mark_us = most(found.where(bool).column("thousand_marks_ms"))
     return {
@@ -209,8 +211,15 @@ def facts(record: Record | None) -> dict[str, str]:
         **{
             f"matmul_{name}_{key}": fmt(x[f"matmul_{name}"], percent)
             for key, x in (("small", small), ("2_7B", large))
-            for name in ("forward", "both", "step")
+            for name in ("forward", "both")
         },
+        "matmul_step_small": fmt(small["matmul_step"], percent),
+        **{
+            name: span(fp32.column(name), percent)
+            for name in ("matmul_forward", "matmul_step", "adamw")
+        },
+        "same_top": fmt(count_true(dropna(fp32.column("same_top")))),
+        "softmax_over_matmuls": span(softmax.column("over_matmuls"), "{:.5f}"),
         "idle_small_128": fmt(short["idle_share"], percent),
         "matmul_step_2_7B_bf16": fmt(in_bf16["matmul_step"], percent),
         "softmax_small": fmt(rows.category_share(small, "softmax"), percent),
@@ -218,7 +227,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "idle_small_128_bf16": fmt(idle, percent),
         "copies_2_7B_128_bf16": fmt(early["copies_share"], percent),
         "copies_2_7B_1024_bf16": fmt(late["copies_share"], percent),
-        "per_weight_2_7B_128_bf16": fmt(1 - grown / early["copies"], percent),
         **top_facts(small),
         **attention_facts(rows.attention_parts(record, size="small", context=512)),
         "mark_us": fmt(mark_us, "{:.5f} µs"),

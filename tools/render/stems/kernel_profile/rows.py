@@ -38,6 +38,11 @@ def passes(record: Record | None) -> Frame:
         adamw=lambda x: total_ms(x["step"], "optimizer") / total_ms(x["step"]),
         top_forward=lambda x: top_kernel(x, "forward"),
         top_both=lambda x: top_kernel(x["step"], PASSES),
+        same_top=lambda x: (
+            x["top_forward"]["name"] == x["top_both"]["name"]
+            if x and x["step"]
+            else x["step"].missing
+        ),
     )
 
 
@@ -188,11 +193,13 @@ def attention_parts(record: Record | None, **wanted: Any) -> Frame:
     for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
         shape = pass_shape(x["size"], x["context"], x["batch"])
         costs = attention_part_costs(element_bytes=FP32_BYTES, **shape)
+        matmuls_ms = sum(total_ms(x, f"forward/{part}") for part in MATMULS)
         for part in PARTS:
             phase, (flops, moved) = f"forward/{part}", costs[part]
             if select_kernels(x, phase):
                 line = Line(x.config | {"part": part, "flops": flops, "moved": moved})
                 line |= {"calls": count_calls(x, phase), "part_ms": total_ms(x, phase)}
+                line["over_matmuls"] = line["part_ms"] / matmuls_ms
                 found.append(line)
     return found.derive(
         rate=lambda x: x["flops"] / (x["part_ms"] / 1e3),
