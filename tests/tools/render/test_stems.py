@@ -10,7 +10,7 @@ from tests.factories import make_gpu, make_record, make_row, read_record
 from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
 from tools.render.rows import fmt
-from tools.render.stems import attention, compile, end_to_end, nsys, peak_memory
+from tools.render.stems import attention, compile, nsys, peak_memory
 from tools.render.stems import flash_accuracy as accuracy
 from tools.render.stems import flash_benchmarking as benchmarking
 from tools.render.stems import flash_leaderboard as leaderboard
@@ -124,12 +124,6 @@ def test_shortest_oom_length_exceeds_the_memory():
         assert attention.oom_length(record) == length
         n = attention.shortest_oom(gib * GIB)
         assert peak_bytes(n - 1) <= gib * GIB < peak_bytes(n)
-
-
-def test_10b_runs_no_pass_in_40_gib():
-    record = read_record("end_to_end")
-    record.device.memory_bytes = 40 * GIB
-    assert end_to_end.facts(record)["runs_of_10B"] == "can run none of its passes"
 
 
 def test_slower_compiled_step_never_breaks_even():

@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 
-from systems.formulas.fit import peak_bytes
-from systems.formulas.gpus import CONTEXT_BYTES
-from systems.formulas.memory_costs import Pass
 from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.markdown import gib, percent
-from tools.render.rows import MISSING, dropna, fmt, most, span
+from tools.render.rows import MISSING, count_true, dropna, fmt, most, span
 from tools.render.stems.end_to_end.figures import (
     phases_figure,
     shares_figure,
@@ -41,9 +38,10 @@ fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure
 
 @fragments.add(
     "fp32.md",
-    "Each pass in fp32 at every size and context: mean ± standard deviation. Backward "
-    "and optimizer are phases of the step. Forward and forward + backward are other "
-    "runs, so a launch-bound pass can take longer than the step.",
+    "Each pass in fp32: mean ± standard deviation of wall-clock time; GPU and waiting "
+    "times are medians. Backward and optimizer are phases of the step; other passes "
+    "are runs of their own, so launch-bound ones can take longer than the step, or "
+    "than at a longer context.",
     reported=True,
 )
 def fp32_table(record: Record) -> str:
@@ -80,6 +78,7 @@ def passes_table(record: Record, precision: str) -> str:
         ("forward, ms", "forward.step ±"),
         ("forward + backward, ms", "forward_backward.step ±"),
         ("backward, ms", "step.backward ±"),
+        ("backward, GPU, ms", lambda x: x["step"].get("backward_gpu_ms"), "{:.1f}"),
         ("optimizer, ms", "step.optimizer ±"),
         ("step, ms", "step.step ±"),
         *((head, lambda x, of=of: of(x["step"])) for head, of in gpu_columns()),
@@ -110,8 +109,9 @@ def format_rounded_ms(ms: float) -> str:
 
 @fragments.add(
     "speedup-table.md",
-    "fp32 against bf16 autocast at every size and context. Times and the last "
-    "speedup are wall-clock, other speedups of GPU time. Forward: timed in steps.",
+    "fp32 against bf16 autocast at every size and context: medians of wall-clock time, "
+    "and speedups in GPU or wall-clock time. The last column is from runs of forward + "
+    "backward without AdamW, all others are from steps.",
 )
 def speedup_table(record: Record) -> str:
     shown = [
@@ -124,10 +124,10 @@ def speedup_table(record: Record) -> str:
         )
     ]
     bf16 = steps(record).where(precision="bf16")
-    wall = ("step speedup, wall", "gain", "{:.2f}")
-    return bf16.table(
-        *("size", "context", *shown, wall), telling=lambda x: x["context"] == 512
-    )
+    walls = {"step": "gain", "forward + backward": "pass_gain"}
+    walls |= {"forward + backward alone": "alone_gain"}
+    shown += [(f"{name} speedup, wall", of, "{:.2f}") for name, of in walls.items()]
+    return bf16.table("size", "context", *shown, telling=lambda x: x["context"] == 512)
 
 
 @fragments.add(
@@ -160,9 +160,8 @@ def facts(record: Record | None) -> dict[str, str]:
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
     small_bf16 = forward.one(size="small", context=512, precision="bf16")
     variations = dropna(select_assigned_passes(found).where(**fp32).column("variation"))
-    steady = sum(variation < 0.02 for variation in variations)
-    gains = dropna(bf16.column("pass_gain"))
-    slower = sum(gain < 1 for gain in gains)
+    gains, alone = (dropna(bf16.column(f"{name}_gain")) for name in ("pass", "alone"))
+    memory = record.device.memory_bytes if record else None
     step_fp32, step_bf16 = (
         of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
     )
@@ -186,17 +185,18 @@ def facts(record: Record | None) -> dict[str, str]:
         "gain_most": fmt(most(gains), "{:.5f}"),
         "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
         "backward_over_forward": span(backward_over_forward(of_steps), "{:.5f}"),
-        "steady_rows": f"{steady} of {len(variations)}" if variations else fmt(MISSING),
-        "slower_cells": f"{slower} of {len(gains)}" if gains else fmt(MISSING),
-        "gpu_memory": fmt(gpu_memory(record), lambda v: f"{gib(v, 5)} GiB"),
-        "runs_of_10B": passes_of_10b(record),
+        "steady_rows": fmt(count_true(x < 0.02 for x in variations)),
+        "slower_cells": fmt(count_true(gain < 1 for gain in gains)),
+        "slower_alone": fmt(count_true(gain < 1 for gain in alone)),
+        "gpu_memory": fmt(memory or MISSING, lambda v: f"{gib(v, 5)} GiB"),
     }
 
 
 def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
-    """Return a phase's mean and standard deviation, such as "38.32 ± 0.36 ms"."""
+    """Return a phase's mean and standard deviation and its GPU time, as text."""
     x = found.one(**wanted)
-    return f"{x[f'{phase} ±']} ms" if x else fmt(x.missing)
+    gpu = fmt(x.gpu_ms(phase), "{:.0f} ms")
+    return f"{x[f'{phase} ±']} ms (GPU time: {gpu})" if x else fmt(x.missing)
 
 
 def select_assigned_passes(found: Frame) -> Frame:
@@ -207,26 +207,6 @@ def select_assigned_passes(found: Frame) -> Frame:
 def backward_over_forward(of_steps: Frame) -> list[float]:
     """Return the ratio of backward to forward time of each fp32 step."""
     return dropna(of_steps.where(precision="fp32").column("backward_over_forward"))
-
-
-def gpu_memory(record: Record | None) -> float:
-    return (record.device.memory_bytes if record else None) or MISSING
-
-
-# Descriptions of a GPU by how many of 10B's MODES fit in its memory, from 0 to 3.
-CAN_RUN = (
-    "can run none of its passes",
-    "can run a forward pass, but no backward pass",
-    "can run forward and backward, but no optimizer step",
-    "can run a whole step",
-)
-
-
-def passes_of_10b(record: Record | None) -> str:
-    """Describe which fp32 passes of 10B fit in this GPU's memory, by formula."""
-    room = gpu_memory(record) - CONTEXT_BYTES
-    needs = [peak_bytes(Pass("10B", 512, mode, "fp32")) for mode in MODES]
-    return CAN_RUN[sum(need <= room for need in needs)] if room else f"was {room}"
 
 
 # Claims -------------------------------------------------------------------------------

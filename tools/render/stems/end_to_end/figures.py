@@ -114,5 +114,5 @@ def speedup_figure(record: Record) -> Drawn:
     return (
         draw,
         f"bf16 changes the speed of a pass by a factor of {ranges}.",
-        "Forward and backward together. Orange: bf16 is slower (a factor below 1).",
+        "Forward, loss and backward of a step. Orange: bf16 is slower (below 1).",
     )

@@ -23,9 +23,10 @@ COMPARED = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass, joined with the same pass at context 128."""
+    """Return every pass, joined with context 128 and with forward + backward alone."""
     slug = record.device.slug if record else ""
     found = frame(record).join("short", context=128)
+    found.join("alone", mode="forward_backward")
     return found.derive(
         growth=lambda x: x["step_ms"] / x["short.step_ms"],
         share=lambda x: share_of_peak(slug, x, x["step_ms"]),
@@ -52,6 +53,7 @@ def steps(record: Record | None) -> Frame:
     return found.derive(
         gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
         pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
+        alone_gain=lambda x: x["fp32.alone.step_ms"] / x["alone.step_ms"],
         **{
             f"{name}_kernel_gain": lambda x, of=f"{name}_kernels_ms": (
                 x[f"fp32.{of}"] / x[of]
