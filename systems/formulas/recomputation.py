@@ -51,7 +51,7 @@ def count_forward_passes(strategy: str, layers: int) -> float:
 
 
 def second_halves(layers: int, block: int) -> list[bool]:
-    """Return for each half around the block, largest first, if it is the later one."""
+    """Return if the block is in the second half, then likewise within its half, ..."""
     if layers == 1:
         return []
     middle = layers // 2

@@ -1,5 +1,5 @@
 """Record the dtype of every operation, gradient and optimizer state of a model by hooks
-and a dispatch mode. The mode runs below autocast, so it also sees autocast's casts.
+and a `TorchDispatchMode`, which runs after autocast and so sees autocast's casts.
 """
 
 from collections.abc import Iterable

@@ -59,9 +59,8 @@ from tests.attention.checks import (
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 LAST_ITEMS = CONFIGS["forward"][64].last_items
-# Keys per program of the one-pass backward.
-KEYS = ONE_PASS_KEYS
-BESIDE = KEYS // ONE_PASS_QUERIES
+# Query tiles per key tile of the one-pass backward.
+QUERY_TILES = ONE_PASS_KEYS // ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 # Head dimension 80 is padded to 128.
 HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
@@ -312,7 +311,7 @@ def shift_walk(number: int, tiles: int, heads: int, groups: int, causal: bool):
         head, keys, steps = (int(x) for x in get_item.fn(n, program, causal))
         for step in range(steps):
             tile, order = (int(x) for x in get_tile.fn(step, n, keys, tiles, causal))
-            assert not causal or tile >= keys * BESIDE
+            assert not causal or tile >= keys * QUERY_TILES
             yield head, tile, order
 
 
@@ -332,9 +331,10 @@ def test_shift_walk_adds_partial_dq_in_order(tiles, heads, groups, causal):
         for head, tile, order in filter(None, steps):
             assert before[head, tile] == order
             held[head, tile] += 1
-    every = itertools.product(range(heads), range(tiles * BESIDE))
+    every = itertools.product(range(heads), range(tiles * QUERY_TILES))
     assert held == {
-        (head, tile): tile // BESIDE + 1 if causal else tiles for head, tile in every
+        (head, tile): tile // QUERY_TILES + 1 if causal else tiles
+        for head, tile in every
     }
 
 
@@ -344,7 +344,7 @@ def ordered_walks(heads: int, kv_heads: int, n_q: int, n_k: int, causal: bool, o
     from systems.attention.hopper.ordered import Walk, get_item, get_tile
 
     heads_of, shared = kv_heads * order.parts, heads // kv_heads // order.parts
-    tiles_q, tiles_k = -(-n_q // ONE_PASS_QUERIES), -(-n_k // KEYS)
+    tiles_q, tiles_k = -(-n_q // ONE_PASS_QUERIES), -(-n_k // ONE_PASS_KEYS)
     walk = Walk(heads, heads_of, tiles_q, tiles_k, *order)
     for number in range(heads_of * tiles_k):
         item = get_item.fn(number, walk, causal)
@@ -381,12 +381,12 @@ def test_ordered_walk_waits_only_for_earlier_programs():
             items.add((item.batch_head, item.keys))
             for head, tile, before in steps:
                 assert held.get((head, tile), 0) == before, case
-                assert not causal or tile >= item.keys * BESIDE, case
+                assert not causal or tile >= item.keys * QUERY_TILES, case
                 held[head, tile] = before + 1
-        tiles_k = -(-n_k // KEYS)
+        tiles_k = -(-n_k // ONE_PASS_KEYS)
         assert len(items) == case[1] * case[-1].parts * tiles_k, case
         assert held == {
-            (head, tile): min(tile // BESIDE + 1, tiles_k) if causal else tiles_k
+            (head, tile): min(tile // QUERY_TILES + 1, tiles_k) if causal else tiles_k
             for head in range(heads)
             for tile in range(-(-n_q // ONE_PASS_QUERIES))
         }, case
@@ -435,8 +435,8 @@ def test_drawing_shows_each_program_s_walk(program):
     shown = re.findall(r'<text x="(\d+)" y="([\d.]+)">(\d)<', static + last)
     numbers = {(float(x), float(y)): int(text) for x, y, text in shown}
     walked = list(shift_walk(program, 5, 2, 1, True))
-    for head, tile, order in walked[::BESIDE]:
-        x = (129, 461)[head] + 50 * (tile // BESIDE)
+    for head, tile, order in walked[::QUERY_TILES]:
+        x = (129, 461)[head] + 50 * (tile // QUERY_TILES)
         assert numbers[x, 58.5 + 24 * program] == order
 
 

@@ -353,7 +353,7 @@ def cell_sort_key(head: str, text: str) -> int | None:
 
 
 def find_group_starts(heads: list[str]) -> set[int]:
-    """Return the first column of each group of headers, which agree up to a comma."""
+    """Return the first column of each group of headers that agree before a comma."""
     topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
     runs = [(name, len(list(run))) for name, run in groupby(topics)]
     starts = accumulate((length for _, length in runs), initial=0)

@@ -166,7 +166,7 @@ def process_tiles(
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Process steps `start` to `stop` - 1 of a query head. The mask of step i uses
-    `hidden` + i · `shift`. Earlier heads have `steps_done` steps, all heads `end`.
+    `hidden` + i · `shift`. `steps_done` counts steps of earlier heads, `end` of all.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(

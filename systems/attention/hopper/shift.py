@@ -5,9 +5,9 @@ All programs of a head run at the same time. In step s, the program of key tile 
 rows) processes query tile 2j + s (64 rows), so query tile t gets its partials from key
 tiles t // 2, t // 2 - 1, ..., one in every second step.
 
-Under a causal mask, programs of early keys have more steps. To balance this, a program
-takes the mirrored key tile of the next head, and loops over its queries backwards.
-After two heads all programs end at the same time.
+Under a causal mask, programs of early keys have more steps. To balance this, the
+program of key tile j takes tile `tiles` - 1 - j of the next head, and loops over its
+queries backwards. After two heads all programs end at the same time.
 
 This requires as many KV heads as query heads, as many keys as queries, and at most as
 many whole tiles of keys as SMs; `ordered` handles other shapes.
@@ -43,7 +43,7 @@ from systems.attention.hopper.one_pass import (
 
 class Program(NamedTuple):
     """A program's work: key tile number `column` of `tiles`, in every `groups`-th head
-    from `group` on. Under a causal mask, every second head has the mirrored tile.
+    from `group` on; under a causal mask, counted from the end in every second head.
     """
 
     group: gl.tensor

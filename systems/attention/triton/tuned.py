@@ -54,15 +54,15 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_valid_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry's kernel and `Config` are valid (`anew`: `recompute`)."""
+    """Return whether an entry's kernel and `Config` are valid."""
     arithmetic, kernel, d, causal = entry_key(entry)
-    q, k, warps, stages, registers, ahead, anew = entry["config"]
+    q, k, warps, stages, registers, ahead, recompute = entry["config"]
     return (
         (arithmetic in ARITHMETICS and kernel in KERNELS and d in HEAD_DIMS)
         and (q in ROWS and k in ROWS and warps in (4, 8) and stages in range(1, 9))
         and (registers is None or registers in range(16, 256))
         and (isinstance(causal, bool) and isinstance(ahead, bool))
-        and anew in ("", "addresses", "tiles")
+        and recompute in ("", "addresses", "tiles")
     )
 
 

@@ -76,7 +76,7 @@ def all_shapes(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return the time of `whose` over that of `name`; Missing if `name` is wrong."""
+    """Return the time of `whose` over `name`'s; Missing if `name` computes wrongly."""
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")

@@ -159,9 +159,9 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 
 @fragments.add(
     "table.md",
-    "Peaks by what is recomputed, their ratios to predictions, and times of forward "
-    "and backward: wall-clock time is the median of two passes (nested: of one), GPU "
-    "time of two others.",
+    "Peaks by what is recomputed (*kept*: if gradients exist before the pass), their "
+    "ratios to predictions, and times of forward and backward: wall-clock time is the "
+    "median of two passes (nested: of one), GPU time of two others.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_smallest(predict_run_lengths(), "predicted_kept")
