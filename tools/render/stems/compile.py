@@ -11,9 +11,10 @@ from systems.records.record import PHASES, Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
-from tools.render.frame import Frame, Line, frame, gpu_columns
+from tools.render.frame import Frame, Line, frame
+from tools.render.markdown import format_ms
 from tools.render.plots import ACCENT, DARK, GREY, PALE
-from tools.render.rows import describe_range, dropna, fmt, least, most, span
+from tools.render.rows import describe_range, dropna, fmt, span
 
 PRECISIONS = ("fp32", "bf16")
 # The sizes in sentences and in the rows that are visible at first.
@@ -29,6 +30,8 @@ WAYS = {
 }
 NAMES = [name for name, _ in WAYS.values()]
 NAME = ("size", "precision", "compiled")
+# The phases in tables, which are wide: all but the loss, which takes little time.
+TIMES = ("forward", "backward", "optimizer", "step")
 fragments = Fragments()
 
 
@@ -40,9 +43,10 @@ def steps(record: Record | None) -> Frame:
     found = frame(record).join("eager", execution="eager")
     return found.derive(
         compiled=lambda x: compiled_parts(x)[0],
-        gain=speedup,
+        step_gain=speedup,
         **{f"{p}_gain": lambda x, p=p: speedup(x, p) for p in PHASES},
-        gpu_gain=lambda x: x["eager"].get("step_gpu_ms") / x.get("step_gpu_ms"),
+        **{f"{p}_gpu": lambda x, p=p: x.get(f"{p}_gpu_ms") for p in TIMES},
+        **{f"{p}_gpu_gain": lambda x, p=p: gpu_speedup(x, p) for p in TIMES},
         saved_ms=lambda x: x["eager"]["step_ms"] - x["step_ms"],
         compile_s=lambda x: compile_seconds(x, "warmup"),
         again_s=lambda x: compile_seconds(x, "again"),
@@ -59,6 +63,10 @@ def speedup(x: Line, *phases: str) -> float:
     both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]
+
+
+def gpu_speedup(x: Line, phase: str) -> float:
+    return x["eager"].get(f"{phase}_gpu_ms") / x.get(f"{phase}_gpu_ms")
 
 
 def split_rounds(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
@@ -89,8 +97,8 @@ def break_even_steps(x: Line) -> Any:
 @fragments.add(
     "table.md",
     "A training step at context 512 by phase, eager and compiled: mean ± standard "
-    "deviation of wall-clock time. Compiled AdamW alternates with an eager row of its "
-    "own; the eager rows differ because launches vary.",
+    "deviation of wall-clock time, median GPU time. Compiled AdamW alternates with an "
+    "eager row of its own; the eager rows differ because launches vary.",
     reported=True,
 )
 def times_table(record: Record) -> str:
@@ -101,13 +109,11 @@ def times_table(record: Record) -> str:
         ]
         found = frame(record).derive(compiled=lambda x: compiled_parts(x)[0])
         return found.table(*NAME, *shown)
-    # The loss is left out, because it takes little time and the table is wide.
-    shown = [(f"{p}, ms", f"{p} ±") for p in (*PHASES, "step") if p != "loss"]
     telling = ("nothing", "model")
     return steps(record).table(
         *NAME,
-        *shown,
-        *gpu_columns(),
+        *((f"wall, {p}, ms", f"{p} ±") for p in TIMES),
+        *((f"GPU, {p}, ms", f"{p}_gpu", format_ms) for p in TIMES),
         telling=lambda x: x["size"] in SHOWN_SIZES and x["compiled"] in telling,
     )
 
@@ -117,19 +123,21 @@ def compiled_steps(record: Record | None) -> Frame:
 
 
 @fragments.add(
-    "speedup-table.md", "Wall-clock speedups at context 512. Eager AdamW's are noise."
+    "speedup-table.md",
+    "Speedups over eager mode at context 512. In wall-clock time each is a median over "
+    "rounds of a ratio of medians, which differs from the ratio of all means; in GPU "
+    "time it is the ratio of medians. Wall-clock speedups of eager AdamW are noise.",
 )
 def speedups_table(record: Record) -> str:
-    gains = {"forward": "forward_gain", "backward": "backward_gain"}
-    gains |= {"AdamW": "optimizer_gain", "step": "gain", "step, GPU time": "gpu_gain"}
     return compiled_steps(record).table(
         *NAME,
-        *((head, name, "{:.2f}") for head, name in gains.items()),
+        *((f"wall, {p}", f"{p}_gain", "{:.2f}") for p in TIMES),
+        *((f"GPU, {p}", f"{p}_gpu_gain", "{:.2f}") for p in TIMES),
         telling=lambda x: x["size"] in SHOWN_SIZES,
     )
 
 
-@fragments.add("price.md", "Compile time, and the number of steps after which it pays.")
+@fragments.add("price.md", "Compile time, and steps until it pays in wall-clock time.")
 def compile_cost_table(record: Record) -> str:
     found = compiled_steps(record).where(size=SHOWN_SIZES)
     return found.table(
@@ -162,9 +170,9 @@ def speedup_figure(record: Record) -> Drawn:
                     plots.curve(
                         axes, [end], [place], color=color, linestyle="", markersize=7
                     )
-                if x["gain"]:
+                if gain := x["step_gain"]:
                     below = {"va": "top", "offset": (0, -6)}
-                    plots.label(axes, f"{x['gain']:.1f} ×", ends[-1], place, **below)
+                    plots.label(axes, f"{gain:.1f} ×", ends[-1], place, **below)
             plots.label_bars(axes, list(TABLE_1))
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")
@@ -172,7 +180,7 @@ def speedup_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        f"The speedup of a whole compiled step {describe_range(found.column('gain'))}.",
+        f"The speedup of a compiled step {describe_range(found.column('step_gain'))}.",
         "Context 512. CUDA graphs remove launch overhead; compiling also saves memory "
         "traffic by fusion.",
     )
@@ -190,15 +198,16 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     graph = found.where(execution="graph", precision="bf16")
     return {
-        **{f"speedup_2_7B_{p}": fmt(x["gain"], "{:.5f}") for p, x in large.items()},
-        "graph_small": fmt(graph.one(size="small")["gain"], "{:.5f}"),
-        "graph_2_7B": fmt(graph.one(size="2.7B")["gain"], "{:.5f}"),
-        "speedup_least": fmt(least(model.column("gain")), "{:.5f}"),
-        "speedup_most": fmt(most(model.column("gain")), "{:.5f}"),
+        "graph_small": fmt(graph.one(size="small")["step_gain"], "{:.5f}"),
+        "graph_2_7B": fmt(graph.one(size="2.7B")["step_gain"], "{:.5f}"),
+        "gpu_2_7B_fp32": fmt(large["fp32"]["step_gpu_gain"], "{:.5f}"),
+        "gpu_2_7B_bf16": fmt(large["bf16"]["step_gpu_gain"], "{:.5f}"),
+        "wall_step": span(model.column("step_gain"), "{:.5f}"),
+        "gpu_step": span(model.column("step_gpu_gain"), "{:.5f}"),
+        "gpu_forward": span(model.column("forward_gpu_gain"), "{:.5f}"),
+        "gpu_backward": span(model.column("backward_gpu_gain"), "{:.5f}"),
         **{f"steps_small_{p}": fmt(x["pays"], "{:,.0f}") for p, x in small.items()},
         "compile_small_fp32": fmt(small["fp32"]["compile_s"], "{:.0f} s"),
-        "forward_gains": span(model.column("forward_gain"), "{:.5f}"),
-        "backward_gains": span(model.column("backward_gain"), "{:.5f}"),
     }
 
 
@@ -209,10 +218,9 @@ def facts(record: Record | None) -> dict[str, str]:
 )
 def compiling_gains(record: Record) -> Judgement:
     model = steps(record).where(compiled="model")
-    found, of_gpu = (dropna(model.column(name)) for name in ("gain", "gpu_gain"))
-    numbers = f"Eager time over compiled time of a step: {span(found)}"
-    both = f"{numbers}, in GPU time {span(of_gpu)}." if of_gpu else f"{numbers}."
-    return found and (min(found) > 1, both)
+    found, gpu = dropna(model.column("step_gain")), span(model.column("step_gpu_gain"))
+    numbers = f"Eager time of a step over compiled time: {span(found)}, GPU time {gpu}."
+    return found and (min(found) > 1, numbers)
 
 
 @claim(
@@ -222,9 +230,6 @@ def compiling_gains(record: Record) -> Judgement:
 )
 def bf16_gains_more(record: Record) -> Judgement:
     found = steps(record).where(size="2.7B", compiled="model")
-    # Older records have no GPU time.
-    of_gpu = dropna(found.column("gpu_gain"))
-    clock, name = ("GPU", "gpu_gain") if of_gpu else ("Wall-clock", "gain")
-    fp32, bf16 = (found.one(precision=p)[name] for p in PRECISIONS)
-    numbers = f"{clock} time: fp32 {fp32:.2f}, bf16 {bf16:.2f}."
+    fp32, bf16 = (found.one(precision=p)["step_gpu_gain"] for p in PRECISIONS)
+    numbers = f"GPU time: fp32 {fp32:.2f}, bf16 {bf16:.2f}."
     return fp32 / bf16 and (bf16 > fp32, numbers)
