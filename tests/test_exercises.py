@@ -27,6 +27,8 @@ KEYS = {
     "6_handout_kernel": ("docs/exercises/keys.py", "handout_kernel"),
 }
 LOAD_X = "tl.load(x_ptr + row * stride_x + columns"
+MASKED_X = f"x = {LOAD_X}, mask=columns < d, other=0.0)"
+MASKED_E = "e = tl.where(columns < d, tl.exp(x - tl.max(x, 0)), 0.0)"
 LOAD_TILE = "tl.load(x_ptr + rows[:, None] * stride_xn + columns * stride_xd"
 INSIDE = "(rows[:, None] < n) & (columns < d)"
 FORGOTTEN = "l = l + tl.sum(tl.exp(x - m_new), 0)"
@@ -54,8 +56,9 @@ MISTAKES = {
     ],
     "2_row_softmax": [
         (f"x = {LOAD_X})", "give tl.load a mask"),
-        (f"x = {LOAD_X}, mask=columns < d, other=0.0)", "`other` must be -inf"),
+        (MASKED_X, "`other` must be -inf"),
         ("e = tl.exp(x)", "near 200:\n.* subtract the largest"),
+        ({"x": MASKED_X, "e": MASKED_E}, "near -200:\n.* `other` must be -inf"),
         ("e = tl.exp(tl.max(x, 0) - x)", "sign of the exponent"),
         ("p = e", "division by the sum"),
     ],
@@ -137,7 +140,8 @@ def read_key(checks, name: str) -> dict[str, str]:
 def fill_in(checks, name: str, key: dict[str, str]) -> str:
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     lines = source.splitlines()
-    for target, node in checks.holes(source):
+    assert (holes := [*checks.holes(source)]), f"{name} is solved here: `git stash` it"
+    for target, node in holes:
         lines[node.lineno - 1] = " " * node.col_offset + key[target]
     return "\n".join(lines)
 

@@ -85,7 +85,8 @@ def test_memory_script_saves_a_snapshot(only, monkeypatch, capsys):
     cuda = Mock(**{"max_memory_allocated.return_value": 2**29})
     options = ("--size", "small", "--context", "8", *only)
     run_on_cpu(monkeypatch, SCRIPTS[4], *options, cuda=cuda)
-    line = "small  peak 0.50 GiB, snapshot in small.pickle\n"
+    name = "small-8-forward" if only else "small-8"
+    line = f"small  peak 0.50 GiB, snapshot in {name}.pickle\n"
     assert capsys.readouterr().out == line
     recording = "memory._record_memory_history"
     reset, start, dump, stop, _ = [name for name, *_ in cuda.method_calls]
@@ -115,7 +116,7 @@ def test_pages_show_what_the_scripts_print():
     ]
     size = "|".join(sizes.SIZES)
     step = LINE.pattern.replace("small  ", f"({size}) +", 1)
-    peak = r"2\.7B +peak \d+\.\d\d GiB, snapshot in 2\.7B\.pickle"
+    peak = r"2\.7B +peak \d+\.\d\d GiB, snapshot in 2\.7B-512\.pickle"
     *steps, plain, flash = outputs.values()
     for line in (line for lines in steps for line in lines):
         assert re.fullmatch(f"{step}|{peak}|({size}) +out of memory", line), line

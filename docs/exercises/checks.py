@@ -28,6 +28,9 @@ NO_MAXIMUM = (
     "exp overflowed: subtract the largest number before exp, "
     "so that no exponent is positive"
 )
+BELOW_OTHER = (
+    "all numbers of a row may be below what the mask leaves: `other` must be -inf"
+)
 WRONG_SIGN = (
     "the sign of an exponent: exp(m - m_new) shrinks what was summed so far; with the "
     "sign turned the first tile has exp(+inf) · 0, which is NaN"
@@ -252,6 +255,7 @@ def row_softmax(module: ModuleType) -> None:
         "3 rows of 8 numbers, a whole tile": (normal(3, 8), NO_MAXIMUM),
         "3 rows of 5 numbers, in a tile of 8": (normal(3, 5), PAST_THE_END),
         "3 rows of 8 numbers near 200": (normal(3, 8) + 200, NO_MAXIMUM),
+        "3 rows of 5 numbers near -200": (normal(3, 5) - 200, BELOW_OTHER),
     }
     for where, (x, not_finite) in cases.items():
         x = amid_nan(x)

@@ -44,10 +44,11 @@ def measure(size, options):
     torch.cuda.memory._record_memory_history(max_entries=1_000_000)
     for _ in range(options.steps):
         run_step(*step)
-    torch.cuda.memory._dump_snapshot(f"{size}.pickle")
+    name = f"{size}-{options.context}{'-forward' * options.forward_only}.pickle"
+    torch.cuda.memory._dump_snapshot(name)
     torch.cuda.memory._record_memory_history(enabled=None)
     peak_gib = torch.cuda.max_memory_allocated() / 2**30
-    print(f"{size:6} peak {peak_gib:.2f} GiB, snapshot in {size}.pickle")
+    print(f"{size:6} peak {peak_gib:.2f} GiB, snapshot in {name}")
     # --8<-- [end:snapshot]
 
 

@@ -38,7 +38,8 @@ def synchronize(device: str) -> None:
 # --8<-- [start:clock]
 class Clock:
     """Timer of named phases: `with clock.phase("forward"): ...` adds one sample to
-    `samples_ms["forward_ms"]`, unless the work raises.
+    `samples_ms["forward_ms"]`, unless the work raises. `device` is the text "cuda" or
+    "cpu"; for "cuda:0" or a `torch.device`, the clock would not wait for the GPU.
     """
 
     def __init__(self, device: str):
@@ -68,7 +69,7 @@ def measure(
     between: Callable[[], None] | None = None,
 ) -> dict[str, list[float] | int]:
     """Run `step` warmup + repeats times. Return the times of the repeats in ms by
-    phase, and on a GPU their peak memory in bytes.
+    phase, and on a GPU their peak memory in bytes. `device` is as for `Clock`.
 
     `between` runs before each step and is not timed, for example to clear gradients.
     """

@@ -16,6 +16,13 @@ BOOL_BYTES = 1
 HOPPER_WORKSPACE = 32 * 2**20
 WORKSPACE = 8_320 * 2**10
 Bytes = dict[str, int]
+# The names that the formulas know. "pure_bf16": weights, gradients, optimizer and
+# activations in bf16; "bf16": autocast; "flash": any attention without a score matrix.
+KNOWN = {
+    "mode": "forward forward_graph forward_two_graphs forward_backward step",
+    "precision": "fp32 bf16 pure_bf16",
+    "attention": "eager flash",
+}
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,6 @@ class Pass:
     size: str | ModelSize
     context: int
     mode: str
-    # "fp32", "bf16" (autocast), or "pure_bf16": weights, gradients, optimizer and
-    # activations in bf16.
     precision: str
     attention: str = "eager"
     # Number of blocks that are recomputed together; 0 to keep all activations.
@@ -47,6 +52,12 @@ class Pass:
     kv_heads: int | None = None
     # 1 if the head shares the embedding's matrix (tied weights), else 2.
     embeddings: int = 2
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a name that is not in `KNOWN`."""
+        for field, known in KNOWN.items():
+            if (name := getattr(self, field)) not in known.split():
+                raise ValueError(f"{field} is {name!r}, must be one of: {known}")
 
     @property
     def shape(self) -> ModelSize:

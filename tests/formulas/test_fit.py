@@ -31,6 +31,8 @@ def test_find_largest_returns_the_last_that_fits(field, gpu):
     most = find_largest(XL, field, room)
     assert peak_bytes(replace(XL, **{field: most + 1})) > room
     assert not most or peak_bytes(replace(XL, **{field: most})) <= room
+    with pytest.raises(ValueError, match="^precision is 'tf32', must be one of: fp32"):
+        replace(XL, precision="tf32")
 
 
 def test_memory_of_the_h200_equals_its_record():

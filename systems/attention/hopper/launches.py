@@ -171,15 +171,9 @@ def plan_two_passes(
 
 
 def launch_two_passes(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (dq, dk, dv) by two kernels. TMA must be able to read all tensors."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_two_passes(
@@ -205,15 +199,9 @@ def launch_two_passes(
 
 
 def launch_backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (dq, dk, dv), computed in one pass or two, whichever is faster. q, k and v
     must be TMA-readable; other tensors are copied if necessary.
     """

@@ -98,7 +98,8 @@ def memory_lines(size: str, c: Line) -> list[str]:
     if not c:
         return step_lines(size, c)
     gib = c["peak_allocated_bytes"] / 2**30
-    return [f"{size:6} peak {gib:.2f} GiB, snapshot in {size}.pickle"]
+    name = f"{size}-{c.config['context']}.pickle"
+    return [f"{size:6} peak {gib:.2f} GiB, snapshot in {name}"]
 
 
 def attention_line(c: Line) -> str:
