@@ -54,7 +54,7 @@ def times_table(record: Record) -> str:
     return rows.link_timing_record(record, shown)
 
 
-@fragments.add("top.md", "The kernel with the most GPU time of each pass in fp32.")
+@fragments.add("top.md", "The top kernel by GPU time in fp32: forward and both passes.")
 def top_kernels_table(record: Record) -> str:
     found = rows.passes(record).where(mode="forward", precision="fp32")
     columns = (("top kernel", "kernel", format_name), ("calls", "calls", "{:g}"))
@@ -73,7 +73,7 @@ def top_kernels_table(record: Record) -> str:
     )
 
 
-TOPS = {"forward": "top_forward", "forward + backward": "top_both"}
+TOPS = {"forward": "top_forward", "both passes": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
