@@ -207,7 +207,8 @@ def main(
             pdf = into / "writeup.pdf"
             name, subject = records[0].device.name, describe_records(records)
             write_pdf(pdf, name, not gpu, subject, Path(site))
-        print("wrote writeup.pdf")
+        print(f"wrote writeup.pdf with the numbers of {records[0].device.slug}")
+        print("for another GPU, set primary_gpu in mkdocs.yml, or GPU=FOLDER here")
     except RecordError as error:
         fail(str(error))
     except OSError as error:

@@ -158,6 +158,7 @@ def sums_figure(record: Record) -> Drawn:
             axes.set_ylim(bottom=0)
             axes.set(xlabel="step", title=f"running sum, adding {term:g}")
 
+    target = found[0]["term"] * found[0]["steps"]
     stops = [
         f"{x['accumulator']} stops at {x['total']:g} when adding {x['term']:g}"
         for x in found
@@ -165,7 +166,7 @@ def sums_figure(record: Record) -> Drawn:
     ]
     return (
         draw,
-        f"All sums should reach 10; {', '.join(stops) or 'none stops before'}.",
+        f"All sums should reach {target:g}; {', '.join(stops) or 'none stops before'}.",
         "A cross marks the last step that changed the sum.",
     )
 
@@ -175,7 +176,10 @@ def facts(record: Record | None) -> dict[str, str]:
     ran = found.where(bool)
     names = (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
     return {
-        **{name: fmt(found.one(name=name)["total"], "{:.6f}") for name in names},
+        **{
+            name: fmt(found.one(name=name, steps=1000)["total"], "{:.6f}")
+            for name in names
+        },
         "agreeing": fmt(count_true(dropna(ran.column("alike")))),
         "stalls_as_predicted": fmt(count_true(ran.column("as_predicted"))),
     }
