@@ -1,5 +1,5 @@
 """Attention implementations by name. Each is loaded on first use, so importing this
-package loads no torch.
+package loads no torch. tests/attention/checks.py derives the tolerances of the tests.
 
     from systems.attention import attention_reference, flash_attention
     from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton

@@ -216,9 +216,9 @@ SM_80: ConfigsByArithmetic = {
 }
 
 # --- GeForce, A10, L4, L40S, and every GPU that is not named --------------------------
-# 99 KiB of shared memory per thread block, 48 warps per SM. Tensor cores accumulate in
-# float32 at half rate or less and are the bottleneck. Tiles are small enough that two
-# programs fit on an SM.
+# 99 KiB of shared memory per thread block, 48 warps per SM. GeForce's tensor cores
+# accumulate in float32 at half rate, and are the bottleneck. Tiles are small enough
+# that two programs fit on an SM.
 SM_86: ConfigsByArithmetic = {
     "half": {
         "forward": {
