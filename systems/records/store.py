@@ -36,7 +36,9 @@ def read(path: Path) -> Record:
 
 
 def _parse(content: bytes, path: Path) -> Record:
-    with _prefix_errors(path, "delete it to measure again"):
+    ours = "`git checkout --ours` keeps the rows of this clone"
+    remedy = ours if b"<<<<<<< " in content else "delete it to measure again"
+    with _prefix_errors(path, remedy):
         data = msgspec.json.decode(content, type=dict[str, Any])
         # Parse again to reject duplicate keys: the first parser would only keep the
         # last of them.
