@@ -86,8 +86,8 @@ browser: .venv/all
 slurm: .venv/all
 	$(PYTEST) -m slurm tests/tools/test_slurm.py
 
-# code.zip and writeup.pdf; `make submission GPU=nvidia-h200` prints this GPU's tab alone
-# where there is one; RESULTS=docs/results/quick: of a reduced grid. Needs Chromium.
+# code.zip and writeup.pdf; `make submission GPU=nvidia-h200`, the primary GPU, prints no
+# reported numbers; RESULTS=docs/results/quick: of a reduced grid. Needs Chromium.
 submission: .venv/all
 	"$(BIN)/python" tools/submission.py $(if $(GPU),--gpu "$(GPU)") \
 		$(if $(RESULTS),--results "$(RESULTS)")

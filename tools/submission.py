@@ -4,7 +4,7 @@ writeup.pdf.
     python tools/submission.py --gpu nvidia-h200
 
 or `make submission GPU=nvidia-h200` builds the site and prints the page with Chromium,
-with the tabs of one GPU or all tabs. Existing files are replaced only by complete ones.
+without reported numbers. Existing files are replaced only by complete ones.
 """
 
 import os
@@ -80,10 +80,12 @@ PAGE: dict[str, Any] = {
 def gpu_records(slug: str | None, results: Path = RESULTS) -> list[Record]:
     """Return the records of a GPU, by default of the primary GPU."""
     records = [r for rs in load_records(results).values() for r in rs]
-    wanted, slugs = slug or primary_gpu(), sorted({r.device.slug for r in records})
-    if wanted not in slugs:
+    primary, slugs = primary_gpu(), sorted({r.device.slug for r in records})
+    if (wanted := slug or primary) not in slugs:
         there = ", ".join(slugs) or "none"
         fail(f"no record in {results} is of the GPU {wanted!r}; there are: {there}")
+    if wanted != primary:
+        fail(f"answers are of {primary}: set primary_gpu in mkdocs.yml, render")
     return [r for r in records if r.device.slug == wanted]
 
 
@@ -176,7 +178,7 @@ def run_git(*options: str) -> str:
 def main(
     gpu: str | None = typer.Option(
         None,
-        help="Print this GPU's tabs (a folder of docs/results), without reported ones.",
+        help="Print no reported numbers; the folder that primary_gpu names.",
     ),
     results: Path = typer.Option(
         RESULTS,
@@ -204,11 +206,9 @@ def main(
         with tempfile.TemporaryDirectory() as site:
             build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site]
             run_command("the site does not build, see make build", *build)
-            pdf = into / "writeup.pdf"
             name, subject = records[0].device.name, describe_records(records)
-            write_pdf(pdf, name, not gpu, subject, Path(site))
+            write_pdf(into / "writeup.pdf", name, not gpu, subject, Path(site))
         print(f"wrote writeup.pdf with the numbers of {records[0].device.slug}")
-        print("for another GPU, set primary_gpu in mkdocs.yml, or GPU=FOLDER here")
     except RecordError as error:
         fail(str(error))
     except OSError as error:

@@ -77,7 +77,7 @@ def test_errors_keep_the_old_archive(run_main, tmp_path, monkeypatch):
     code, text = run_main("nope")
     assert code == 2 and text.count("\n") == 1
     assert text.startswith(f"error: no record in {RESULTS} is of the GPU 'nope'; there")
-    assert "nvidia-h200" in text
+    assert "nvidia-h200" in text and "set primary_gpu" in run_main("meta")[1]
     nowhere = tmp_path / "nowhere"
     assert run_main(results=nowhere)[1].endswith("'nvidia-h200'; there are: none\n")
     assert run_main(into=nowhere) == (2, f"error: --into {nowhere}: no such folder\n")
