@@ -61,7 +61,7 @@ def make_schedule(
     # In a thread of its own, because what this thread allocates while `torch.compile`
     # warms up a CUDA graph belongs to the graph.
     with ThreadPoolExecutor(1) as thread:
-        return tuple(thread.map(as_tensor, (starts, items)))
+        return tuple(thread.map(as_tensor, (starts, items)))  # pyright: ignore
     # --8<-- [end:schedule]
 
 
