@@ -4,11 +4,10 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from systems import ROOT, escape_text
 from systems.records.files import write_atomically
-from systems.records.record import Record
 
 # A file that marks a folder as rendered.
 MARK = "facts.yml"
@@ -29,8 +28,8 @@ def read_texts(generated: Path) -> dict[str, str]:
     }
 
 
-def render_texts(found: Mapping[str, list[Record]]) -> dict[str, str]:
-    """Return the rendered texts by file name; show a spinner meanwhile."""
+def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
+    """Return what the records give, by file name; show a spinner meanwhile."""
     from rich.console import Console
 
     with Console(stderr=True).status("rendering tables and figures"):
