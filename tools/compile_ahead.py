@@ -163,6 +163,7 @@ def compile_launch(
         multi_processor_count=gpu.sms, major=major, minor=minor, name="not here"
     )
     torch.cuda.get_device_properties = lambda device: properties
+    torch.cuda.is_current_stream_capturing = lambda: False
     try:
         launch(*arguments, **options)
     except Exception as error:
