@@ -39,8 +39,6 @@ fragments = Fragments()
 in_gib2 = partial(gib, digits=2)
 for mode in DRAWN:
     fragments.add(f"timeline-{mode}.md")(partial(timeline_figure, mode=mode))
-longer = partial(timeline_figure, mode="forward", context=LONG)
-fragments.add("timeline-long.md")(longer)
 
 
 # Tables -------------------------------------------------------------------------------
