@@ -52,7 +52,7 @@ quick: .venv/all
 fast-tests: .venv/all
 	$(PYTEST) --quick $(PARALLEL)
 
-# What runs in one process each runs at once, before the tests share the cores.
+# Lint, check and build run side by side, because each keeps only one core busy.
 test: .venv/all
 	$(MAKE) --jobs --output-sync=target --no-print-directory lint check build
 	$(PYTEST) -m "not browser and not alone and not slurm and not versions" \

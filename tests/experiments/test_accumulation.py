@@ -75,21 +75,20 @@ def test_record_of_the_h200_agrees_bitwise():
         assert Fraction(row.metrics["device_result"]) == rounded_sums(config)[-1]
 
 
-def test_cpu_sums_decide_no_claim_about_gpus():
+def test_short_sums_on_a_cpu_decide_no_claim_and_no_answer():
     record = read_record("accumulation")
     for row in record.rows:
-        row.metrics["device"] = "cpu"
+        row.metrics["device"], row.config["steps"] = "cpu", 500
     assert builder.sums_follow_from_formats.judge(record) == []
     assert builder.facts(record)["agreeing"] == "not measured"
+    assert builder.facts(record)["fp16_in_fp16"] == "not measured"
 
 
 def test_a_difference_between_devices_is_counted(monkeypatch):
     sums = {"cpu": [1.0, 2.0, 3.0], "other": [1.0, 2.5, 3.0]}
-
-    def running_sums(config, device):
-        return torch.tensor(sums[device])
-
-    monkeypatch.setattr(accumulation, "running_sums", running_sums)
+    monkeypatch.setattr(
+        accumulation, "running_sums", lambda _, d: torch.tensor(sums[d])
+    )
     monkeypatch.setattr(timing, "default_device", lambda: "other")
     row = accumulation.run(accumulation.Config(steps=3))
     assert row["differing_steps"] == 1 and row["last_change"] == 3

@@ -243,6 +243,7 @@ def test_non_finite_metrics_are_rejected(path, value, at):
     "content",
     [
         b"no JSON",
+        b"<<<<<<< HEAD\n{}",
         b"\xff\xfe",
         b'{"schema": 2} {}',
         b'{"schema": 2, "rows": [{"config": {"n": 1, "n": 2}}]}',
@@ -251,8 +252,8 @@ def test_non_finite_metrics_are_rejected(path, value, at):
     ],
 )
 def test_invalid_json_is_reported(path, content):
-    text = read_error(path, content)
-    assert re.fullmatch("is not JSON .*; delete it to measure again", text)
+    remedy = "`git checkout .*" if b"<<<" in content else "delete it to measure again"
+    assert re.fullmatch(f"is not JSON .*; {remedy}", read_error(path, content))
 
 
 @pytest.mark.parametrize("depth", [100, 900, 1100, 100_000])

@@ -14,7 +14,6 @@ from tools.render.frame import Line
 from tools.render.markdown import gib
 from tools.render.plots import ACCENT, DARK, GREY, INK, MUTED, PALE, TINT
 from tools.render.stems.peak_memory.rows import (
-    LONG,
     LONGEST,
     PLAIN,
     PRECISIONS,
@@ -41,10 +40,10 @@ DRAWN_EVENTS = 200
 
 
 def timeline_figure(
-    record: Record, mode: str, finding: str = "", more: str = "", context: int = LONGEST
+    record: Record, mode: str, finding: str = "", more: str = ""
 ) -> str:
     """Draw the memory timeline of a pass in fp32 and in bf16."""
-    tried = passes(record).where(size=SIZE, context=context, mode=mode, **PLAIN)
+    tried = passes(record).where(size=SIZE, context=LONGEST, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
         lambda x: x.metrics.get("timeline")
     )
@@ -57,7 +56,7 @@ def timeline_figure(
         for x in found
     )
     text = (
-        f"Memory over {DRAWN[mode]}: {SIZE}, context {context}, batch 4, without "
+        f"Memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, without "
         "the allocator's rounding. The horizontal axis counts allocations and frees."
     )
     if any(len(x["phases"]) > 1 for x in found):
@@ -74,7 +73,7 @@ def timeline_figure(
 
     return plots.plot(
         record,
-        f"{mode}-timeline{'-long' * (context == LONG)}",
+        f"{mode}-timeline",
         draw,
         finding or f"{peaks[:1].upper()}{peaks[1:]}.",
         more or text,
