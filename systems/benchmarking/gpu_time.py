@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from systems.benchmarking import phases
-from systems.benchmarking.timing import Clock, Step
+from systems.benchmarking.timing import DEVICES, Clock, Step
 from systems.model.train_step import Phase
 from systems.profiling import probes
 from systems.profiling.trace import TraceError, busy_ms
@@ -85,6 +85,7 @@ def add_round(
     """Run a warm-up pass, then add GPU times with a cold L2 cache to `metrics`, and
     their median (`forward_rounds_ms`), for comparing alternating implementations.
     """
+    assert device in DEVICES, device
     if device != "cuda":
         return
     if between is not None:

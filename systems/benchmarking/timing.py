@@ -16,6 +16,7 @@ from systems.benchmarking import phases
 from systems.model.train_step import Phase
 
 now = time.perf_counter
+DEVICES = ("cpu", "cuda")
 
 
 class Step(Protocol):
@@ -31,6 +32,7 @@ def default_device() -> str:
 
 def synchronize(device: str) -> None:
     """Wait until the device has finished all work; on a CPU, return at once."""
+    assert device in DEVICES, f'{device!r} is neither "cpu" nor "cuda"'
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -38,8 +40,7 @@ def synchronize(device: str) -> None:
 # --8<-- [start:clock]
 class Clock:
     """Timer of named phases: `with clock.phase("forward"): ...` adds one sample to
-    `samples_ms["forward_ms"]`, unless the work raises. `device` is the text "cuda" or
-    "cpu"; for "cuda:0" or a `torch.device`, the clock would not wait for the GPU.
+    `samples_ms["forward_ms"]`, unless the work raises.
     """
 
     def __init__(self, device: str):
@@ -69,7 +70,7 @@ def measure(
     between: Callable[[], None] | None = None,
 ) -> dict[str, list[float] | int]:
     """Run `step` warmup + repeats times. Return the times of the repeats in ms by
-    phase, and on a GPU their peak memory in bytes. `device` is as for `Clock`.
+    phase, and on a GPU their peak memory in bytes. `device` is "cpu" or "cuda".
 
     `between` runs before each step and is not timed, for example to clear gradients.
     """

@@ -39,6 +39,7 @@ class Workload:
         vocab: int = VOCAB_SIZE,
         attention: str = "eager",
     ):
+        assert mode in MODES, mode
         torch.manual_seed(0)
         with torch.device(device):
             self.model = build_model(size, context, vocab, attention)

@@ -1,8 +1,7 @@
 """Measure plain attention with one head, eager and compiled: forward and backward time,
 and memory saved for the backward pass, by head dimension d and sequence length n.
 
-Forward and backward pass are timed separately. GPU time is measured afterwards, with
-eager and compiled in alternation.
+GPU time is measured afterwards, with eager and compiled in alternation.
 
     python -m systems.experiments.attention --d 64 --n 4096 --execution compiled
 """

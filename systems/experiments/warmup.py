@@ -1,8 +1,7 @@
 """Measure the cost of a process's first steps: the time of forward and backward passes
 after 0, 1, 2 or 5 warm-up steps.
 
-Each row runs in a new process, or earlier rows would warm up later rows. The numbers of
-warm-up steps alternate, with five processes each, in case the host is slow for a while.
+Each row runs in a new process, five for each number; the numbers alternate.
 
     python -m systems.experiments.warmup --warmup 0
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from systems.benchmarking import phases
-from systems.benchmarking.timing import Step
+from systems.benchmarking.timing import DEVICES, Step
 from systems.profiling.torch_trace import profile_kernels
 from systems.profiling.trace import Kernel, TraceError
 
@@ -35,6 +35,7 @@ def phase_kernels(
     `between` runs before each pass. `cold` empties the L2 cache before each phase.
     If passes launch different kernels, profile once more, then raise TraceError.
     """
+    assert device in DEVICES, device
     if device != "cuda":
         return {}
     # A pass adds the names of its phases, which are needed to read the trace.

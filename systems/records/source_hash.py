@@ -1,10 +1,10 @@
 """Hash the code that an experiment runs, by statements instead of files.
 
 The hash covers the experiment's module and, transitively, each top-level statement that
-defines a name used there. It ignores imports, comments, docstrings, layout, and the
-names of modules, functions, constants and local variables, so code can be moved,
-renamed and reformatted. It misses names that are looked up as strings (except in
-IMPLEMENTATIONS), and assignments to names that are never read.
+defines a name used there. It ignores imports, comments, docstrings, layout, assertions
+with only `is` and `in`, and the names of modules, functions, constants and local
+variables, so code can be moved, renamed and reformatted. It misses names that are
+looked up as strings (except in IMPLEMENTATIONS), and assignments to unread names.
 """
 
 import ast
@@ -295,7 +295,7 @@ class CodeText:
 
     def text(self, node: Any) -> str:
         if isinstance(node, list):
-            return f"[{','.join(self.text(item) for item in drop_docstring(node))}]"
+            return f"[{','.join(self.text(item) for item in drop_unhashed(node))}]"
         if not isinstance(node, ast.AST):
             return repr(node)
         place = self.find_place(node)
@@ -360,11 +360,20 @@ def bind_name(node: ast.AST) -> ast.AST:
     return type(node)(**fields | {"name": ast.Name(name, ast.Store())})
 
 
-def drop_docstring(nodes: list[Any]) -> list[Any]:
-    """Return a body without docstring and imports."""
+def drop_unhashed(nodes: list[Any]) -> list[Any]:
+    """Return a body without docstring, imports and free assertions."""
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]
-    return [node for node in nodes if not is_import(node)]
+    return [node for node in nodes if not is_import(node) and not is_free(node)]
+
+
+def is_free(node: Any) -> bool:
+    """Return whether a statement is an assertion that neither calls nor computes."""
+    allowed = (ast.Compare, ast.Is, ast.IsNot, ast.In, ast.Name, ast.Attribute)
+    allowed += (ast.Tuple, ast.Constant, ast.Load)
+    return isinstance(node, ast.Assert) and all(
+        isinstance(part, allowed) for part in ast.walk(node.test)
+    )
 
 
 def merge_constants(values: list[ast.expr]) -> list[ast.expr]:

@@ -128,9 +128,8 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def divide_rows(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Divide rows among as many processes as fit in `room` bytes together, but at least
-    one process. The largest rows go to one process, so that they don't run at the same
-    time.
+    """Divide rows among as many processes as fit in `room` bytes together (at least 1).
+    The largest rows go to one process, so that they don't run at the same time.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
     for count in range(min(most, len(rows)), 0, -1):

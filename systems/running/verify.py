@@ -16,7 +16,7 @@ from systems.records.record import Row
 from systems.records.source_hash import source_hash
 from systems.records.summary import summarize
 from systems.running import machine
-from systems.running.command import is_table
+from systems.running.command import format_metric, is_table
 from systems.running.groups import make_groups, measure_group, report_rows
 from systems.running.reports import CannotStart, report
 from systems.running.resuming import grid_difference, lock_record, record_path
@@ -72,22 +72,12 @@ def require_agreement(name: str, old: Row | None, new: Row, once: tuple) -> None
     ]
     if new.status != "ok" or differing:
         changes = ", ".join(
-            f"{key} ({summarize_metric(old.metrics[key])}, now "
-            f"{summarize_metric(new.metrics.get(key))})"
+            f"{key} ({format_metric(old.metrics[key]):.60}, now "
+            f"{format_metric(new.metrics.get(key)):.60})"
             for key in differing
         )
         where = f"{name} differs at {new.config} in {changes or new.reason}"
         raise CannotStart(f"{where}: measure it again")
-
-
-def summarize_metric(value: Any) -> str:
-    """Format a metric for a message: median of samples, length of a table."""
-    if is_table(value):
-        return f"{len(value)} entries"
-    samples = value if isinstance(value, list) else []
-    if samples and all(isinstance(item, int | float) for item in samples):
-        return f"median {summarize(samples).median:g}"
-    return str(value)
 
 
 def drop_times(item: dict[str, Any]) -> str:

@@ -297,7 +297,6 @@ def test_batched_gradients_equal_single_passes(way, backend, device):
     ids=str,
 )
 def test_autocast_casts_like_sdpa(dtypes, backend, device):
-    """Inputs are cast, and gradients have the dtypes of the inputs."""
     leaves = [
         torch.randn(1, 2, 40, 16, device=device, dtype=dtype, requires_grad=True)
         for dtype in dtypes

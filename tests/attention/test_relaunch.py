@@ -177,7 +177,6 @@ def test_layout_has_four_dimensions():
 
 @pytest.mark.gpu
 def test_triton_hooks_see_launches():
-    """Install hooks as Triton's profiler does."""
     x = torch.randn(3, 1, 2, 64, 16, device="cuda").unbind()
     heard = []
     launch_forward(*x, True, 0.25)

@@ -14,6 +14,8 @@ def test_clock_keeps_samples_by_phase():
     with pytest.raises(KeyError, match="gone"), clock.phase("b"):
         raise KeyError("gone")
     assert clock.samples_ms == {}
+    with pytest.raises(AssertionError), timing.Clock("cuda:0").phase("b"):
+        pass
     for name in ("b", "a", "b"):
         with clock.phase(name):
             pass

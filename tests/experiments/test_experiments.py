@@ -226,7 +226,6 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
 
 
 def test_printed_table_has_phases_and_total(capsys, monkeypatch):
-    """The columns are mean, standard deviation, median, minimum and maximum."""
     times = {"forward_ms": [1.0, 3.0], "loss_ms": [0.5, 0.5], "backward_ms": [2.0, 6.0]}
     monkeypatch.setenv("COLUMNS", "120")
     of = make_stem(lambda config: times | {"peak_bytes": 3 * 2**29})
@@ -276,7 +275,6 @@ def test_cpu_compiler_errors_are_unsupported(error, said, monkeypatch):
 
 
 def test_only_memory_error_is_out_of_memory_without_torch(monkeypatch):
-    """Without torch, only Python's own MemoryError means out of memory."""
     monkeypatch.delitem(sys.modules, "torch")
     assert out_of_memory_reason(ValueError("CUDA out of memory.")) is None
     assert out_of_memory_reason(MemoryError()) == "no memory left for Python"

@@ -92,6 +92,7 @@ WORDS = [
     ("'it\\'s \"quoted\"'", '"it\'s \\"quoted\\""'),
     ('"ä # ö"', '"ä " "# ö"'),
     ("if (n := x + 1) > 2:", "if ((n := (x + 1)) > 2):"),
+    ("    # On its", "    assert y is not None, f'{x}'\n    # On its"),
 ]
 CODE = [
     ("= 3", "= 4"),
@@ -105,6 +106,8 @@ CODE = [
     ("a second string", "a 2nd string"),
     ('rb"# bytes"', 'rb"# Bytes"'),
     ("async def", "def"),
+    ("    # On its", "    assert x > 2\n    # On its"),
+    ("    # On its", "    assert f() is None\n    # On its"),
     ("import re\n", "import re\nre.purge()\n"),
 ]
 

@@ -82,7 +82,6 @@ print(getrlimit(RLIMIT_DATA)[0] == 2**29)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="not on Linux")
 def test_allocation_above_free_memory_is_a_row():
-    """A tensor above free memory raises an error. A lower existing limit is kept."""
     assert (available_host_bytes() or 0) > GIB / 64
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     child = run_python("-c", LIMITED, env=environment)
