@@ -73,8 +73,8 @@ def run_backward(
     scale: float,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv), computed by the backend that `choose_backend` returns, for
-    any strides, because hooks on saved tensors can change them.
+    """Return (dq, dk, dv), computed by the backend that `choose_backend` returns. Any
+    strides are accepted, because hooks on saved tensors can change strides.
     """
     inputs = q, k, v
     if backend == "hopper":
@@ -207,7 +207,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             gradients = prepared.backward(do, *saved)
         else:
             gradients = run_backward(do, *saved, *ctx.options)
-        # Return one gradient per argument of `apply`, whose last ones are optional.
+        # Autograd expects a gradient or None for each argument that `apply` received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 

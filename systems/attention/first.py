@@ -7,7 +7,8 @@ computes each tile of queries in its own program instance.
 
 Letters as in the papers: s scores, p probabilities, m running maximum, l running sum, a
 unnormalized output; lse = m + log l; delta = rowsum(o · do). A tile has TILE rows; i is
-its first query, j its first key; `head` is a head's first row in (batch · n, d).
+the first row of a tile of queries, j of a tile of keys, within the sequence; `head` is
+the first row of the sequence when (batch, n, d) is seen as (batch · n, d).
 """
 
 # The type checker does not know the calling convention of `triton.jit` kernels.

@@ -1,6 +1,4 @@
-"""Check the arguments of flash attention, and handle autocast and transforms. Errors
-about an argument name it and what is supported.
-"""
+"""Check the arguments of flash attention, and handle autocast and transforms."""
 
 import math
 from functools import lru_cache
@@ -38,7 +36,7 @@ def check_inputs(
     try:
         properties = tensor_properties(q), tensor_properties(k), tensor_properties(v)
     except RuntimeError as error:
-        # Reading the shape of a nested tensor raises this error.
+        # Reading the shape of a nested tensor raises RuntimeError.
         raise TypeError("q, k and v must not be nested tensors") from error
     check(*properties, dtypes)
     if not isinstance(causal, bool):
@@ -73,7 +71,7 @@ def check_properties(
     v: TensorProperties,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Check shapes, dtypes, devices and layouts of q, k and v for `check_inputs`."""
+    """Raise TypeError or ValueError for unsupported properties of q, k or v."""
     q_shape, q_dtype, q_device, _ = q
     for name, (shape, dtype, device, layout) in (("q", q), ("k", k), ("v", v)):
         rank = len(shape)
@@ -127,7 +125,7 @@ check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Return whether a compiler traces this call, or q is a subclass (fake tensor)."""
+    """Return whether a compiler traces this call, or q is of a subclass of Tensor."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 

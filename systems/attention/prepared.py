@@ -56,7 +56,7 @@ class PreparedCall:
             arithmetic, self.dtype, self.device, None, None, None, causal, scale,
             *self.inputs, self.outputs[0],
         )  # fmt: skip
-        # Cache backward launches by the strides of do and the arithmetic.
+        # The cache keys are the strides of do, and the precision of float32 matmuls.
         self.backward_launches = lru_cache(maxsize=64)(self.make_backward_launches)
 
     def make_backward_launches(self, do_strides: tuple[int, ...], arithmetic: str):
@@ -74,7 +74,7 @@ class PreparedCall:
         return o, lse
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
-        """Return whether saved tensors have the layout for which launches were made."""
+        """Return whether saved tensors still have the strides of the forward pass."""
         strides = [x.stride() for x in (q, k, v, o)]
         expected = [x[1] for x in (*self.inputs, self.outputs[0])]
         return strides == expected and lse.is_contiguous()
@@ -83,7 +83,7 @@ class PreparedCall:
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the backward pass, and return (dq, dk, dv)."""
-        # Copy gradients without contiguous rows, such as a sum's (strides of zero).
+        # Copy a gradient with strides of zero, such as the gradient of a sum.
         if do.stride(-1) != 1:
             do = do.contiguous()
         launches = self.backward_launches(do.stride(), choose_arithmetic(self.dtype))
@@ -95,8 +95,8 @@ class PreparedCall:
 def prepare_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
-    """Return a prepared call, or None: under a compiler, if the Hopper kernels may run,
-    if rows aren't contiguous, or if `dispatch.check_arguments` must reject arguments.
+    """Return a prepared call. Return None where `dispatch` must choose kernels or raise
+    an error: under a compiler, for large inputs on "auto", for strided rows.
     """
     # Check types first, because True and 1 are equal as cache keys.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):

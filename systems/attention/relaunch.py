@@ -60,7 +60,9 @@ PER_THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Return `use_device(x)`, and give this thread a CUDA context, as TMA needs."""
+    """Give this thread a CUDA context, as TMA needs. Return `use_device`'s context
+    manager, which makes the GPU of x the current device.
+    """
     device = use_device(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(PER_THREAD, "context"):
         # This call creates a context; `set_device` doesn't if the device is current.
@@ -208,12 +210,10 @@ class Descriptor:
 def rows_descriptor(
     x: Layout, rows: int, columns: int, dtype: torch.dtype
 ) -> Descriptor:
-    """Return the descriptor of tensors (b, h, n, d) that moves tiles of `rows` rows of
-    one head and `columns` ≥ d columns.
-    """
+    """Return a descriptor of a (b, h, n, d) tensor for tiles of `rows` x `columns`."""
     return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return the descriptor of row statistics (heads, n) with this row stride."""
+    """Return a descriptor of row statistics (heads, n) for tiles of `rows` numbers."""
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

@@ -185,7 +185,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             run = backward_operator if inputs.is_batched(do) else backward_tiles
             gradients = run(q, k, v, o, lse, do, ctx.causal, ctx.scale)
-        # Return one gradient per argument of `apply`, whose last ones are optional.
+        # Autograd expects a gradient or None for each argument that `apply` received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 

@@ -82,8 +82,8 @@ def add_round(
     between: Callable[[], None] | None = None,
     counted: bool = False,
 ) -> None:
-    """Run a warm-up pass, then add GPU times with a cold L2 cache to `metrics`, and
-    their median (`forward_rounds_ms`), for comparing alternating implementations.
+    """Run a warm-up pass, then append this round's GPU times with a cold L2 cache to
+    `metrics`, and their median (to `forward_rounds_ms`). On a CPU, do nothing.
     """
     assert device in DEVICES, device
     if device != "cuda":
@@ -151,8 +151,7 @@ def pass_times_ms(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
     """Time the forward pass (with its graph recorded), both passes together, and the
-    backward pass (all calls on one graph): samples in ms by `do_bench`. Gradients are
-    not accumulated in `.grad`.
+    backward pass (repeatedly through one graph) by `do_bench`. Return samples in ms.
     """
     device, qkv = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)

@@ -79,7 +79,7 @@ def wrap_capture_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Raise errors that are not about the capture: they may have broken the process.
+        # Re-raise errors that are not about the capture: they may have broken CUDA.
         if out_of_memory_reason(error) is not None or "captur" not in str(error):
             raise
         message = str(error).splitlines()[0]

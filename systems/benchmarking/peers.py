@@ -89,8 +89,8 @@ def attention(
 
 @contextmanager
 def use_peer(name: str) -> Iterator[None]:
-    """Select this implementation's SDPA backend and float32 precision; raise
-    `Unsupported` if the implementation rejects its inputs.
+    """Select this implementation's SDPA backend and float32 precision in the context,
+    and raise `Unsupported` there if the implementation rejects inputs.
     """
     with ExitStack() as stack:
         stack.callback(torch.set_float32_matmul_precision, "highest")
@@ -111,7 +111,7 @@ def use_peer(name: str) -> Iterator[None]:
 
 
 def unsupported_reason(name: str, error: Exception) -> str:
-    """Return the reason if this error means an unsupported input, "" otherwise."""
+    """Return why an input is unsupported, or "" if the error has another meaning."""
     if name in SDPA_FLASH_4 and FLASH_4_ERROR.match(str(error)):
         return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):

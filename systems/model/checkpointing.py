@@ -45,7 +45,7 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 
 def checkpoint_function(function: Function) -> Function:
-    """Wrap a function so that autograd saves only its arguments, and recomputes it."""
+    """Wrap a function: save its arguments only, and recompute it in the backward."""
     # There is no dropout, so no random state to save. A closure could not be pickled.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
     # --8<-- [end:checkpoint]
@@ -135,8 +135,7 @@ class RecomputeBlock(torch.autograd.Function):
 
 def run_recompute_blocks(blocks: Iterable[Any], x: Tensor) -> Tensor:
     for block in blocks:
-        # Autograd doesn't see a block's weights; an empty tensor makes it call
-        # `backward`.
+        # Autograd doesn't see a block's weights. This tensor makes it call `backward`.
         trainable = any(weight.requires_grad for weight in block.parameters())
         x = RecomputeBlock.apply(block, x, torch.empty(0, requires_grad=trainable))
     return x
@@ -156,5 +155,7 @@ UNSUPPORTED_BACKWARD = (
 
 
 def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
-    """Checkpoint every block with `RecomputeBlock`, which needs a plain backward()."""
+    """Checkpoint every block with `RecomputeBlock`. Call `backward()` without `inputs`
+    and `create_graph`, and not torch.autograd.grad, or ValueError is raised.
+    """
     model.set_run_blocks(run_recompute_blocks)

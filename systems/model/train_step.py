@@ -48,7 +48,6 @@ def training_step(
     phase: Phase = phases.mark,
 ) -> None:
     """Run forward, loss and backward, and the optimizer's step if `optimizer` is given.
-
     Gradients must be empty on entry.
     """
     with phase(phases.FORWARD), autocast:

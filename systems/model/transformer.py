@@ -116,10 +116,7 @@ class RotaryEmbedding(nn.Module):
         self.compute_table()
 
     def compute_table(self) -> None:
-        """Fill the table in place, from angles in fp32 or fp64.
-
-        In bf16, positions above 256 would be rounded.
-        """
+        """Fill the table, with angles in fp32 or wider: bf16 rounds positions > 256."""
         table = self.get_buffer("cos_sin")
         _, context_length, pairs = table.shape
         dtype = torch.promote_types(table.dtype, torch.float32)
@@ -129,10 +126,8 @@ class RotaryEmbedding(nn.Module):
         table.copy_(torch.stack((angle.cos(), angle.sin())))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True):
-        """Recompute the table after a move or a cast.
-
-        `to_empty` leaves the table uninitialized, and a cast from 16 bits back to 32
-        would keep the rounding errors of 16 bits.
+        """Recompute the table after a move or a cast: `to_empty` fills it with garbage,
+        and a cast from 16 bits to 32 would keep the rounding errors of 16 bits.
         """
         before = self.get_buffer("cos_sin")
         super()._apply(fn, recurse)
@@ -179,10 +174,8 @@ def eager_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Tensor:
-    """Compute causal attention with this module's `scaled_dot_product_attention`.
-
-    `scaled_dot_product_attention` is looked up in this module at each call, so
-    assigning another function to the name changes every layer.
+    """Compute causal attention with `scaled_dot_product_attention`. Each call looks up
+    this name in this module, so assigning another function to it changes every layer.
     """
     position = torch.arange(q.shape[-2], device=q.device)
     return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)
@@ -333,17 +326,15 @@ class BasicsTransformerLM(nn.Module):
         if self.run_blocks is not None:
             x = self.run_blocks(self.layers, x)
         else:
-            # Loop here: in a call of `run_blocks`, this frame would keep its x alive.
+            # Not `run_blocks(...)`: during the call, x here would stay in memory.
             for block in self.layers:
                 x = block(x)
         return self.lm_head(self.ln_final(x))
 
     def set_run_blocks(self, function: RunBlocks) -> None:
-        """Make the forward pass run the blocks with this function, for example with
-        activation checkpointing.
-
-        The function must not close over this model, or a copy of the model would run
-        the original's blocks.
+        """Make the forward pass call function(blocks, x), for example to checkpoint
+        activations. The function must not close over this model, or a copy of the model
+        would run the original's blocks.
         """
         self.run_blocks = function
 

@@ -64,10 +64,8 @@ def binade(value: Fraction) -> Fraction:
 # --8<-- [start:stall]
 def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
     """Return the last step at which adding `term` increases a running sum, and the sum
-    after this step.
-
-    `term` must be representable in the format. Between two powers of two (a binade)
-    spacing is constant, so all steps add the same amount and are computed at once.
+    after this step. `term` must be representable in the format. Spacing is constant
+    between two powers of two, so all steps there add the same and are computed at once.
     """
     total, step, before = term, 1, None
     while gain := number_format.round_to_nearest(total + term) - total:

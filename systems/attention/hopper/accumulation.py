@@ -15,11 +15,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from systems.attention.hopper.forward import async_store
 
-# Rows of queries in each step.
+# Queries in each step, and columns of a partial dq that one matmul computes.
 QUERIES = gl.constexpr(64)
-# Columns of a partial dq that one matmul computes.
 DQ_COLUMNS = gl.constexpr(64)
-# Number of rows of 32 numbers that hold QUERIES x DQ_COLUMNS numbers.
+# QUERIES x DQ_COLUMNS numbers are stored as PACKED_ROWS rows of 32 numbers.
 PACKED_ROWS = gl.constexpr(128)
 DQ_LAYOUT = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32)
@@ -102,7 +101,7 @@ def load_acquire(semaphore_ptr):
 
 @gluon.jit
 def fence_after_acquire():
-    """Order TMA additions of this thread after the TMA writes that its acquire saw."""
+    """Order this thread's next TMA additions after writes seen by the acquire load."""
     gl.inline_asm_elementwise(
         "{ fence.proxy.async.global; mov.u32 $0, 0; }",
         "=r,r",
@@ -129,13 +128,13 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dq in ring stage ME to tile `number`, after `order` others."""
+    """Add the partial in ring stage ME to dq tile `number`, after `order` partials."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
-    # If NARROW, skip the last of four boxes, which has the columns from 96 on.
+    # If NARROW, add three of four TMA boxes: the last has only padding columns.
     BOXES: gl.constexpr = 3 if NARROW else 1
     partial = dq_ring.tiles.index(ME)
-    # Wait for the semaphore before the partial, which is usually ready later.
+    # Wait for the semaphore first, because the partial is usually ready later.
     while load_acquire(semaphores_ptr + number) != order:
         pass
     fence_after_acquire()

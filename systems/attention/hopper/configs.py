@@ -23,7 +23,7 @@ class Config(NamedTuple):
     in_registers: bool = False
     # Forward: programs per SM (more than one only in an experiment).
     programs: int = 1
-    # Forward: the last heads, of `last_items` query tiles per program, are interleaved.
+    # Forward: `schedule` interleaves the last heads: `last_items` tiles per program.
     last_items: int = 2
 
 
@@ -38,8 +38,8 @@ CONFIGS = {
 }
 
 
-# Configuration of the one-pass backward by padded head dimension: stages of q and do,
-# of dS and of partial dq; registers per thread in the key groups and in the dq group.
+# One-pass backward by padded head dimension: stages of the rings for q and do, dS, and
+# partial dq; registers per thread of the warp groups for dk and dv, and of that for dq.
 ONE_PASS = {
     64: {
         "STAGES": 5,
@@ -58,8 +58,8 @@ ONE_PASS = {
 }
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
-# Up to this number of keys (half without a causal mask), and at a padded head dimension
-# of 64, four warp groups were faster: some compute while one starts or ends.
+# SHORT_FORWARD, with four consumers, was faster at a padded head dimension of 64 up to
+# SHORT keys (SHORT / 2 without a causal mask): some compute while one starts or ends.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -12,10 +12,9 @@ def delta_kernel(
     stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
     n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Compute delta = rowsum(o · do), copy lse and set the semaphores to zero.
-
-    lse and delta get a row stride that TMA can read; huge lse become infinite. Strides
-    of do have the suffix g. Grid: tiles of 64 queries x batch x heads.
+    """Compute delta = rowsum(o · do), copy lse, and set the semaphores to zero. Outputs
+    have the row stride `row_stride`, for TMA; huge lse become infinite. `stride_g*` are
+    the strides of do. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -80,7 +79,7 @@ def round_kernel(
         columns // 2 % 4,
         columns % 2,
     )
-    # If NARROW, the second block has 32 columns, so a thread has half as many numbers.
+    # If NARROW, the second block has 32 columns: 4 groups of 8 columns instead of 8.
     eights = 8 - 4 * part if NARROW else 8
     packed = (
         (((part * 32 + warp * eights + eight) * 8 + lane_row) * 4 + lane_column) * 4

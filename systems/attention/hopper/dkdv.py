@@ -1,7 +1,7 @@
 """Kernel for dk and dv on Hopper, in Gluon: a program owns tiles of k and v, and loops
-over tiles of q and do, with lse · log2(e) and delta from the kernel in `dq`. Each
-consumer masks only its first tile of queries, as BQ is at least 64. Queries beyond n_q
-need no mask: TMA reads zeros there, so p is 1, but do = delta = 0, so they add nothing.
+over tiles of q and do. lse · log2(e) and delta come from the kernel in `dq`. Only the
+first tile of queries of a consumer (64 keys) needs the causal mask, because BQ is at
+least 64. Queries beyond n_q add nothing: TMA reads do = delta = 0 there.
 """
 
 from typing import NamedTuple
@@ -80,7 +80,7 @@ class SharedKeys(NamedTuple):
 
 
 class KeyTile(NamedTuple):
-    """A program's tile of keys, with first step and number of steps over queries."""
+    """A program's tile of keys, first tile of queries, and number of query tiles."""
 
     batch: gl.tensor
     kv_head: gl.tensor

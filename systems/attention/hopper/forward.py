@@ -172,7 +172,7 @@ FIRST_BARRIER = gl.constexpr(8)
 
 @gluon.jit
 def wait_turn(GROUP: gl.constexpr):
-    """Wait until the previous consumer, 128 other threads, has started its matmuls."""
+    """Wait until the previous consumer (128 threads) has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
         dtype=gl.int32, is_pure=False, pack=1,
@@ -233,7 +233,7 @@ def forward_consumer(
         for i in range(steps_done, first):
             skip_step(ring, i)
             if TURNS:
-                # All consumers must take the same number of turns.
+                # Skipped steps count as turns, or consumers would wait forever.
                 wait_turn(GROUP)
                 pass_turn(GROUP, GROUPS)
         steps_done += item.steps
@@ -278,7 +278,7 @@ def forward_consumer(
             v = v_next
             k, v_next = wait_full(ring, i + 1, i + 1 < steps_done)
             if OVERLAP:
-                # Pass p, or the compiler would move its computation below the wait.
+                # Pass p, or the compiler would compute p only after the wait.
                 p, acc = wait_all_and_pin(p, acc_tokens)
                 release_stage(ring, i - 1)
             acc = scale_rows(acc, rescale)

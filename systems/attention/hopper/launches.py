@@ -46,7 +46,7 @@ class ForwardPlan(NamedTuple):
     items: Tensor
 
 
-# Schedules in CUDA graphs, which hold their addresses: they are never freed.
+# Schedules that captured CUDA graphs read; kept alive because graphs hold addresses.
 CAPTURED: set[Tensor] = set()
 
 
@@ -110,7 +110,7 @@ def launch_forward(
 
 
 class TwoPassPlan(NamedTuple):
-    """The two launches of a backward pass, and the TMA descriptors of each."""
+    """Two launches of a backward pass, their TMA descriptors, and lse's row stride."""
 
     dq: Launch
     dq_descriptors: dict[str, Descriptor]

@@ -40,7 +40,7 @@ def missing_requirement(capability: tuple[int, int], version: str) -> str:
 
 @cache
 def missing_on_device(device: torch.device) -> str:
-    """Return `missing_requirement` for this GPU and the installed Triton."""
+    """Return what the Hopper kernels lack on this GPU with the installed Triton."""
     if knobs.runtime.interpret:
         return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
     return missing_requirement(
@@ -50,7 +50,7 @@ def missing_on_device(device: torch.device) -> str:
 
 @cache
 def unsupported_triton(device: torch.device) -> str:
-    """Return `missing_requirement` if only Triton's version is unsupported, else ""."""
+    """Return which Triton versions are needed if only the version is wrong, or ""."""
     if device.type != "cuda" or knobs.runtime.interpret:
         return ""
     capability = torch.cuda.get_device_capability(device)
@@ -76,7 +76,7 @@ def is_tma_readable(x: Tensor) -> bool:
 
 
 def make_tma_readable(x: Tensor) -> Tensor:
-    """Return x, or a copy if TMA can't read it, such as a contiguous, unaligned x."""
+    """Return x, or a copy if TMA can't read x, for example because of alignment."""
     return x if is_tma_readable(x) else x.clone(memory_format=torch.contiguous_format)
 
 

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def zero_accumulators(D: gl.constexpr, NARROW: gl.constexpr):
-    """Return zeros: 64 rows in a block of D columns; if NARROW, blocks of 64 and 32."""
+    """Return a tuple of float32 zeros: [64, D], or if NARROW [64, 64] and [64, 32]."""
     FIRST: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64 if NARROW else D, 16]
     )
@@ -49,7 +49,7 @@ def start_matmul(a, b, zeros, NARROW: gl.constexpr):
 
 @gluon.jit
 def start_block_matmul(block, p, x, FIRST: gl.constexpr):
-    """Start adding p @ x to the block, for x's columns from FIRST; return the token."""
+    """Start block += p @ x, for columns of x from FIRST on, and return the token."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=block.type.layout, k_width=2
     )
@@ -92,7 +92,7 @@ def wait_all_and_pin(x, tokens):
 
 @gluon.jit
 def scale_rows(blocks, factor):
-    """Multiply each row of all blocks by its factor."""
+    """Multiply row i of every block by factor[i]."""
     FIRST: gl.constexpr = gl.SliceLayout(1, blocks[0].type.layout)
     scaled = (blocks[0] * gl.convert_layout(factor, FIRST)[:, None],)
     if len(blocks) == 2:
@@ -117,9 +117,7 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Store x from registers into rows from `start` and columns from FIRST of `out`,
-    except rows from n and columns from HEAD on.
-    """
+    """Store x in `out` from row `start`, column FIRST; cut it at row n, column HEAD."""
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr = out.ptr

@@ -8,13 +8,12 @@ tiles of 64 queries:
                                   dk += dSᵀ q; dS into shared memory
     dq group (warp group)         dS k of all 128 keys, this program's partial dq, into
                                   shared memory
-    writers (1 warp each)         wait for a partial's turn at the semaphore, and add it
-                                  to dq by TMA
+    writers (1 warp each)         wait for the semaphore, and add a partial to dq by TMA
 
 Floating-point sums depend on their order. Therefore each tile of dq has a semaphore
-that counts the partials added so far, and a partial waits for its number. The modules
-`shift` and `ordered` define two such orders ("walks"). This module has the work of the
-key groups per tile, `accumulation` the work of the dq group and of the writers.
+that counts the partials added so far, and a writer adds the n-th partial when the count
+is n. The modules `shift` and `ordered` define two such orders ("walks"). The code of
+the key groups is here, that of the dq group and of the writers in `accumulation`.
 """
 
 from typing import NamedTuple
@@ -40,7 +39,7 @@ from systems.attention.hopper.forward import (
 from systems.attention.hopper.matmuls import start_add_matmul, start_matmul, store_rows
 from systems.attention.triton.primitives import LOG2E
 
-# Keys per program, and the number of tiles of 64 queries that have as many rows.
+# Rows of a program's tile of keys, in keys and in tiles of 64 queries.
 KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 
@@ -58,9 +57,7 @@ def allocate_shared(
     q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Allocate shared memory: k and v, and ring buffers for q and do, for row
-    statistics, for dS and for partial dq.
-    """
+    """Allocate k and v, and rings for q and do, row statistics, dS, and partial dq."""
     TYPE: gl.constexpr = k_desc.dtype
     k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
     v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
@@ -71,8 +68,7 @@ def allocate_shared(
     )
     statistics = make_statistics(STAGES, QUERIES)
     kv, ring = SharedKeys(k, v, make_barriers(1, 1)), make_ring(q_desc, STAGES, 2)
-    # There are three writers.
-    gl.static_assert(DQ_STAGES <= 3)
+    gl.static_assert(DQ_STAGES <= 3)  # Each stage has a writer; there are three.
     dq_ring = TileBuffers(
         gl.allocate_shared_memory(
             gl.float32, [DQ_STAGES, QUERIES * D // 32, 32], DQ_LAYOUT
@@ -85,7 +81,7 @@ def allocate_shared(
 
 @gluon.jit
 def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
-    """Mask transposed scores: query y sees key x if y - x ≥ hidden and x < limit."""
+    """Mask s [keys, queries] where query - key < hidden, or if RAGGED key ≥ limit."""
     keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     queries = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
     visible = queries[None, :] - keys[:, None] >= hidden
@@ -96,7 +92,7 @@ def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ds_ring, i):
-    """Wait until the dq group has read the stage for dS of step i; return the stage."""
+    """Wait until the stage for dS of step i is free, and return the stage's index."""
     DS_STAGES: gl.constexpr = ds_ring.tiles.shape[0]
     stage = i % DS_STAGES
     mbarrier.wait(ds_ring.empty.index(stage), (i // DS_STAGES & 1) ^ 1)
@@ -105,7 +101,7 @@ def wait_empty(ds_ring, i):
 
 @gluon.jit
 def store_ds(ds, ds_ring, stage, GROUP: gl.constexpr):
-    """Store this group's half of dS, for the dq group."""
+    """Store ds, this key group's 64 of 128 rows, in shared memory for the dq group."""
     ds_ring.tiles.index(stage).slice(64 * GROUP, 64, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(ds_ring.full.index(stage), count=1)
@@ -118,8 +114,9 @@ def process_tile(
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process tile i of queries: accumulate dk and dv, store this group's half of dS.
-    If EARLY, wait for a stage of dS before dP, which keeps the wait for dP after exp2.
+    """Process tile i of queries: accumulate dk and dv, store dS of this group's keys.
+    If EARLY, wait for a free dS stage before the wait for dP, so that the compiler
+    doesn't move the wait for dP above exp2.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
@@ -166,7 +163,7 @@ def process_tiles(
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Process steps `start` to `stop` - 1 of a query head. The mask of step i uses
-    `hidden` + i · `shift`. `steps_done` counts steps of earlier heads, `end` of all.
+    `hidden` + i · `shift`. Earlier heads took `steps_done` steps, all take `end` steps.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(

@@ -29,7 +29,9 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class OnePassPlan(NamedTuple):
-    """The launches of a one-pass backward; `of` has the TMA descriptors by tensor."""
+    """The launches of a one-pass backward, TMA descriptors by tensor name (`of`), the
+    number of query tiles in all heads, and the row stride of lse and delta.
+    """
 
     delta: Launch
     main: Launch
@@ -96,8 +98,8 @@ def plan_one_pass(
             "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
             "do": rows_descriptor(do, step, tile_d, dtype),
             "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
-            # Packed dq, 32 numbers per row. One TMA copy moves the rows of a step, for
-            # narrow heads a quarter of these rows.
+            # dq as rows of 32 numbers. One TMA copy moves the partial dq of a step, or
+            # a quarter of it for narrow heads.
             "dq": Descriptor(
                 (tiles * step * tile_d // 32, 32), (32, 1),
                 [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128

@@ -6,13 +6,13 @@ share it, so that dk and dv stay in registers. Partials are added to a tile of d
 order of program numbers. There is no deadlock, because a program waits only for smaller
 numbers, which GPUs start first (in practice, although no manual guarantees it).
 
-Under a causal mask, the programs of most heads loop over queries forwards, and are
-numbered from the last tile of keys: no program waits, but the longest start last.
-Therefore the programs of the last heads loop backwards, and are numbered from the first
-tile of keys: the shortest programs start last and fill the SMs at the end.
+Under a causal mask, the programs of most heads loop over queries forwards, and those of
+the last keys start first: no program waits, but the longest start last. In the last
+heads, programs loop backwards, and those of the first keys start first: the shortest
+programs start last, and fill the SMs at the end.
 
-The query heads of a KV head may be divided among several programs, whose dk and dv are
-summed afterwards. `walks` decides when.
+The module `walks` decides whether the query heads of a KV head are divided among some
+programs, whose dk and dv are summed afterwards.
 """
 
 from typing import NamedTuple
@@ -40,9 +40,9 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Parameters of the ordered walk. `side` KV heads are interleaved, and programs of
-    KV heads from `turn` on loop backwards. The query heads of a KV head are divided
-    into `parts`, each of which counts as a KV head.
+    """Parameters of the ordered walk: programs of `side` KV heads are interleaved, and
+    programs of KV heads from number `turn` on loop over queries backwards. If its query
+    heads are divided into `parts`, a KV head counts as that many KV heads.
     """
 
     heads: gl.tensor
@@ -92,7 +92,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and how many partials its dq gets earlier."""
+    """Return a step's query tile, and how many partials are added to its dq before."""
     tile = step
     order = item.keys
     if CAUSAL:

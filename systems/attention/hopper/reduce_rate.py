@@ -11,8 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from systems.attention.hopper.accumulation import DQ_LAYOUT, add_shared_to_global
 from systems.attention.relaunch import Descriptor
 
-# Rows of 32 float32 numbers in a tile, which is as large as the partial dq of 64
-# queries at head dimension 64.
+# Rows of 32 float32 numbers in a tile: the size of a 64 x 64 partial dq.
 ROWS = 128
 TILE_BYTES = ROWS * 32 * 4
 # TMA additions in flight per program, as in `one_pass`.
@@ -22,7 +21,7 @@ IN_FLIGHT = gl.constexpr(3)
 # --8<-- [start:additions]
 @gluon.jit
 def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
-    """Add ones to `steps` tiles, cyclically, from a different tile in each program."""
+    """Add ones to `steps` tiles in cyclic order. Programs begin at different tiles."""
     ROWS: gl.constexpr = sum_desc.block_shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     ones = gl.allocate_shared_memory(

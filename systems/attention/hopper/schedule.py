@@ -14,7 +14,7 @@ from systems.attention.relaunch import Layout
 
 # Bytes of the L2 cache (of 50 MiB) that k and v of the interleaved heads may fill.
 L2_BYTES = 2**23
-# Overhead of each item, as a number of steps that take as long.
+# Overhead of an item, in units of the time of a step.
 ITEM_STEPS = 1
 
 
@@ -26,10 +26,10 @@ def make_schedule(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (starts, items): program i computes items[starts[i] : starts[i + 1]].
 
-    Item number tile + tiles · head is a tile of `rows` queries. Heads are interleaved
-    in groups of `head_swizzle`; the last heads are one group, so that all programs end
-    at about the same time. In a group the longest items come first, and each item goes
-    to the program that is free first.
+    Item number tile + tiles · head is a tile of `rows` queries; a step has `keys` keys.
+    Heads are interleaved in groups of `head_swizzle`; the last heads, with `last_items`
+    items per program, are one group, so that programs end at about the same time. Items
+    of a group are sorted, longest first; each goes to the program that is free first.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [
@@ -58,16 +58,16 @@ def make_schedule(
     starts = [0, *accumulate(map(len, items_by_program))]
     items = [item for of_program in items_by_program for item in of_program]
     as_tensor = partial(torch.tensor, dtype=torch.int32, device=device)
-    # In a thread of its own, because what this thread allocates while `torch.compile`
-    # warms up a CUDA graph belongs to the graph.
+    # Allocate in another thread: while `torch.compile` warms up a CUDA graph, tensors
+    # allocated in this thread belong to the graph's memory pool.
     with ThreadPoolExecutor(1) as thread:
         return tuple(thread.map(as_tensor, (starts, items)))  # pyright: ignore
     # --8<-- [end:schedule]
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
-    """Return the number of heads to interleave, such that k and v fit in L2_BYTES; 1
-    for short k, and without a causal mask, because then all items take equally long.
+    """Return the number of heads to interleave: as many as have k and v in L2_BYTES, or
+    1 for short k. Return 1 without a causal mask: then all items take equally long.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

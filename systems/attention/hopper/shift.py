@@ -1,5 +1,5 @@
-"""A one-pass backward with persistent programs ("shift walk"), in which contributions
-to dq (partials) arrive in order, so that programs hardly wait.
+"""A one-pass backward with persistent programs ("shift walk"): contributions to dq
+(partials) are ready in the order in which they are added, so programs hardly wait.
 
 All programs of a head run at the same time. In step s, the program of key tile j (128
 rows) processes query tile 2j + s (64 rows), so query tile t gets its partials from key
@@ -9,8 +9,8 @@ Under a causal mask, programs of early keys have more steps. To balance this, th
 program of key tile j takes tile `tiles` - 1 - j of the next head, and loops over its
 queries backwards. After two heads all programs end at the same time.
 
-This requires as many KV heads as query heads, as many keys as queries, and at most as
-many whole tiles of keys as SMs; `ordered` handles other shapes.
+This requires as many KV heads as query heads, as many keys as queries, no incomplete
+tile of keys, and at most one tile of keys per SM. `ordered` handles other shapes.
 """
 
 from typing import NamedTuple
@@ -42,8 +42,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """A program's work: key tile number `column` of `tiles`, in every `groups`-th head
-    from `group` on; under a causal mask, counted from the end in every second head.
+    """A program's work: key tile `column` of `tiles` in heads `group`, `group` +
+    `groups`, ... Under a causal mask every second head counts tiles from the end.
     """
 
     group: gl.tensor
@@ -76,7 +76,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return a step's tile of queries, and how many partials its dq gets earlier."""
+    """Return a step's query tile, and how many partials are added to its dq before."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES

@@ -15,29 +15,28 @@ from systems.attention.relaunch import Layout
 # --8<-- [start:limits]
 # Largest narrow head dimension: from 72 on, matmuls use blocks of 64 and 32 columns.
 NARROW_HEAD = 96
-# Minimum number of keys for the shift walk, by padded head dimension; half if unmasked.
+# The shift walk needs this many keys, by padded head dimension; half without a mask.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# Minimum SM utilization (in steps) for the shift walk.
+# The shift walk needs this SM utilization: all steps / (SMs x steps of the last SM).
 ONE_PASS_USE = 0.9
-# The ordered walk needs this many queries and keys, rounded up to whole tiles, or half
-# as many without a mask. Where both walks apply, the shift walk is used, except for
-# narrow heads: only the ordered walk skips their padding.
+# The ordered walk needs this many queries and keys, rounded up to whole tiles; half
+# without a mask. Where both walks apply, the shift walk is used, except for narrow
+# heads, whose padding only the ordered walk skips.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # Minimum number of programs, about two per SM. With fewer, the query heads of a KV head
 # are divided among programs; if that is not enough, two kernels run instead.
 ORDERED_MIN_PROGRAMS = 256
-# From this number of (tiles of 128 keys) x (query heads per KV head) on, each query
-# head has its own programs (if causal with padded head dimension 128): in longer loops
+# If causal, with padded head dimension 128, programs have one query head each where
+# (tiles of 128 keys) x (query heads per KV head) is at least this: in longer loops
 # programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Number of key tiles in all heads that run interleaved, about one per SM. It doubles
-# without a causal mask and from DEALT_TILES on, and halves under a causal mask if a
-# program has several query heads.
+# Key tiles in all heads that run interleaved, about one per SM; twice as many without a
+# mask or where DEALT_TILES is reached, half if causal programs have several heads.
 SIDE_TILES = 128
-# Number of key tiles in the heads that loop backwards: at least 2 heads, at most half.
+# Key tiles in the heads that loop backwards: at least 2 heads, at most half of all.
 BACKWARDS_TILES = 256
-# Minimum number of key tiles for the ordered walk of a single KV head under a causal
-# mask, because no other head fills the SMs at the end.
+# Under a causal mask, a single KV head needs this many key tiles for the ordered walk,
+# because no other head fills the SMs at the end.
 LONE_TILES = 512
 # --8<-- [end:limits]
 
@@ -49,9 +48,7 @@ class ShiftWalk(NamedTuple):
 
 
 class OrderedWalk(NamedTuple):
-    """Ordered walk: `side` KV heads are interleaved; programs of KV heads from `turn`
-    on visit queries backwards. Each of a KV head's `parts` counts as a KV head.
-    """
+    """The walk of the module `ordered`, which explains the fields in its `Walk`."""
 
     side: int
     turn: int
@@ -59,7 +56,7 @@ class OrderedWalk(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Return how many heads a shift walk runs at once; 0 if unsupported or wasteful."""
+    """Return how many heads the shift walk runs at once; 0 if its limits forbid it."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
     min_keys = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
@@ -67,8 +64,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
-    # Under a causal mask, a pair of heads takes tiles + 1 steps, and an unpaired last
-    # head takes at most `tiles` steps.
+    # In steps of 128 queries: under a causal mask, a pair of heads takes tiles + 1, and
+    # an unpaired last head at most `tiles`.
     longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2
@@ -78,7 +75,7 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 # --8<-- [start:walks]
 def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> OrderedWalk | None:
-    """Return the ordered walk, or None if it isn't worthwhile."""
+    """Return the ordered walk, or None for shapes at which two kernels are faster."""
     batch, kv_heads, n_k, d = k.shape
     group, n_q = q.shape[1] // kv_heads, q.shape[2]
     tiles = triton.cdiv(n_k, ONE_PASS_KEYS)

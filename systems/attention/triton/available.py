@@ -48,7 +48,9 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
 
 @cache
 def check_device(device: torch.device) -> None:
-    """Raise ValueError for an old GPU; log if kernels are interpreted or untimed."""
+    """Raise ValueError for an old GPU. Log if kernels run in Triton's interpreter, or
+    with launch configurations that nobody timed on such a GPU.
+    """
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
@@ -81,8 +83,8 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
 def describe_by_capability(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
-    """Return `describe_kernels` for a compute capability and a Triton version. `timed`
-    is the number of configurations that were tuned on this GPU.
+    """Return for each backend whether it runs on GPUs of this compute capability, or
+    why not. `timed` is the number of launch configurations tuned on this GPU.
     """
     if interpreted:
         version_text = "the interpreter of TRITON_INTERPRET=1"

@@ -235,7 +235,7 @@ def accumulate_dkdv(
             delta = tl.where(rows < n_q, delta, 0.0)
         else:
             lse_log2, delta = tl.split(tl.load(pairs))
-        # [BK, BQ]; dp is computed before exp2, so that ds overlaps the matmul for dv.
+        # [BK, BQ]; dp precedes exp2, so that computing ds overlaps the matmul for dv.
         if RECOMPUTE == "tiles":
             zero = tl.zeros([k[0].shape[0], BQ], tl.float32)
             s = matmul_from_memory(
@@ -334,7 +334,8 @@ def dkdv_kernel(
     dk = tl.zeros([BK, D], tl.float32)
     dv = tl.zeros([BK, D], tl.float32)
 
-    # Queries before `first` see no key of this tile, from `unmasked_start` on all keys.
+    # Queries before `first` see no key of this tile. From `unmasked_start` on, they see
+    # all keys of it.
     first, unmasked_start = 0, 0
     if CAUSAL:
         first = k_start // BQ * BQ

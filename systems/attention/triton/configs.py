@@ -13,13 +13,11 @@ class Config(NamedTuple):
     """Launch configuration of a kernel: tiles of `q` queries and `k` keys, with
     `stages` stages of the software pipeline.
 
-    `registers` limits the registers per thread, so that more programs fit on an SM. A
-    limit of 255, the hardware's, also matters: without it, NVIDIA's assembler may use
-    only 32 and spill. If `ahead`, a separate kernel first splits float32 q, k, v and do
-    into limbs.
-
-    `recompute` saves registers in a backward step: "addresses" recomputes the addresses
-    of tiles, "tiles" also loads tiles twice, which saves shared memory.
+    `registers` limits the registers per thread, so that more programs fit on an SM. Set
+    255, the hardware's limit, where NVIDIA's assembler would use only 32 and spill.
+    If `ahead`, a separate kernel first splits float32 q, k, v and do into bfloat16
+    summands (limbs). `recompute` saves registers in a backward step: "addresses"
+    computes addresses of tiles again, "tiles" also loads tiles again.
     """
 
     q: int
@@ -78,7 +76,9 @@ ConfigsByArithmetic = dict[str, ConfigsByPass]
 
 
 class FewRowsTable(NamedTuple):
-    """Table of small tiles, to fill more SMs at up to `most_rows` rows in all heads."""
+    """Configurations with small tiles, which fill more SMs, for up to `most_rows` rows
+    (of all heads together).
+    """
 
     most_rows: int
     configs: ConfigsByPass

@@ -66,7 +66,7 @@ def allocate_output(x: Tensor, splits: int) -> Tensor:
 
 
 def output_layout(x: Layout, splits: int) -> Layout:
-    """Return the layout of `allocate_output`: (splits · b, h, n, d)."""
+    """Return the layout of the tensor from `allocate_output`, with splits in axis 0."""
     batch, heads, n, d = x.shape
     if splits == 1:
         return x
@@ -79,8 +79,8 @@ def collect_strides(*tensors: Layout) -> tuple[int, ...]:
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if 8 divides all strides (except of d) and 16 does not, else 1. The
-    compiler itself detects divisibility by 16.
+    """Return 8 if 8, but not 16, divides all strides except those of d, else 1. Triton
+    itself detects divisibility by 16.
     """
     divisor = gcd(
         *(
@@ -145,7 +145,7 @@ def forward_launches(
     *tensors: ShapeAndStrides,
 ) -> ForwardLaunches:  # fmt: skip
     """Return the launches of a forward pass for q, k, v and o of these layouts. `dtype`
-    is only part of the cache key, because the compiled kernels depend on it.
+    serves as cache key only, because compiled kernels depend on it.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape

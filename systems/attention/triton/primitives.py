@@ -80,7 +80,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return this split's first step in a loop after earlier loops of `steps` steps."""
+    """Return the first step of this split in a loop that follows `steps` steps."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
@@ -136,7 +136,7 @@ def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
 def locate_rows(
     program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr
 ):
-    """Return (pointer to the head's output, rows, columns, row index in all heads)."""
+    """Return (pointer to a head of the output, rows, columns, row + n · head)."""
     tiles = tl.cdiv(n, ROWS)
     batch_head = (program // tiles).to(tl.int64)
     rows, columns = program % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
@@ -157,8 +157,8 @@ def row_scale(m, scale_log2):
 
     m · factor is rounded before the multiply-add, so the largest p is exp2(rounding
     error), not 1. For huge scores this error can make p infinite or zero in the whole
-    row. For such rows `factor` is a power of two, so m · factor is exact; other values
-    of p don't change, because different huge scores give zero anyway.
+    row. For such rows `factor` is a power of two, so m · factor is exact. p of lower
+    scores is at most 2^-16 with either factor, as float32 is so coarse at this size.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)
@@ -177,7 +177,7 @@ def row_lse(m, l, shift, scale_log2):
 
 @triton.jit
 def mask_huge_lse(lse):
-    """Replace huge lse, for which exp(score - lse) would be wrong, by infinity."""
+    """Replace huge lse by infinity, because exp(score - lse) would be wrong."""
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
     # --8<-- [end:huge]
 
@@ -242,7 +242,7 @@ def dot(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def matmul(a, b, PRECISION: tl.constexpr):
-    """Return a @ b of tiles in limbs, in float32, adding small products first."""
+    """Return a @ b in float32 for tuples of limbs, adding small products first."""
     acc = tl.zeros([a[0].shape[0], b[0].shape[1]], tl.float32)
     for larger in tl.static_range(len(a)):
         for i in tl.static_range(len(a) - larger):
@@ -252,8 +252,8 @@ def matmul(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_matmul(a, b, acc, PRECISION: tl.constexpr):
-    """Return acc + a @ b of tiles in limbs. With several limbs, a @ b is computed first
-    and then added with rounding, because tensor cores truncate sums.
+    """Return acc + a @ b for tuples of limbs. With several limbs, a @ b is computed
+    first and then added with rounding, because tensor cores truncate sums.
     """
     if len(a) == 1:
         acc = dot(a[0], b[0], acc, PRECISION)
@@ -277,8 +277,7 @@ def matmul_from_memory(
     PRECISION: tl.constexpr,
 ):
     """Return acc + a @ tile, or acc + a @ tileᵀ if TRANSPOSED, loading one limb of the
-    tile at a time. With another CACHE than in an earlier load, the compiler can't reuse
-    that load.
+    tile at a time. If CACHE differs from an earlier load's, the compiler loads again.
     """
     limb = load_tile(ptrs, rows, columns, n, HEAD, RAGGED, CACHE)
     b = (tl.trans(limb),) if TRANSPOSED else (limb,)

@@ -14,7 +14,7 @@ from systems.records.source_hash import hash_code
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).with_name("tuned")
-# A change of this code makes tuned files stale, except in the function of CHOOSER.
+# Tuned files become stale if the code of LAUNCHES changes, except in CHOOSER.
 LAUNCHES = [("systems.attention.triton.launches", None)]
 CHOOSER = [("systems.attention.triton.chooser", "choose_config")]
 # Arithmetics, kernels and head dimensions to tune, in this order.
