@@ -60,7 +60,7 @@ def import_fault(error: BaseException) -> str:
     folders = tuple(f"{ROOT / name}{os.sep}" for name in ("systems", "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if frame.filename.startswith(folders)]
-    # If an import failed, its statement is this project's last line in the traceback.
+    # A failed import statement is the last line of this project in the traceback.
     importing = r"(?:from |import |import_module\(\")(\w+)"
     package = re.match(importing, lines[-1]) if lines else None
     if package is None or package[1] in ("systems", "tools"):
@@ -116,8 +116,8 @@ def align_rows(found: Mapping[str, str]) -> str:
 def run_cli(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
-    """Run `main` as a command-line program, and exit with its return value. A usage
-    error is one line. --help prints `help`, a module's docstring (None under -OO).
+    """Run `main` as a command-line program, and exit with its return value. Print usage
+    errors on one line. --help prints `help`, a module's docstring (None under -OO).
     """
     import typer
 

@@ -59,7 +59,7 @@ def row_peak_bytes(row: Row) -> int:
 
 
 def simulate_smaller_gpu(record: Record, gpu: Device) -> Record:
-    """Copy a record to a GPU; rows that need more memory or Hopper lose metrics."""
+    """Copy a record to a GPU that can't run Hopper's rows or rows with larger peaks."""
     room = gpu.memory_bytes or 0
     lost = {
         "out_of_memory": lambda row: row_peak_bytes(row) > room,

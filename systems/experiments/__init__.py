@@ -1,4 +1,4 @@
-"""Table of experiments by name ("stem"); module and record share this name."""
+"""The experiments by stem: the name of an experiment, its module and its record."""
 
 import sys
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ GPU, GPU_OR_CPU, META = ("cuda",), ("cuda", "cpu"), ("meta",)
 @dataclass(frozen=True)
 class Stem:
     """An experiment: its module, and the devices ("cuda", "cpu", or "meta" for tensors
-    without data) that run its full and its quick grid.
+    without data) that run its full and its quick grid of configurations.
 
-    `rehearsed` lists the implementations or executions that are compiled before they
-    are measured, by processes of `cores_of_each` cores. `needs` lists required modules.
+    `rehearsed` lists the implementations or executions that parallel processes of
+    `cores_of_each` cores compile ahead of measuring. `needs` lists required modules.
     """
 
     module: str

@@ -1,5 +1,5 @@
-"""Sum a thousand times 0.01 (the assignment's snippets) or ten thousand times 0.001,
-one by one, in each number format, on the CPU and on the GPU.
+"""Add 0.01 a thousand times (the assignment's snippets) or 0.001 ten thousand times to
+a running sum, in each number format, on the CPU and on the GPU.
 
     python -m systems.experiments.accumulation --value fp16 --accumulator fp32
 """
@@ -64,8 +64,8 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the rounded term, the final sums on CPU and GPU, the number of steps at
-    which CPU and GPU differ, and the last step that changed the sum on the GPU.
+    """Return the term rounded to its format, the final sums on CPU and GPU, at how many
+    steps these differ, and the last step that changed the sum on the GPU.
     """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)

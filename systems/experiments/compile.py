@@ -43,8 +43,8 @@ EXECUTIONS = {
     "graph": "as written, each phase launched in one call, as a CUDA graph",
     "compiled": "through torch.compile",
 }
-# Number of first steps that compile: one for the model, three for AdamW. Its first step
-# creates the state, the second step compiles for a constant t, and the third for any t.
+# The model compiles in its first step, AdamW in its first three: the first creates the
+# state, the second compiles for a constant step number t, and the third for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
 # Model sizes that may be launch-bound. For others a CUDA graph is no faster than eager.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
@@ -82,7 +82,7 @@ def configs(quick: bool = False) -> list[Config]:
         for execution in EXECUTIONS
         if execution != "graph" or size in GRAPHS[precision]
     ]
-    # The compiled row is first, so that its first step creates AdamW's state.
+    # Run the compiled row first: the shared AdamW creates its state in the first step.
     adamw = [
         Config("small", "fp32", execution, optimizer=True)
         for execution in ("compiled", "eager")
@@ -93,8 +93,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure each phase and the warm-up steps: samples in ms, peak memory in bytes,
-    compiled graphs and recompiles, GPU time and kernels. Each turn runs some of the
-    steps.
+    compiled graphs and recompiles, GPU time and kernels. A turn runs some of the steps.
     """
     c, device, metrics = config, timing.default_device(), {}
     if c.execution == "compiled" and c.warmup < compiling_steps(c):
@@ -116,7 +115,7 @@ def run(config: Config) -> Turns:
             timing.empty_cache(device)
             yield
         if cold:
-            # These warm-up steps found compiled code in caches, like a second process.
+            # These warm-up steps found compiled code in caches, as in a second process.
             times = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
             metrics = times | cold
         if c.execution != "graph":
@@ -169,7 +168,7 @@ def merge_turns(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]
     return total
 
 
-# One model for all executions of a cell -----------------------------------------------
+# One model for all executions of a configuration --------------------------------------
 
 WORKLOADS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
@@ -194,7 +193,7 @@ class Execution:
         self.update = None
         if optimizer:
             assert work.optimizer is not None
-            # Static compilation would specialize on AdamW's t, and recompile each step.
+            # Static compilation would recompile when AdamW's step number t changes.
             self.update = compiling.compile_work(work.optimizer.step, dynamic=None)
 
     @contextmanager
@@ -230,7 +229,7 @@ CONTEXT_BYTES = 2**30
 
 
 def precompile_bytes(config: Config) -> int:
-    """Return the GPU bytes that `precompile` needs: context plus an eager peak."""
+    """Return the GPU bytes that `precompile` needs: CUDA context and eager peak."""
     c, mode = config, precompile_mode(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(peak(p).values())

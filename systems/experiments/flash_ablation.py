@@ -1,17 +1,16 @@
 """Measure the speedup from each technique of the attention kernels. Most techniques are
 added one at a time to the guide's first kernel, at the leaderboard's shape.
 
-Split loops are measured at one head, which has few tiles; head swizzle and limbs are
-measured at shorter heads in float32. This module's forward kernel has switches, and
-requires contiguous (heads, n, d) that fill whole tiles; later steps use the package's
-kernels. Two backward kernels have five matmuls instead of seven: this module's adds dq
-by atomics in no fixed order, the Hopper kernel by TMA in a fixed order.
+Splitting a loop among programs is measured at one head, which has few tiles. The order
+of tiles (head swizzle) and float32 matmuls in bfloat16 parts (limbs) are measured in
+float32 at shorter sequences. Kernels of this module require contiguous (heads, n, d)
+that fill whole tiles. Two backward kernels have five matmuls instead of seven: this
+module's adds dq by atomics in no fixed order, the Hopper kernel by TMA in a fixed one.
 
     python -m systems.experiments.flash_ablation --step skip
 """
 
-# The type checker doesn't know that `triton.jit` kernels take a grid, launch options
-# and plain numbers.
+# The type checker can't check launches of `triton.jit` kernels.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 from collections.abc import Callable
@@ -80,7 +79,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "shared": ({}, {}),
     "in_turn": ({"head_swizzle": 1}, {"head_swizzle": 1}),
     "together": ({}, {}),
-    # Fastest configurations on Hopper (d = 64) that split float32 inside the loop.
+    # Fastest configurations on Hopper (d = 64) with float32 split inside the loop.
     "cut_in_steps": (
         {"config": LaunchConfig(128, 64, 4, 1)},
         {
@@ -90,7 +89,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cut_ahead": ({}, {}),
 }
-# On other GPUs: configurations that split float32 inside the loop and spill nothing.
+# Configurations for other GPUs, with float32 split inside the loop, without spills.
 OTHER_GPU_OVERRIDES: tuple[dict[str, Any], dict[str, Any]] = (
     {"config": LaunchConfig(64, 32, 4, 2)},
     {

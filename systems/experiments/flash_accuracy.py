@@ -138,7 +138,7 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
     if name in OURS:
         return partial(run_backend, causal=causal, backend=name)
     if name == "torch":
-        return lambda *qkv: add_saved_lse(FlashAttentionPyTorch.apply(*qkv, causal))
+        return lambda *qkv: output_and_lse(FlashAttentionPyTorch.apply(*qkv, causal))
     fused = attention(name, causal, n, device)
     return lambda *qkv: (fused(*qkv), None)
 
@@ -151,11 +151,11 @@ def run_backend(
         choose_backend(backend, q, k, v)
     except ValueError as error:
         raise Unsupported(str(error)) from error
-    return add_saved_lse(FlashAttentionTriton.apply(q, k, v, causal, None, backend))
+    return output_and_lse(FlashAttentionTriton.apply(q, k, v, causal, None, backend))
 
 
-def add_saved_lse(o: Tensor) -> tuple[Tensor, Tensor]:
-    """Return o and the lse (identified by shape) that o's autograd Function saved."""
+def output_and_lse(o: Tensor) -> tuple[Tensor, Tensor]:
+    """Return o, and the lse (found by its shape) that o's autograd Function saved."""
     assert o.grad_fn is not None
     saved = o.grad_fn.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]
     (lse,) = (x for x in saved if x.shape == o.shape[:-1])

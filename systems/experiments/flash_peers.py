@@ -52,7 +52,7 @@ CHECKED_HEADS = 2
 RESULTS = ("o", "dq", "dk", "dv")
 # Number of repeated calls that are compared bitwise with the first call.
 CALLS_COMPARED = 10
-# Queries per block of exact attention: its float64 scores take 1 GiB at 65,536 keys.
+# Queries per block of exact attention. At 65,536 keys a block has 1 GiB of scores.
 EXACT_ROWS = 2048
 # Calls of up to this length are launch-bound, so their time depends on the CPU.
 SHORT = 128
@@ -148,7 +148,7 @@ def run(config: Config) -> Turns:
 def make_problem(
     config: Config, device: str, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return q, k, v, do and the exact results of their first heads, cached for all
+    """Return q, k, v, do and the exact o, dq, dk, dv of the first heads, cached for all
     implementations of a shape. `reverse` reverses the order of tokens.
     """
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.

@@ -1,5 +1,5 @@
 """Measure peak memory and time of a forward and backward pass with each strategy of
-activation checkpointing: runs of blocks, half blocks, nested runs, attention only.
+activation checkpointing: runs of consecutive blocks, nested runs, half blocks.
 
 Each row has two peaks: one if the backward pass allocates the gradients, as after
 `zero_grad()`, and one if gradients already exist, as in gradient accumulation.
@@ -57,9 +57,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: the assignment's model without checkpointing, with runs of
-    each length, and with the other strategies.
-    """
+    """Return configurations: no checkpointing, runs of all lengths, then the rest."""
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}
         return [

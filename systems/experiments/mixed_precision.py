@@ -71,8 +71,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, object]:
-    """Train a model; return the loss of each step, the minimum possible loss, the share
-    of weights that a step leaves unchanged, times and memory, or raise `Unsupported`.
+    """Train a model. Return each step's loss, the minimum possible loss, the shares of
+    weights that steps don't change, times and memory. Raise Unsupported on divergence.
     """
     device = timing.default_device()
     torch.manual_seed(config.seed)

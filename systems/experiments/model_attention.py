@@ -53,7 +53,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure each phase of a training step: samples in ms, peak memory in bytes, GPU
-    time, and the attention that ran. Each turn runs some of the steps.
+    time, and the backend that ran. Each turn runs some of the steps.
     """
     c, shape, device = config, SIZES[config.size], timing.default_device()
     ends, times = [c.steps * i // ROUNDS for i in range(ROUNDS + 1)], dict[str, Any]()

@@ -111,7 +111,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Measure the peak in bytes, its categories, and the largest allocations."""
+    """Measure the peak, its bytes by category, and the largest allocations."""
     c, device = config, require_gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention

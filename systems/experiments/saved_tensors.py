@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Return the saved tensors, one for each storage, the largest first; the number and
-    bytes of all saves; and the bytes of gradients.
+    bytes of all saves; and the bytes of parameter and input gradients.
     """
     c, shape = config, SIZES[config.size]
     if shape.d_model % (2 * c.heads):
@@ -99,7 +99,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class SavedStorages:
-    """Collector of saved tensors by storage; it counts views of parameters apart."""
+    """Collector of saved tensors by storage; parameters and views are only counted."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}

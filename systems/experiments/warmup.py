@@ -1,7 +1,7 @@
 """Measure the cost of a process's first steps: the time of forward and backward passes
 after 0, 1, 2 or 5 warm-up steps.
 
-Each row runs in a new process, five for each number; the numbers alternate.
+Each row runs in a new process. Each number of warm-up steps has five rows.
 
     python -m systems.experiments.warmup --warmup 0
 """

@@ -1,5 +1,5 @@
-"""Compare the weighted-sum kernel's speed with that of PyTorch's operations. They are
-memory-bound, so the bandwidth of a copy is an upper bound.
+"""Compare the bandwidth of the weighted-sum kernel, of PyTorch's operations, and of a
+copy, which is an upper bound because all are memory-bound.
 
     python -m systems.experiments.weighted_sum --implementation ours --dtype bf16
 """

@@ -62,7 +62,7 @@ BACKWARD_OVER_FORWARD = 2
 
 
 def pass_flops(forward: int, *phases: str) -> int:
-    """Return the matmul FLOPs of these phases. Loss and optimizer have no matmuls."""
+    """Return the matmul FLOPs of these phases, given those of a forward pass."""
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
 
@@ -132,7 +132,7 @@ class KernelWork:
 
     matmuls: int
     exponentials: int
-    # Per head: tensors (n, d) in the inputs' dtype, and fp32 vectors of n numbers.
+    # Tensors (n, d) in the inputs' dtype, and fp32 vectors (n), moved for each head.
     tensors: int
     vectors: int
     # Keys per tile if each tile of keys adds a partial dQ in fp32 to HBM; 0 otherwise.
@@ -225,8 +225,8 @@ def find_peak(slug: str) -> Peak | None:
 
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """Return the longest key that starts a slug; "" if none, or for another variant."""
-    # MIG slices, laptop GPUs, an RTX 3090 Ti and an RTX 4090 D have rates of their own.
+    """Return the longest key that is a prefix of a GPU's slug, or "" if none is."""
+    # Match no key for MIG slices, laptop GPUs, Ti or D, which have rates of their own.
     is_whole = {"mig", "laptop", "ti", "d"}.isdisjoint(slug.split("-"))
     matches = (key for key in keys if is_whole and f"{slug}-".startswith(f"{key}-"))
     return max(matches, key=len, default="")

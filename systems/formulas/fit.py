@@ -33,7 +33,7 @@ def peak_bytes(p: Pass) -> int:
 
 
 def find_largest(p: Pass, field: str, room: int) -> int:
-    """Return the largest batch or context for at most `room` bytes; 0 if none fits."""
+    """Return the largest batch or context (`field`) that fits in `room` bytes, or 0."""
     low, high = 0, LIMIT
     while low < high:
         middle = (low + high + 1) // 2

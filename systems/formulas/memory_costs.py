@@ -16,7 +16,7 @@ BOOL_BYTES = 1
 HOPPER_WORKSPACE = 32 * 2**20
 WORKSPACE = 8_320 * 2**10
 Bytes = dict[str, int]
-# The names that the formulas know. "pure_bf16": weights, gradients, optimizer and
+# Allowed names in a `Pass`. "pure_bf16": weights, gradients, optimizer states and
 # activations in bf16; "bf16": autocast; "flash": any attention without a score matrix.
 KNOWN = {
     "mode": "forward forward_graph forward_two_graphs forward_backward step",
@@ -104,7 +104,7 @@ def attention_bytes(p: Pass) -> Bytes:
         "cosines and sines for q and k": 2 * s * (d // h) * wide,
     }
     if p.recompute_attention:
-        # To recompute, autograd saves q and k after rotation, before autocast's cast.
+        # The recomputation starts from rotated q and k, before autocast casts them.
         saved |= {"q and k, rotated": n * (d + kv) * wide, "v": n * kv * low}
     else:
         saved |= {"q and k, rotated": n * (d + kv) * low, "v": n * kv * low}
@@ -133,7 +133,7 @@ def scores_saved_bytes(p: Pass) -> Bytes:
 
 
 def attention_backward_bytes(p: Pass) -> Bytes:
-    """Return the bytes that a block's norm and attention hold in its backward pass."""
+    """Return what a block's norm and attention hold in the backward pass, in bytes."""
     if not p.recompute_attention:
         return attention_bytes(p)
     n, d, kv = p.tokens, p.shape.d_model, p.kv_width

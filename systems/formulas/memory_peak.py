@@ -71,8 +71,8 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def no_graph_candidates(p: Pass) -> dict[str, Bytes]:
-    """Return the bytes at the moments of a forward pass without a graph that may be the
-    peak: the last block's attention, its feed-forward half, and the head.
+    """Return the bytes at the possible peaks of a forward pass without autograd graph:
+    in the last block's attention, in its feed-forward half, and in the head.
 
     A score takes 12 bytes in fp32 (three matrices) and under autocast (two bf16 and two
     fp32 matrices), and 6 bytes in pure bf16.
@@ -113,8 +113,8 @@ def forward_with_graph(p: Pass) -> Bytes:
 
 
 def training_candidates(p: Pass) -> dict[str, Bytes]:
-    """Return the bytes at the moments of a training pass that may be the peak: loss,
-    backward pass of some blocks, optimizer.
+    """Return the bytes at the possible peaks of a training pass: in the loss, in the
+    backward pass of some blocks, and in the optimizer.
 
     From block to block, activations are freed and gradients allocated by constant
     amounts, so the peak is at either end of the model or of a recomputed segment.
@@ -144,7 +144,7 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
     else:
         ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
     # Gradients of the log-softmax and of the logits. Under autocast, the fp32 copy of
-    # the log-softmax is freed before the second is allocated.
+    # the log-softmax is freed before the gradient of the logits is allocated.
     loss_gradients = n * p.vocab * (4 if p.autocast else 2 * p.matmul_itemsize)
     candidates = {
         **(last_forward_bytes(p, inputs) if p.checkpoint else {}),
@@ -172,8 +172,7 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
             for block_name, end in ends.items()
             for half, moment in block_backward_bytes(p, end).items()
         },
-        # With tied weights, the embedding's gradient is added to the head's gradient,
-        # so both exist at once.
+        # With tied weights, the gradients of embedding and head exist at once.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
             "temporaries": residual_bytes(p)
@@ -193,7 +192,7 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def last_forward_bytes(p: Pass, inputs: int) -> dict[str, Bytes]:
-    """Return the last block's forward pass as candidate moments of the peak."""
+    """Return the bytes at the possible peaks of the last block's forward pass."""
     keeping_nothing = no_graph_candidates(p)
     # `no_graph_candidates` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)
@@ -205,8 +204,8 @@ def last_forward_bytes(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """A block (counted from 1) in the backward pass. With recomputation: the number of
-    block inputs in memory, and of blocks that precede this block in its segment.
+    """A block in the backward pass: its number, from 1; with recomputation also the
+    number of block inputs in memory, and of blocks before this one in its segment.
     """
 
     block: int
@@ -236,8 +235,8 @@ def block_backward_bytes(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     before = position.before if p.checkpoint else position.block - 1
     computed_again = before * saved_block if p.checkpoint else 0
     copies = before * block_matrix_entries(p) * copy
-    # The norm saves its input in fp32: the segment's input, or without recomputation
-    # the first block's; in pure bf16 this is a copy.
+    # No block's bytes include the fp32 input of the first norm in the segment (without
+    # recomputation: in the model). In pure bf16 it is a copy of the block's input.
     stream = n * d * FP32_BYTES
     saved = before * saved_block + stream
     if p.checkpoint:

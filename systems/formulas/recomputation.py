@@ -1,5 +1,5 @@
-"""Formulas for recomputation strategies (runs of blocks, half blocks, nested runs):
-number of forward passes and peak memory. Letters as in `memory_costs`.
+"""Formulas for the strategies of `systems.model.checkpointing`: number of forward
+passes and peak memory. "halving" and "chain" nest runs. Letters as in `memory_costs`.
 """
 
 import math
@@ -37,9 +37,9 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
 def count_forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, counting the forward pass."""
     if strategy == "halving":
-        # A block is computed in the forward pass, for its own backward pass, and once
-        # for each first half around it but the outermost, to get the second half's
-        # input. PyTorch stops there, because all saved tensors exist.
+        # A block is computed in the forward pass, for its own backward pass, and for
+        # each first half that contains it (but the outermost), to get the input of the
+        # second half. There PyTorch stops, because it has recomputed all saved tensors.
         blocks = range(1, layers + 1)
         firsts = sum(not s for b in blocks for s in second_halves(layers, b)[1:])
         return 2 + firsts / layers
@@ -51,7 +51,7 @@ def count_forward_passes(strategy: str, layers: int) -> float:
 
 
 def second_halves(layers: int, block: int) -> list[bool]:
-    """Return if the block is in the second half, then likewise within its half, ..."""
+    """Return for each of the nested halves whether the block is in the second one."""
     if layers == 1:
         return []
     middle = layers // 2
@@ -61,8 +61,8 @@ def second_halves(layers: int, block: int) -> list[bool]:
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
-    """Return two estimates of the number of blocks per checkpoint that needs the least
-    memory: √N, as if a block saved only its input, and one from the sizes of tensors.
+    """Return two estimates of the blocks per checkpoint with the lowest peak: √layers
+    (as if a block saved only its input), and one from the bytes that a block saves.
     """
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved_bytes(p)
@@ -116,7 +116,7 @@ def count_saved_inputs(strategy: str, layers: int) -> int:
 def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
     """Yield the bytes in the last block's forward and in each block's backward pass."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
-    # Each nested run that contains the block keeps the input of the run.
+    # Half blocks keep two inputs per block, nested runs one for each run around it.
     two_inputs = strategy == "half_blocks"
     inputs = (
         2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)
@@ -133,7 +133,7 @@ def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
         yield feed_forward
         yield attention
         if strategy == "chain" and p.autocast:
-            # Autocast caches bf16 weights of all blocks that a chain recomputes.
+            # Autocast caches bf16 weights of all recomputed blocks, from the first on.
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved_bytes(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}

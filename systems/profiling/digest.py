@@ -20,8 +20,8 @@ def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Return for each phase the time from first to last kernel and the sum of kernel
-    times, in ms by pass; a row for each kernel. Raise TraceError if a pass is missing.
+    """Return, in ms for each pass and phase, the time from first to last kernel and the
+    sum of kernel times; then a row per kernel. Raise TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

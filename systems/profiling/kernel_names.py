@@ -91,7 +91,7 @@ def is_split_k_sum(name: str) -> bool:
 @cache
 def short_name(name: str) -> str:
     """Return a kernel's name in at most 72 characters, such as `elementwise exp` or
-    `ampere_sgemm_128x64_tn`. Short names lose at most the schedule of an xmma kernel.
+    `ampere_sgemm_128x64_tn`. Names of xmma kernels lose their schedule.
     """
     text = demangle(name)
     if text == name and PLAIN_NAME.fullmatch(name):

@@ -1,4 +1,4 @@
-"""Names of the marks in a profiled step. This module needs no torch."""
+"""Names of the marks (profiler ranges) in a step. This module needs no torch."""
 
 # Names of the marks around a pass and around a layer, which are not phases.
 STEP, LAYER = "step", "layer"

@@ -161,5 +161,5 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 
 
 def external_id(args: dict[str, Any]) -> Any:
-    """Return the id that links an operation to its kernels, under any of its keys."""
+    """Return the id that links an operation to kernels; versions differ in its key."""
     return args.get("External id", args.get("external id", args.get("External Id")))

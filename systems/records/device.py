@@ -93,7 +93,7 @@ def sm_clock_mhz() -> int | None:
 
 
 def is_gpu_shared() -> bool:
-    """Return whether others use this process's GPU, before it does so itself."""
+    """Return whether other processes use the GPU. Call this before using the GPU."""
     handle = first_gpu_handle()
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
     # A container hides other processes, but not their memory.

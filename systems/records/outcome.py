@@ -30,7 +30,7 @@ MAX_REASON = 2000
 
 
 class Unsupported(Exception):
-    """Raised if an implementation can't run a configuration: a valid result."""
+    """Raised if an implementation can't run a configuration. This is a valid result."""
 
 
 class NotInstalled(Unsupported):

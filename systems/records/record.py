@@ -1,7 +1,5 @@
-"""The types of a record: rows, device, software and source.
-
-`systems.records.store` rejects files that don't match these types or the rules in
-`systems.records.rules`.
+"""The types of a record: rows, device, software and source. `systems.records.store`
+rejects files that violate these types or the rules in `systems.records.rules`.
 """
 
 from typing import Annotated, Any, Literal, cast
@@ -42,7 +40,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     # Not stored: whether the file was edited by hand (its digest does not match).
     edited = False
-    # Not stored, set on records of profiles: `end_to_end`, for wall-clock times.
+    # Not stored, set on records of profiles: the `end_to_end` record of the same GPU.
     clock = cast("Record | None", None)
 
     stem: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -59,7 +57,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
     command: Plain | None = None
     git: Git | None = None
     source_hash: Plain | None = None
-    # Hashes of later code that `tools/regen_tables.py --verify` found to agree.
+    # Source hashes of later code with which `regen_tables.py --verify` succeeded.
     verified_hashes: list[Plain] = []
     # The publication that a reported record's numbers come from.
     source: Name | None = None

@@ -1,6 +1,4 @@
-"""Validation of rows and metrics beyond their types, such as bounds on times in ms. It
-runs when a row is measured and when a record is read.
-"""
+"""Checks of rows and metrics beyond their types, such as bounds on times in ms."""
 
 import math
 import re
@@ -9,8 +7,8 @@ from typing import Any
 
 from systems.records.record import PHASES, Record
 
-# Matches text that a web page or terminal would execute: control characters, macros,
-# attributes, scripts. Brackets alone are allowed, because C++ names have brackets.
+# Matches text that a web page or terminal would execute: control characters, mkdocs
+# macros, {attribute=lists}, scripts. Plain < and { are allowed, as in names of C++.
 UNSAFE_TEXT = re.compile(
     r"[\x00-\x1f\x7f-\x9f]|\{[$@~:{%]|\{[^{}]*=|<script|<iframe|[\s/]on\w+\s*=|script:",
     re.IGNORECASE,
@@ -20,7 +18,7 @@ LONGEST_MS, MOST_BYTES = 1e9, 2**60
 
 
 def record_faults(record: Record) -> Iterator[str]:
-    """Yield a message for each fault of a record, which names the field."""
+    """Yield a message for each fault of a record. A message names the faulty field."""
     reported, first = record.kind == "reported", {}
     if reported != (record.source is not None):
         yield f"source is {record.source!r}, which no {record.kind} record has"

@@ -52,7 +52,7 @@ class Statement:
     """A top-level statement, and whether imports run it."""
 
     code: str
-    # The places that the code refers to and the names that it defines, in their order.
+    # Places that the code refers to, and names that it defines, in the code's order.
     references: list[Place]
     names: list[str]
     runs_on_import: bool
@@ -99,7 +99,7 @@ class ReachedCode:
             found = [s for name in modules for s in self.statements_run_on_import(name)]
 
     def origin(self, place: Place) -> Place:
-        """Return the place that defines what this place may only import."""
+        """Follow imports from a place to the place that defines the name."""
         module = self.module(place[0])
         if module is None or place[1] not in module.imports:
             return place
@@ -131,9 +131,9 @@ class ReachedCode:
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
-        """Yield the digest of each statement, and what each of its references stands
-        for: numbers of statements, and which of their names; for a module or an unknown
-        name all of its statements, with names that are read as attributes.
+        """Yield each statement's digest, and where its references are defined: number of
+        the statement, and index of the name in it. For a module or an unknown name, yield
+        all statements of the module, with their names that code reads as attributes.
         """
         numbers = {statement: i for i, statement in enumerate(self.statements)}
         code = "".join(statement.code for statement in self.statements)
@@ -230,7 +230,7 @@ def is_docstring(node: ast.AST) -> bool:
 
 
 def is_skipped_on_import(node: ast.AST) -> bool:
-    """Return whether imports skip a statement: a test of TYPE_CHECKING or __name__."""
+    """Return whether imports skip a statement: an `if` on TYPE_CHECKING or __name__."""
     return isinstance(node, ast.If) and any(
         isinstance(name, ast.Name) and name.id in ("TYPE_CHECKING", "__name__")
         for name in ast.walk(node.test)
@@ -282,8 +282,8 @@ class Local:
 
 
 class CodeText:
-    """Converter of code to text that depends neither on Python's version, nor on
-    layout, nor on names, except of parameters and attributes, and those in profiles.
+    """Converter of code to text that doesn't depend on Python's version, on layout, or
+    on names (except names of parameters and attributes, and names in profiles).
     """
 
     def __init__(self, known: Mapping[str, Place | Local], root: Path):
@@ -318,7 +318,7 @@ class CodeText:
         return f"{type(node).__name__}({','.join(fields)})"
 
     def inner_scope(self, node: ast.AST) -> "CodeText":
-        """Return a copy for an inner scope, which knows its local variables."""
+        """Return a converter that knows the local variables of a node's own scope."""
         if not isinstance(node, (*FUNCTIONS, *SCOPES, ast.ClassDef)):
             return self
         of = getattr(node, "args", node)
@@ -350,8 +350,8 @@ class CodeText:
 
 
 def bind_name(node: ast.AST) -> ast.AST:
-    """Return a statement with the name that it binds as a node, unless profiles show
-    the name: of a kernel, or of a derived class (but for named tuples).
+    """Turn the name that a definition binds into a node, so that it is not hashed. Keep
+    names that profiles show: of kernels, and of classes with bases but NamedTuple.
     """
     fields = dict(ast.iter_fields(node))
     name, bases = fields.get("name"), map(ast.unparse, fields.get("bases", ()))
@@ -361,7 +361,7 @@ def bind_name(node: ast.AST) -> ast.AST:
 
 
 def drop_unhashed(nodes: list[Any]) -> list[Any]:
-    """Return a body without docstring, imports and free assertions."""
+    """Return a body without docstring, imports and assertions that call nothing."""
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]
     return [node for node in nodes if not is_import(node) and not is_free(node)]

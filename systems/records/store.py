@@ -40,8 +40,7 @@ def _parse(content: bytes, path: Path) -> Record:
     remedy = ours if b"<<<<<<< " in content else "delete it to measure again"
     with _prefix_errors(path, remedy):
         data = msgspec.json.decode(content, type=dict[str, Any])
-        # Parse again to reject duplicate keys: the first parser would only keep the
-        # last of them.
+        # Parse again to reject duplicate keys: the first parser keeps the last of them.
         json.loads(content, object_pairs_hook=_refuse_equal_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:

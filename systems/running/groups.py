@@ -1,4 +1,4 @@
-"""Measure rows that differ in only one field (IN_TURNS) in alternating turns."""
+"""Measure rows in alternating turns if they differ only in the field IN_TURNS."""
 
 import time
 import traceback
@@ -15,7 +15,7 @@ from systems.running.reports import report
 
 
 def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Group configurations that alternate, which differ only in the field IN_TURNS."""
+    """Group configurations that differ only in the field that module.IN_TURNS names."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
         fixed = {k: v for k, v in asdict(config).items() if k != varied}

@@ -66,7 +66,7 @@ def free_memory() -> None:
         import torch
 
         if torch.cuda.is_initialized():
-            # cuBLAS's workspaces may lie in large segments, and keep them from freeing.
+            # A cuBLAS workspace would keep the rest of its segment from being freed.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 

@@ -74,7 +74,7 @@ def measure_stem(
                 return 0
             rows = measure_rows(record, module, group, since=last_end)
             last_end = time.monotonic()
-            # A row's own process has imported the code as it was by then.
+            # A new process imports today's code, which may not be the record's.
             if has_own_process(module) and not resuming.is_same_code(record, configs):
                 raise CannotStart("its code has changed meanwhile: run again")
             record.rows += rows
@@ -97,20 +97,18 @@ def measure_stem(
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """Import an experiment's module, and what torch would import during its rows."""
+    """Import an experiment's module, and what torch would import in the first row."""
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.triton_cache_folder()):
             raise CannotStart(fault)
         if is_gpu_shared():
             report(event="shared")
-        # Set Triton's cache folder, because torch.compile would use another folder and
-        # miss the kernels that were compiled ahead.
+        # Otherwise torch.compile uses another folder, without the precompiled kernels.
         os.environ["TRITON_CACHE_DIR"] = str(machine.triton_cache_folder())
     module = import_module(stem.module)
     machine.check_torch(device)
     if device.is_gpu:
-        # Import Inductor now, or its import would be timed as part of the first row
-        # that compiles or runs an optimizer.
+        # Import Inductor now, or the first row that needs it would time its import.
         import_module("torch._inductor.compile_fx")
     # Exclude imported modules from the garbage collection before each row.
     gc.freeze()

@@ -57,8 +57,8 @@ def implementation_or_execution(config: Any) -> str | None:
 
 @contextlib.contextmanager
 def make_code_folder(record: Path) -> Iterator[None]:
-    """Create a temporary folder for compiled code, and store it in FOLDER_VARIABLE. Its
-    name depends on the record, so the next run deletes the folder of a killed run.
+    """Create a temporary folder for compiled code, and set FOLDER_VARIABLE to its path.
+    The path is the same in each run, so the next run deletes a killed run's folder.
     """
     owner = f"{os.getuid()} {record.resolve()}"
     digest = hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]
@@ -128,8 +128,8 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def divide_rows(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Divide rows among as many processes as fit in `room` bytes together (at least 1).
-    The largest rows go to one process, so that they don't run at the same time.
+    """Divide rows, each of which needs the given bytes, among up to `most` processes
+    that fit in `room` bytes. The largest rows share a process, to run one by one.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
     for count in range(min(most, len(rows)), 0, -1):

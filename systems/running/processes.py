@@ -53,8 +53,8 @@ def measure_in_process(module: Any, config: Any) -> Row:
 
 
 def extract_error(stderr: str) -> str:
-    """Return the error message in a process's output: the first line after a traceback,
-    because further lines are advice, or the last line without a traceback.
+    """Return the error message in a process's output: the first line after a traceback
+    (further lines are advice), or the last line if there is no traceback.
     """
     lines = stderr.strip().splitlines() or ["no message"]
     _, traceback, tail = stderr.rpartition("Traceback (most recent call last):\n")

@@ -1,4 +1,4 @@
-"""Report progress to the parent process as lines of JSON, and exit if it ends."""
+"""Report progress to the parent process as JSON lines; exit when the parent ends."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Find and lock the file of a record, and continue an unfinished record if possible.
-
-An unfinished record is `<stem>.partial.json` beside the record.
-"""
+"""Find and lock a record's file, and resume an unfinished `<stem>.partial.json`."""
 
 import os
 import platform
@@ -73,7 +70,7 @@ def new_record(
     attention = software.attention_names(map(asdict, configs))
     present = drop_unused_peer(software.versions(), configs)
     triton = present.get("triton", "")
-    present |= software.tuning_version(module, attention, device.slug, triton)
+    present |= software.tuning_digest(module, attention, device.slug, triton)
     option = " --quick" if grid == "quick" else ""
     launched = device.is_gpu and software.launches_kernels(module, attention)
     return Record(
@@ -94,7 +91,7 @@ def new_record(
 
 
 def is_same_code(record: Record, configs: list[Any]) -> bool:
-    """Return whether the code is still that with which a record was begun."""
+    """Return whether the code is the same as when the record was begun."""
     attention = software.attention_names(map(asdict, configs))
     return source_hash(STEMS[record.stem].module, attention) == record.source_hash
 

@@ -95,7 +95,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
     return sorted({config["attention"] for config in configs if "attention" in config})
 
 
-def tuning_version(
+def tuning_digest(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
     """Return a digest of the GPU's tuned configurations if the module uses them."""
@@ -109,7 +109,7 @@ def is_tuning_current(record: Record) -> bool:
     """Return whether a record was measured with the current launch configurations."""
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
     attention = attention_names(row.config for row in record.rows)
-    current = tuning_version(module, attention, record.device.slug, triton)
+    current = tuning_digest(module, attention, record.device.slug, triton)
     return current.get(TUNED) == record.software.get(TUNED)
 
 

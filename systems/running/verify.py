@@ -87,8 +87,8 @@ def drop_times(item: dict[str, Any]) -> str:
 
 
 def verify_stem(name: str, results: Path) -> int:
-    """Measure three rows (or alternating groups) of a stale record again. If their
-    metrics agree, add the hash of the code that was imported to the record.
+    """Measure three rows (or alternating groups) of a stale record again. If all of
+    their metrics agree, add today's source hash to the record's verified hashes.
     """
     stem = STEMS[name]
     device = machine.choose_device(stem.full)

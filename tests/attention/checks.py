@@ -16,8 +16,7 @@ NAMES: tuple[str, ...] = ("o", "lse", "dq", "dk", "dv")
 # Tested dtypes and head dimensions; Triton's kernels pad 80 and 96 columns to 128.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
-# Upper bound of each error, relative to the largest exact value or to 1, whichever is
-# greater.
+# Upper bounds of errors, relative to max(1, largest exact value).
 CAP = {
     torch.float64: 1e-10,
     torch.float32: 1e-3,
@@ -216,8 +215,7 @@ def check_against_reference(
         assert actual[name].dtype == dtype, name
         assert actual[name].shape == exact[name].shape, name
         largest = exact[name].abs().max().item()
-        # A gradient is a difference of sums of d products, so its error scales with
-        # their size.
+        # The products in dk and lse have q as a factor, so their errors scale with q.
         size = q.abs().max().item() if name in ("dk", "lse") else 1.0
         terms = 8 * eps * q.shape[-1] ** 0.5 * size
         # Rounding an lse of 200 changes p = exp(s - lse) by 200 eps.
@@ -267,7 +265,7 @@ def poison_buffers(launches) -> Iterator[list[Tensor]]:
     memories, new_empty = [], Tensor.new_empty
 
     def new_poisoned(x, shape, dtype=None, **options):
-        # Don't poison copies by the interpreter, whose calls alone pass a device.
+        # Calls with a device are copies by Triton's interpreter: don't poison those.
         if options:
             return new_empty(x, shape, dtype=dtype, **options)
         size, kind = math.prod(shape), dtype or x.dtype

@@ -46,8 +46,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     # In an unpacked archive, runs would warn that there is no commit.
     monkeypatch.setenv("GIT_COMMIT", "be1169b0c4d5")
-    # Measuring on a GPU sets this variable; set it first, so that monkeypatch restores
-    # it.
+    # Measuring on a GPU sets this variable: make monkeypatch restore it.
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     monkeypatch.delenv("TRITON_CACHE_DIR")
     return lambda **options: Run(capsys, options.pop("results", tmp_path), **options)

@@ -17,7 +17,7 @@ from systems.running.software import (
     TUNED,
     drop_unused_peer,
     kernel_status,
-    tuning_version,
+    tuning_digest,
 )
 from tests.factories import make_gpu, make_record
 from tools.render import load
@@ -44,7 +44,7 @@ def write_tuned(monkeypatch, tmp_path):
 
 
 def versions(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[str, str]:
-    return tuning_version(STEMS[stem].module, [], slug, triton)
+    return tuning_digest(STEMS[stem].module, [], slug, triton)
 
 
 def test_tuned_configs_are_versions_where_used(write_tuned):

@@ -108,7 +108,7 @@ class Recorder:
             self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
-        """Return allocations over time. Raise SnapshotError if their peak is wrong."""
+        """Return the history. Raise SnapshotError if its peak isn't the allocator's."""
         history = snapshot.build_history(
             self.snapshot, self.marks, torch.cuda.current_device()
         )
@@ -139,7 +139,7 @@ def drop_pause(device: torch.device) -> None:
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
     """Return {address: (category, name)} of the low-precision copies of weights in
-    autocast's cache. Each layer runs once, because autograd then saves that copy.
+    autocast's cache. Run each linear layer once to get the copy: autograd saves it.
     """
     owner_by_address: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():
