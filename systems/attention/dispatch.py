@@ -182,7 +182,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         if is_traced(q):
-            # Outside of compilers, PyTorch itself rejects transforms and forward mode.
+            # Needed under a compiler only: else PyTorch rejects these by itself.
             refuse_transforms()
             refuse_forward_mode(q, k, v)
         check_arguments(q, k, v, is_causal, scale)
@@ -211,7 +211,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
-# Skip the checks for torch.func transforms in PyTorch's `apply`, which are slow Python
+# PyTorch's `apply` without the check for torch.func transforms, which is slow Python
 # code: `attention` rejects transforms itself.
 apply = super(torch.autograd.Function, FlashAttentionTriton).apply  # pyright: ignore
 
@@ -246,9 +246,8 @@ def attention(
     tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
     if tensors and q.ndim in (3, 4) and not is_traced(q):
         if is_differentiated(q, k, v):
-            # FlashAttentionTriton checks its arguments.
             return apply(q, k, v, causal, scale, backend)
-        # Without gradients an autograd Function would only add CPU overhead.
+        # Without gradients, skip `apply`, which would only add CPU overhead.
         if prepared := prepare_call(q, k, v, causal, scale, backend):
             check_device(q.device)
             return prepared.forward(q, k, v)[0]

@@ -125,7 +125,7 @@ check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Return whether a compiler traces this call, or q is of a subclass of Tensor."""
+    """Return whether a compiler traces this call, or q is a subclass (FakeTensor)."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
@@ -153,7 +153,7 @@ def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def refuse_transforms() -> None:
     """Raise NotImplementedError inside torch.func transforms (grad, vmap, jvp), except
-    in vmap under a compiler, which loops over the batch.
+    for vmap in compiled code, where the custom operators loop over the batch.
     """
     # This condition is the one that PyTorch's autograd Functions check.
     if torch._C._are_functorch_transforms_active() and not (

@@ -83,7 +83,7 @@ class PreparedCall:
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the backward pass, and return (dq, dk, dv)."""
-        # Copy a gradient with strides of zero, such as the gradient of a sum.
+        # Copy a gradient without contiguous rows, such as an expanded one (of a sum).
         if do.stride(-1) != 1:
             do = do.contiguous()
         launches = self.backward_launches(do.stride(), choose_arithmetic(self.dtype))
@@ -125,7 +125,7 @@ def prepare_call_cached(
     backend: str,
     arithmetic: str,
 ) -> PreparedCall | None:
-    """Return the prepared call for this metadata and these options, or None."""
+    """Return the prepared call for this metadata, or None as `prepare_call` does."""
     shape, _, _, device = q
     if backend not in ("auto", "triton") or len(shape) not in (3, 4):
         return None

@@ -126,8 +126,9 @@ class Launch:
 def make_launcher(
     compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]
 ) -> Callable[..., None]:
-    """Return a function that takes the leading arguments and launches a compiled kernel
-    on the current stream. Unlike `compiled[grid]`, it looks up the device only once.
+    """Return a function that launches a compiled kernel on the current stream, with the
+    given arguments followed by `rest`. Unlike `compiled[grid]`, this function does not
+    look up the device in each call.
     """
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     active: Any = driver.active

@@ -111,7 +111,7 @@ def use_peer(name: str) -> Iterator[None]:
 
 
 def unsupported_reason(name: str, error: Exception) -> str:
-    """Return why an input is unsupported, or "" if the error has another meaning."""
+    """Return why the input that raised this error is unsupported, else ""."""
     if name in SDPA_FLASH_4 and FLASH_4_ERROR.match(str(error)):
         return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):

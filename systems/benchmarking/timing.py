@@ -88,7 +88,7 @@ def measure(
 # --8<-- [start:peak]
 def peak_memory(device: str) -> dict[str, int]:
     """Return peak bytes since the last reset: allocated for tensors, and reserved from
-    the driver by PyTorch's allocator. On a CPU, return none.
+    the driver by PyTorch's allocator. On a CPU, return {}.
     """
     if device != "cuda":
         return {}

@@ -1,4 +1,4 @@
-"""Model sizes: Table 1 of the assignment, and a 10B model. They need no torch."""
+"""Model sizes, without importing torch: Table 1 of the assignment, and a 10B model."""
 
 from dataclasses import dataclass
 

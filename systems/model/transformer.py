@@ -188,7 +188,7 @@ def load_attention(name: str) -> AttentionFn:
     """Return the causal attention function of this name. It maps q, k and v of shape
     (b, h, s, e) to an output of this shape. Raise ValueError if the name is unknown.
     """
-    # Refer to the function, not to its name, so that every source hash covers it.
+    # Named in code, so that source hashes of experiments cover `eager_attention`.
     if name == "eager":
         return eager_attention
     if name not in IMPLEMENTATIONS:

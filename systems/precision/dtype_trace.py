@@ -87,7 +87,7 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Store the number of operations and of casts that ran so far."""
+        """Store the numbers of operations and casts in the forward pass, now ended."""
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 

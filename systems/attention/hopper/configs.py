@@ -23,7 +23,7 @@ class Config(NamedTuple):
     in_registers: bool = False
     # Forward: programs per SM (more than one only in an experiment).
     programs: int = 1
-    # Forward: `schedule` interleaves the last heads: `last_items` tiles per program.
+    # Forward: query tiles per program in the last heads, which are all interleaved.
     last_items: int = 2
 
 

@@ -66,8 +66,8 @@ def round_kernel(
     RAGGED: tl.constexpr,
     NARROW: tl.constexpr,
 ):
-    """Scale dq and round it from float32 to its dtype. Undo the element order of
-    `accumulation.pack_for_reduce`. Grid: tiles of 64 queries x batch x heads.
+    """Scale float32 dq (`held_ptr`), round it to the dtype of `dq_ptr`, and undo the
+    order of `accumulation.pack_for_reduce`. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = tl.program_id(0) // tiles

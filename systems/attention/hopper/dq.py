@@ -78,7 +78,7 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate the previous step's dq; compute ds, and the next step's scores."""
+    """Accumulate dq of step i - 1, compute ds of step i and scores of step i + 1."""
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
     )

@@ -14,8 +14,8 @@ A consumer starts S of the next tile of keys together with P v of the current on
 tensor cores work for one consumer while another computes exponentials. With TURNS,
 consumers start their matmuls one after another, so that they don't all compute
 exponentials at the same time. A consumer loops from the last visible tile of keys to
-the first. With BK of at least 64, only the step before the loop needs a mask, and each
-row sees a key in it.
+the first. With BK of at least 64, only the first step (before the loop) needs a mask,
+and each row sees a key in this step.
 
 Letters as in `triton.forward`, except that m is scaled (base 2), GROUP is the number of
 a consumer, and HEADS_PER_KV query heads share a KV head. Step i uses stage i % STAGES.
@@ -128,7 +128,7 @@ def release_stage(ring, i):
 
 @gluon.jit
 def skip_step(ring, i):
-    """Release the tiles of step i unread, to stay in phase with the barriers."""
+    """Release the tiles of step i unread: the producer waits for every consumer."""
     wait_full(ring, i)
     release_stage(ring, i)
     # --8<-- [end:ring]
@@ -249,7 +249,7 @@ def forward_consumer(
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
         acc = zero_accumulators(D, NARROW)
-        # Convert p to a matmul operand before the loop, so that it stays packed.
+        # Convert p to a matmul operand here, so that the loop keeps p in 16 bits.
         P: gl.constexpr = gl.DotOperandLayout(
             operand_index=0, parent=acc[0].type.layout, k_width=2
         )

@@ -92,7 +92,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return a step's query tile, and how many partials are added to its dq before."""
+    """Return a step's query tile, and how many partials must be added to it earlier."""
     tile = step
     order = item.keys
     if CAUSAL:

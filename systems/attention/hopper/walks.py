@@ -17,7 +17,7 @@ from systems.attention.relaunch import Layout
 NARROW_HEAD = 96
 # The shift walk needs this many keys, by padded head dimension; half without a mask.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
-# The shift walk needs this SM utilization: all steps / (SMs x steps of the last SM).
+# The shift walk needs this SM utilization: steps / (SMs x most steps of a program).
 ONE_PASS_USE = 0.9
 # The ordered walk needs this many queries and keys, rounded up to whole tiles; half
 # without a mask. Where both walks apply, the shift walk is used, except for narrow
@@ -30,8 +30,8 @@ ORDERED_MIN_PROGRAMS = 256
 # (tiles of 128 keys) x (query heads per KV head) is at least this: in longer loops
 # programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Key tiles in all heads that run interleaved, about one per SM; twice as many without a
-# mask or where DEALT_TILES is reached, half if causal programs have several heads.
+# Key tiles in all heads that run interleaved, about one per SM. Twice as many without a
+# mask or with DEALT_TILES; half as many under a mask if programs have several heads.
 SIDE_TILES = 128
 # Key tiles in the heads that loop backwards: at least 2 heads, at most half of all.
 BACKWARDS_TILES = 256
@@ -64,8 +64,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
-    # In steps of 128 queries: under a causal mask, a pair of heads takes tiles + 1, and
-    # an unpaired last head at most `tiles`.
+    # Here a step has 128 queries. Under a causal mask, a program takes tiles + 1 steps
+    # for two heads, and at most `tiles` for a last head without a pair.
     longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2

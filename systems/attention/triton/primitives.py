@@ -157,8 +157,8 @@ def row_scale(m, scale_log2):
 
     m · factor is rounded before the multiply-add, so the largest p is exp2(rounding
     error), not 1. For huge scores this error can make p infinite or zero in the whole
-    row. For such rows `factor` is a power of two, so m · factor is exact. p of lower
-    scores is at most 2^-16 with either factor, as float32 is so coarse at this size.
+    row. For such rows `factor` is a power of two, so m · factor is exact. Lower scores
+    get p ≤ 2^-16 with either factor, because huge float32 numbers are ≥ 16 apart.
     """
     scale = tl.zeros_like(m) + scale_log2
     bits = tl.minimum(scale.to(tl.int32, bitcast=True) + 0x7FFFFF, 0x7F000000)

@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_valid_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry's kernel and `Config` are valid."""
+    """Return whether a file's entry has a known kernel and a valid `Config`."""
     arithmetic, kernel, d, causal = entry_key(entry)
     q, k, warps, stages, registers, ahead, recompute = entry["config"]
     return (
@@ -73,7 +73,7 @@ def entry_key(entry: dict[str, Any]) -> Key:
 @cache
 def configs(slug: str, triton: str) -> dict[Key, Numbers]:
     """Return the configurations timed on this GPU with the current kernels and this
-    Triton version. If the file is damaged or outdated, log that and return none.
+    Triton version. Return {} without a file; log and return {} if it can't be used.
     """
     path = file_path(slug)
     try:
