@@ -16,7 +16,9 @@ from tools.rendering import fail
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the ids of the first `count` visible GPUs. Exit if they are not alike."""
+    """Return the ids of the first `count` visible GPUs. Exit if there are fewer, or if
+    they are different models.
+    """
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:
         fail(f"{flag} {why_no_gpu()}: leave it out")
@@ -41,7 +43,7 @@ def first_gpus(count: int) -> list[str]:
 
 def sort_longest_first(stems: Iterable[str]) -> list[str]:
     """Sort experiments by the measuring time in the guide's records, longest first, so
-    that all GPUs finish at about the same time. Those without a record come first.
+    that all GPUs finish at about the same time. Experiments without a record are first.
     """
     seconds: dict[str, float] = {}
     for path in list_record_files(ROOT / "docs" / "results"):

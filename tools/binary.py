@@ -15,7 +15,7 @@ BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
 
 def run_cuobjdump(option: str, cubin: bytes) -> str:
-    """Return the output of Triton's copy of cuobjdump for a kernel."""
+    """Return the output of cuobjdump (the copy that Triton brings) for a kernel."""
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -25,7 +25,7 @@ def run_cuobjdump(option: str, cubin: bytes) -> str:
 
 
 def count_resources(cubin: bytes) -> tuple[int, int]:
-    """Return the registers and the stack bytes per thread."""
+    """Return the number of registers and the stack bytes per thread."""
     output = run_cuobjdump("-res-usage", cubin)
     match = re.search(r"REG:(\d+) STACK:(\d+)", output)
     assert match, output
@@ -70,7 +70,7 @@ def hottest_loop(assembly: str) -> dict[str, int]:
     }
 
 
-# Loads from global memory to registers (LDG) and to shared memory (LDGSTS).
+# Matches a load from global memory to registers (LDG) or to shared memory (LDGSTS).
 LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
 LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 

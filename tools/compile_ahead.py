@@ -54,7 +54,7 @@ TARGETS = {
 
 # The dtype of q, k and v for each arithmetic (matmul precision) of the kernels.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
-# Shape of the inputs; large enough for both backward passes of the Hopper kernels.
+# Shape of the inputs, large enough for Hopper's one-pass and two-pass backward.
 BATCH, HEADS, N = 8, 16, 4096
 
 
@@ -89,7 +89,7 @@ class KernelNeeds(NamedTuple):
         )
 
 
-# The kernels of a launch, or the compiler's error.
+# The resources of each kernel that a launch compiled, or the compiler's error.
 Result = list[KernelNeeds] | str
 
 
@@ -102,7 +102,7 @@ class StandInDriver:
         self.source: Any = None
         self.metadata: Any = None
         self.utils = SimpleNamespace(
-            # Report 1 GiB, so that Triton compiles kernels that need too much.
+            # Report 1 GiB, so that Triton also compiles kernels that need too much.
             get_device_properties=lambda device: {"max_shared_mem": 2**30},
             load_binary=self.record_kernel,
             unload_module=lambda module: None,
@@ -155,7 +155,9 @@ def check_can_compile() -> None:
 def compile_launch(
     gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> Result:
-    """Return a launch's compiled kernels or error. Leave the stand-in driver active."""
+    """Call `launch`, and return its compiled kernels or the compiler's error. The
+    stand-in driver stays active, so later launches in this process do nothing.
+    """
     stand_in: Any = StandInDriver(gpu)
     driver.set_active(stand_in)
     major, minor = gpu.capability
@@ -183,7 +185,9 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return launch configurations by kernel: for many query rows, then for few."""
+    """Return the tables' launch configurations by kernel: first those for many query
+    rows, then those for fewer rows.
+    """
     name, size = architecture(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [

@@ -8,7 +8,7 @@ takes half a minute and writes the results for the installed version of Triton i
 docs/results/flash_ablation-compiled.json.
 """
 
-# The type checker does not know that constexpr parameters take plain Python values.
+# The type checker rejects plain Python values as arguments for constexpr parameters.
 # pyright: reportArgumentType=false
 
 import json
@@ -86,7 +86,7 @@ def add_batch(x: object) -> object:
 def launch_first_forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """Launch the forward kernel of `attention.first` without its checks of inputs."""
+    """Launch the forward kernel of `attention.first`, without checking the inputs."""
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     first.forward_kernel[grid](q, k, v, o, lse, n, scale, CAUSAL=True, **options)
@@ -95,7 +95,7 @@ def launch_first_forward(
 def launch_first_backward(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, lse: Tensor, n: int, scale: float
 ) -> None:
-    """Launch the backward kernels of `attention.first` without its checks of inputs."""
+    """Launch the backward kernels of `attention.first`, without checking the inputs."""
     options = first.launch_options(q)
     grid = (len(q) * n // options["TILE"],)
     inputs = q, k, v, do, lse, lse

@@ -1,7 +1,6 @@
 """Measure experiments, each in a child process running `systems.running.measure`.
 
-A child reports its progress as lines of JSON on standard output, so this process does
-not import torch.
+A child prints its progress as JSON. This process shows it, and imports no torch.
 """
 
 import json
@@ -21,9 +20,9 @@ from systems import ROOT, escape_text, find_missing, plain_console
 from systems.experiments import STEMS
 from tools.states import read_state
 
-# Environment variables that children don't inherit: they help to debug, or a container
-# sets them, but they change what is measured. With PYTHONSAFEPATH, a child could import
-# another clone's code.
+# Environment variables that children don't inherit, because these debugging aids and
+# settings of containers change what is measured. With PYTHONSAFEPATH, a child could
+# import another clone's code.
 DROPPED = set(
     "CUBLAS_WORKSPACE_CONFIG CUDA_LAUNCH_BLOCKING DISABLE_PTXAS_OPT"
     " NVIDIA_TF32_OVERRIDE PYTHONDEVMODE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
@@ -89,7 +88,9 @@ def measure_all(
 def plan_task(
     stem: str, results: Path, quick: bool, force: bool, deadline: float
 ) -> Task | Outcome:
-    """Return the task of measuring an experiment, or its outcome without measuring."""
+    """Return the task of measuring an experiment, or an outcome if it can't be measured
+    or need not be.
+    """
     from systems.records.device import why_no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import choose_device
@@ -108,7 +109,7 @@ def plan_task(
         seen = modified_ns(path)
         state = "" if force else read_state(path)[0]
     except RecordError as error:
-        # Report an unreadable record, and go on with the other experiments.
+        # An unreadable record must not stop the other experiments.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)
     if state in ("fresh", "verified"):
         return Outcome(stem, f"{state} already (--force measures again)")
@@ -175,7 +176,7 @@ class Child:
             cwd=ROOT,
             env=inherited | visible | task.environment,
             stdout=subprocess.PIPE,
-            # A process group, so that one signal also ends the processes of its rows.
+            # In a process group, one signal also ends the processes that measure rows.
             process_group=0,
         )
         assert self.process.stdout
@@ -203,7 +204,7 @@ class Child:
                 total, done = report["total"], report["done"]
                 self.bars.update(self.bar, total=total, completed=done)
             case "there":
-                # Print the origin of rows, which may be old or somebody else's.
+                # Say where the existing rows come from: an old run, or other people.
                 rows, commit = report["rows"], report["commit"][:10]
                 origin = f"{report['since']} UTC, commit {commit}"
                 print_line(f"{outcome.stem}: {rows} rows are there, of {origin}")
@@ -238,7 +239,7 @@ class Child:
         code, outcome = self.process.wait(), self.outcome
         self.pipe.close()
         if code < 0:
-            # The child was killed, and the process of its row may still run.
+            # The child was killed, but the process of its last row may still run.
             signal_group(self.process, signal.SIGTERM)
         # A child without a reported outcome, or with an unknown exit code, has crashed.
         if not outcome.message or code not in (0, 1, 2):
@@ -253,7 +254,7 @@ class Child:
 
 
 def terminate(children: list[subprocess.Popen[bytes]]) -> None:
-    """End all children by SIGTERM, then SIGKILL after GRACE seconds or a Ctrl-C."""
+    """Send SIGTERM to all children, and SIGKILL after GRACE seconds or a Ctrl-C."""
     # Skip finished children, whose process id may have been reused.
     running = [child for child in children if child.returncode is None]
     last = time.monotonic() + GRACE

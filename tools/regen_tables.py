@@ -142,14 +142,14 @@ def command(
 
 @contextmanager
 def report_errors(measures: bool) -> Iterator[None]:
-    """Turn Ctrl-C and errors of files into one line on standard error, exit code 2."""
+    """Report Ctrl-C and errors of files in one line, and exit with code 2."""
     try:
         yield
     except RecordError as error:
         fail(str(error))
     except OSError as error:
         if (path := error.filename2 or error.filename) is None:
-            # Standard output is full or closed, which the caller reports.
+            # Standard output is full or closed: `run_cli` reports it.
             raise
         fail(f"can't use {path}: {error.strerror}")
     except KeyboardInterrupt:
@@ -170,7 +170,7 @@ def require_valid_commit() -> None:
 def require_results_folder(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Exit if the folder `results` does not suit the action."""
+    """Exit if `action` can't use the folder `results`. `measures`: it measures rows."""
     from tools.render.load import is_quick_folder
 
     is_own = results.resolve() == RESULTS.resolve()
@@ -216,7 +216,9 @@ def measure(
 
 
 def verify_record(stem: str, results: Path, generated: Path | None) -> int:
-    """Measure three rows of a stale record, mark it verified if they agree, render."""
+    """Measure three rows of a stale record. If they agree with it, mark the record
+    verified and render; otherwise exit.
+    """
     require("torch", "fcntl")
     arguments = [str(results.resolve()), "--verify"]
     (outcome,) = run_tasks(iter([Task(stem, arguments)]))
@@ -234,7 +236,9 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Print outcomes, render full grids, return the exit code. Exit if all skipped."""
+    """Print the outcomes, render unless the grid is reduced, and return the exit code.
+    Exit if every experiment was skipped.
+    """
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)
         fail(f"nothing was measured: {', '.join(reasons)}")
@@ -257,7 +261,7 @@ def summarize_and_render(
 
 
 def render_records(results: Path, generated: Path | None) -> None:
-    """Render the guide's own records, or others if `generated` names a folder."""
+    """Render the guide's own records; others only if `generated` names a folder."""
     if generated or results.resolve() == RESULTS.resolve():
         write_rendered(results, generated)
     else:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from systems import ROOT, escape_text
 from systems.records.files import write_atomically
 
-# A file that marks a folder as rendered.
+# The file by which `write_rendered` recognizes a folder that it wrote before.
 MARK = "facts.yml"
 
 
@@ -29,7 +29,7 @@ def read_texts(generated: Path) -> dict[str, str]:
 
 
 def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
-    """Return what the records give, by file name; show a spinner meanwhile."""
+    """Return the text of each file in docs/generated; show a spinner meanwhile."""
     from rich.console import Console
 
     with Console(stderr=True).status("rendering tables and figures"):
@@ -39,8 +39,8 @@ def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
 
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:
-    """Render into docs/generated or another folder, and delete what is not rendered any
-    more. Exit if the other folder holds files that were not rendered. Return 0.
+    """Render into docs/generated or the folder `generated`, delete rendered files of
+    earlier runs, and return 0. Exit if `generated` holds files that were not rendered.
     """
     from tools.render import load
 
@@ -53,7 +53,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     wanted = render_texts(load.load_records(results))
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()
-    # Extra files with these prefixes were rendered by an older version.
+    # An extra file with one of these prefixes was rendered by an older version.
     own = {name.partition("-")[0] for name in ("", *wanted)}
     for name in sorted(extra) if generated else ():
         if re.sub(r"-.*|^\..*\.tmp$", "", name) not in own:
@@ -74,7 +74,9 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
 
 
 def check_tree(results: Path, generated: Path | None = None) -> int:
-    """Print all findings and stale records. Return the exit code: 1 with findings."""
+    """Check pages, docs/generated and records. Print findings, and stale records as
+    warnings; return the exit code, 1 with findings.
+    """
     from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages
     from tools.render import load

@@ -27,7 +27,7 @@ NOTEBOOKS = ROOT / "docs/notebooks"
 
 
 def execute_notebook(path: Path) -> str:
-    """Return the text of a notebook run in a new kernel. A failing cell raises."""
+    """Run a notebook in a new kernel and return its text. Raise if a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         magic = cell.source.partition("\n")[0]
@@ -36,7 +36,7 @@ def execute_notebook(path: Path) -> str:
             lines = file.read_text("utf-8").rstrip().split("\n")
             lines = [line for line in lines if "--8<--" not in line]
             empty = "\n".join([magic, *lines])
-            # The body has fewer `...` once a reader has filled some in.
+            # With fewer `...` than the exercise, the cell holds a reader's solution.
             if magic != cell.source and cell.source.count("...") < empty.count("..."):
                 where = f"{path}: a cell of {file.stem} is filled in"
                 fail(f"{where}; copy it into {file}, then empty the cell")
@@ -45,12 +45,12 @@ def execute_notebook(path: Path) -> str:
         # Use file sockets, because other processes could take or read a port.
         socket = Config(transport="ipc", ip=f"{folder}/kernel")
         sockets = Config(ConnectionFileMixin=socket)
-        # Join the pieces of a cell's output, whose number depends on timing.
+        # Join the pieces of a cell's output: how many there are depends on timing.
         options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
         # Run in ROOT, so that imports work wherever the command was given.
         place = {"metadata": {"path": str(ROOT)}}
-        # Import from ROOT first (with a safe path, the kernel would drop that from its
-        # folders), and run no start-up files of the user.
+        # Import from ROOT first (PYTHONSAFEPATH would prevent that), and ignore the
+        # user's start-up files.
         folders = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         own = {"PYTHONPATH": folders, "IPYTHONDIR": folder}
         own |= {"PYTHONSAFEPATH": "", "PYTHONSTARTUP": ""}

@@ -10,7 +10,7 @@ from systems.experiments import STEMS
 
 
 def read_state(path: Path) -> tuple[str, Any]:
-    """Return a state and the record, if any. Raise RecordError for a damaged record."""
+    """Return a record's state, and the record or None. Raise RecordError if damaged."""
     from systems.records import store
     from systems.running.resuming import partial_path
     from tools.render.load import read_record, record_age

@@ -4,7 +4,8 @@ writeup.pdf.
     python tools/submission.py --gpu nvidia-h200
 
 or `make submission GPU=nvidia-h200` builds the site and prints the page with Chromium,
-without reported numbers. Existing files are replaced only by complete ones.
+without the numbers that others reported. Existing files are replaced only by complete
+ones.
 """
 
 import os
@@ -41,8 +42,8 @@ FOOTER = (
     'color: #57606a">{subject} · <span class="pageNumber"></span> / '
     '<span class="totalPages"></span></div>'
 )
-# JavaScript that inserts GPU and dates below the title, drops other GPUs' tabs where a
-# set of tabs has this one's, and turns links to other pages into text (no local paths).
+# JavaScript that inserts GPU and dates below the title, drops other GPUs' tabs from
+# sets with a tab of this GPU, and unlinks other pages, whose URLs are local paths.
 PREPARE_PAGE = """([gpu, keepReported, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
@@ -78,7 +79,7 @@ PAGE: dict[str, Any] = {
 
 
 def gpu_records(slug: str | None, results: Path = RESULTS) -> list[Record]:
-    """Return the records of a GPU, by default of the primary GPU."""
+    """Return the primary GPU's records. Exit if it has none or `slug` differs."""
     records = [r for rs in load_records(results).values() for r in rs]
     primary, slugs = primary_gpu(), sorted({r.device.slug for r in records})
     if (wanted := slug or primary) not in slugs:
@@ -113,7 +114,7 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 
 
 def run_command(failure: str, *command: str) -> str:
-    """Return a command's output. On failure exit with its last error or last line."""
+    """Return a command's output. If it fails, exit with `failure` and an error."""
     try:
         environment = git_environment() | {"PYTHONSAFEPATH": ""}
         options: Any = {"env": environment, "stderr": subprocess.PIPE}
@@ -128,7 +129,9 @@ def run_command(failure: str, *command: str) -> str:
 
 
 def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) -> None:
-    """Print a site's write-up to a PDF: a GPU's tabs, with reported ones if asked."""
+    """Print the write-up of the site in folder `site` to a PDF, with the tabs of a GPU,
+    and if `reported` with the numbers that others reported.
+    """
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright
@@ -192,7 +195,7 @@ def main(
         records = gpu_records(gpu, results)
         if not into.is_dir():
             fail(f"--into {into}: no such folder")
-        # Name files that a global gitignore hides, which `git add -A` leaves out.
+        # Also list files that a global gitignore hides from `git add -A`.
         options = "-c core.excludesFile= status --porcelain -unormal".split()
         changes = run_git(*options).splitlines()
         write_zip(into / "code.zip")

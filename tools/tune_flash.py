@@ -57,14 +57,14 @@ from systems.running.resuming import lock_record, modified_ns
 from tools.compile_ahead import DTYPES, check_can_compile
 from tools.rendering import fail
 
-# Heads and length of the timed case, and length of the checked case with one head.
+# Heads and length of the timed inputs, and length of the checked ones (one head).
 HEADS, N, CHECKED_N = 16, 4096, 512
-# To win, a candidate may take at most this share of the current one's time.
+# To win, a candidate may take at most this share of the current configuration's time.
 TIE = 0.99
 # The largest relative error of a correct result, well above rounding errors.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
-# Bounds on accumulators per thread: more would spill a thread's 255 registers, fewer
-# would leave the tensor cores idle.
+# Bounds on float32 accumulators per thread: with more, its 255 registers would spill;
+# with fewer, the tensor cores would idle.
 MAX_ACCUMULATORS, MIN_ACCUMULATORS = 200, 6
 
 
@@ -118,7 +118,7 @@ def make_inputs(heads: int, n: int, candidate: Candidate) -> list[Tensor]:
 
 
 def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
-    """Return a function that runs a candidate's pass, without splitting loops."""
+    """Return a function that runs a candidate's pass, without splitting its loops."""
     high = candidate.arithmetic == "high"
     torch.set_float32_matmul_precision("high" if high else "highest")
     q, k, v, do = make_inputs(heads, n, candidate)
@@ -133,7 +133,7 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
 
 
 def find_fault(candidate: Candidate) -> str:
-    """Return a candidate's error, or "". Triton caches the compiled kernel."""
+    """Return why a candidate fails or is wrong, or "". Triton caches its kernel."""
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
         q, k, v, do = (
@@ -158,7 +158,7 @@ def time_call_ms(call: Callable[[], object]) -> float:
 
 
 def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
-    """Return the file's entry for the fastest candidate; a tie goes to `ours`."""
+    """Return the fastest candidate's entry. The current one, `ours`, wins a tie."""
     best = min(times, key=times.__getitem__)
     if ours in times and times[best] > TIE * times[ours]:
         best = ours
@@ -167,8 +167,8 @@ def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]
 
 
 def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
-    """Return the file's content, to resume the search, if kernels and Triton version
-    are the same; otherwise, or with `force`, content without entries.
+    """Return the file's content, to resume the search. If the kernels or the software
+    changed since, or with `force`, return content without entries.
     """
     new = {
         "gpu": device.name,
@@ -184,7 +184,7 @@ def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
         return new
     if all(old[x] == new[x] for x in ("software", "source_hash")):
         return old
-    # Keep the file: in the environment that it was timed in, it would be valid again.
+    # Keep the old file: in the environment of its timing, it is still valid.
     os.replace(path, path.with_name(f".{path.name}.{modified_ns(path)}"))
     return new
 
@@ -203,7 +203,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time correct candidates; write each case's fastest one before the next case."""
+    """Time the candidates without faults; write each case's fastest before the next."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:

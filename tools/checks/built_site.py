@@ -1,9 +1,9 @@
-"""Check the built pages for faults that a strict mkdocs build ignores.
+"""Check the HTML of the built site for faults that a strict mkdocs build ignores.
 
     python tools/checks/built_site.py [site]
 
-prints each finding as `page: finding`. The exit code is 0 without findings, 1 with some
-and 2 if there are no pages.
+prints each finding as `page: finding`. The exit code is 0 without findings, 1 with
+findings and 2 if there are no pages.
 
 mkdocs checks Markdown links only. This script checks links in raw HTML, unconverted
 Markdown, ids, headings, alternative texts, and elements that load from other hosts.
@@ -87,7 +87,7 @@ def check_site(site: Site) -> list[str]:
 
 def check_page(site: Site, path: Path) -> Iterator[str]:
     page = site.pages[path]
-    # The theme gives the 404 page absolute paths and no title.
+    # Ignore headings and absolute paths of the 404 page, which the theme makes.
     is_404 = site.page_name(path) == "404.html"
     main = next(iter(page.xpath("//article | //main") or page.xpath("//body")), page)
     yield from check_unconverted_markdown(main)
@@ -171,7 +171,7 @@ def excerpt(element: Element) -> str:
 def find_addresses(
     element: Element, attribute: str, value: str
 ) -> Iterator[tuple[str, bool]]:
-    """Yield each address in an attribute, and whether a browser loads it."""
+    """Yield each address in an attribute, and whether it is loaded without a click."""
     if attribute == "srcset":
         yield from ((one.split()[0], True) for one in value.split(",") if one.strip())
     elif attribute == "href" and element.tag == "link":

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Matches the gap between a number and its unit: spaces, emphasis, one line break.
+# Matches what may separate a number from its unit: spaces, * or _, one line break.
 GAP = r"(?:[^\S\n]|[*_]|&nbsp;|\n(?![^\S\n]*\n))*"
 UNITS = (
     r"[mnµμu]?s|(?:milli|micro|nano)?seconds?|min|minutes?|hours?"
@@ -35,7 +35,7 @@ NOT_PROSE = re.compile(
     | (?P<ticks>(?<!`)`+(?!`)) (?:(?!\n\s*\n).)+? (?<!`)(?P=ticks)(?!`)
     | \\\(.*?\\\) | \\\[.*?\\\]
     | \{\$.*?\$\}
-    # Addresses: of a link, of a link's definition, of an element.
+    # The address of a link, of a link definition; an attribute of an HTML element.
     | (?<=\]) \( [^()\n]* \)
     | ^[ ]* \[[^\]\n]+\]: [ ]* \S+
     | \b (?:src|href|width|height|style|class|id) ="[^"]*"
@@ -93,7 +93,7 @@ def find_unused_facts(root: Path, used: set[str]) -> list[str]:
 
 def find_broken_snippets(text: str, used: set[str]) -> Iterator[str]:
     """Yield a finding for each marked section of a Python file that lacks its start or
-    end mark, or is not in `used`. (A strict site build finds missing sections.)
+    end mark, or that no page shows (`used`: the names of the shown sections).
     """
     marks = SECTION.findall(text)
     for name in dict.fromkeys(name for _, name in marks):

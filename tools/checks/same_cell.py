@@ -1,8 +1,9 @@
-"""Compare the GPU times that different experiments measured for the same pass.
+"""Compare the GPU times that different experiments measured for the same phase.
 
 `regen_tables.py --check` fails if any phase differs by over 5 %, or more than one phase
 in twenty by over 3 %. Small differences are normal: bf16 matmuls of the largest model,
-for example, become slower in a long run. Only fresh records of one GPU are compared.
+for example, become slower in a long run. Only fresh records that were measured with the
+same GPU and software are compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,8 +18,8 @@ MOST_BEYOND = 1 / 20
 
 
 def check_gpu_times(found: Mapping[str, list[Record]]) -> Iterator[str]:
-    """Yield a finding for each phase whose GPU times differ by over 3 % (CLOSE). Yield
-    none if few phases differ (MOST_BEYOND of all) and none by over 5 % (MOST).
+    """Yield a finding for each phase whose GPU times differ by over 3 % (CLOSE), unless
+    all differ by at most 5 % (MOST) and only few (MOST_BEYOND of all) by over 3 %.
     """
     fresh = (r for stem in STEMS for r in found.get(stem, []) if is_fresh(r))
     for records in group_by_software(fresh):

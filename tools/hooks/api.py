@@ -1,4 +1,4 @@
-"""A griffe extension that selects what the code reference shows.
+"""A griffe extension that selects what the site's code reference shows.
 
 Functions and classes that a page links to are expanded, others are collapsed. Kernels
 are left out, because other pages show their code. Experiments show only `Config`,
@@ -51,7 +51,7 @@ def field_lines(cls: Class) -> str:
         if isinstance(member, Attribute)
         and member.annotation is not None
         and "property" not in member.labels
-        # Skip attributes that a method assigns, which have a value but no class label.
+        # Skip `self.x: int = 0` in a method, which is no attribute of the class.
         and ("class-attribute" in member.labels or member.value is None)
     ]
     if not fields:

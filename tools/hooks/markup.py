@@ -21,13 +21,11 @@ from systems.model.sizes import SIZES
 from tools.hooks.maths import convert_maths
 from tools.render.editions import SIZE_NOTES
 
-# Matches each table, and each element that affects its caption, by named group:
-# - `caption`: a paragraph of this class, above a table or above tabs with tables;
-# - `fold`: a fold's title, the caption of a table or tabs that begin the fold;
-# - `every`: the title of a fold of tables ("abstract"), which may have a paragraph or
-# an unnumbered caption before its first table;
-# - `body`: a table of Markdown's tables extension, which gives it no class;
-# - `end`: text that ends the reach of a caption.
+# Matches a table (group `body`), or an element that begins or ends a table's caption:
+# - `caption`: a paragraph with the class "caption", above a table or tabs with tables;
+# - `fold`: the title (<summary>) of a <details> that begins with a table or tabs;
+# - `every`: the title of a <details class="abstract">, the caption of all its tables;
+# - `end`: a heading, a paragraph or another title, after which no caption applies.
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
     r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
@@ -46,13 +44,13 @@ FIGURE = re.compile(
     re.DOTALL,
 )
 ADDRESS = re.compile(r'\bid="([^"]*)"')
-# Matches the contents of a set of tabs.
+# Matches the contents of all tabs in a set.
 TABS = re.compile(r'<div class="tabbed-content">.*?</div>\s*</div>\s*</div>', re.DOTALL)
 AGAIN = " data-again"
 # Matches a glossary word with its tooltip.
 TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
-# Matches a tooltip, an element without tooltips (heading, link, button), or an element
-# in which words are explained again (fold, figure, table).
+# Matches a tooltip, an element that shows no tooltips (heading, link, button), or one
+# that explains each word again (<details>, figure, table).
 TOOLTIP_OR_PART = re.compile(
     rf"{TOOLTIP.pattern}"
     r"|<(?P<tag>h[1-6]|a|summary|label|button|th|svg)\b.*?</(?P=tag)>"
@@ -60,10 +58,10 @@ TOOLTIP_OR_PART = re.compile(
     r"|<(?P<aside>details|figure|table)\b(?P<inside>.*?</(?P=aside)>)",
     re.DOTALL,
 )
-# Text up to the first full stop that is not inside an element.
+# Matches text up to its first full stop outside of nested elements.
 SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
-# Marks a cell of a row that is hidden at first; set by tools/render/markdown.py.
+# Marks table rows that are hidden until a click; tools/render/markdown.py sets it.
 REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
@@ -75,8 +73,8 @@ COMMANDS = re.compile(
 )
 # Matches an option of a command, such as --quick.
 OPTION = re.compile(r"(?<=[>\s])--?[a-z][\w-]*(?![^<]*>)")
-# Patterns of a cell with a number (with sign, spread, unit and a remark in
-# parentheses), and of a cell that explains why a number is missing.
+# NUMBER matches a cell with a number, which may have a sign, a spread, a unit and a
+# remark in parentheses; NO_NUMBER matches a cell that says why a number is missing.
 DIGITS = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 NUMBER = re.compile(
     rf"[~≈<>≤≥]?\s?[-−+]?{DIGITS}(?: (?:to|of|±|/) {DIGITS})?[\s\u202f]?[^\W\d]{{0,7}}"
@@ -88,7 +86,7 @@ NO_NUMBER = re.compile(
 MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
 # Matches the integer part of a number with four or more digits.
 THOUSANDS = re.compile(r"(?<![\w.,#])\d{4,}(?![\w,])")
-# Matches tags, elements without prose, and the text between them.
+# Matches a tag, an element without prose, or (group `text`) text between tags.
 TEXT = re.compile(
     r"<(pre|code|math|svg|script|style|textarea)\b.*?</\1>|<[^>]*>|(?P<text>[^<]+)",
     re.DOTALL,
@@ -112,7 +110,7 @@ BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 
 def finish_page(page_html: str) -> str:
-    """Convert maths, frame tables, number figures and remove repeated tooltips."""
+    """Convert maths, frame tables, number figures, remove repeated tooltips."""
     text = convert_maths(dedupe_tooltips(COMMANDS.sub(split_commands, page_html)))
     text = number_figures(frame_tables(text))
     return map_text(text, lambda part: UNIT.sub("\N{NO-BREAK SPACE}", part))
@@ -126,7 +124,7 @@ def map_text(page_html: str, change: Callable[[str], str]) -> str:
 
 
 def split_commands(match: re.Match[str]) -> str:
-    """Put a shell listing's lines and options in spans, so that options never break."""
+    """Put each line and each option of a shell listing in a span, for its style."""
     lines = match[2].removesuffix("\n").split("\n")
     if any(line.count("<span") != line.count("</span") for line in lines):
         return match[0]
@@ -141,8 +139,8 @@ class PageFinisher(Postprocessor):
 
 
 class PictureStash(Preprocessor):
-    """Replaces pictures by placeholders while Markdown is converted, because searching
-    their text is slow. Markdown itself does this only outside of tabs.
+    """Replaces pictures by placeholders while Markdown is converted, because parsing
+    them is slow. By itself, Python-Markdown does so only outside of tabs.
     """
 
     def run(self, lines: list[str]) -> list[str]:
@@ -165,7 +163,7 @@ def makeExtension(**options: object) -> FinishExtension:
 
 
 def dedupe_tooltips(page_html: str) -> str:
-    """Keep the first tooltip of each word in a section, a fold, a figure or a table."""
+    """Keep each word's first tooltip in a section, <details>, figure or table."""
     seen: set[str] = set()
 
     def drop_repeat(match: re.Match[str]) -> str:
@@ -184,8 +182,8 @@ def dedupe_tooltips(page_html: str) -> str:
 
 
 def number_figures(page_html: str) -> str:
-    """Begin each figure's caption with its number, which links to the figure. In a set
-    of tabs, each tab has a figure with the same number.
+    """Begin each figure's caption with its number, which links to the figure. Figures
+    in the same set of tabs share one number.
     """
     places, repeats = count(1), 0
 
@@ -259,15 +257,14 @@ def plain_text(cell: str) -> str:
 
 
 def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
-    """Return a table in its frame, with numbers aligned right and line breaks in long
-    texts only.
-
-    `labels` counts the labels of tables without a caption, to make each unique.
+    """Return a table with these rows (`body`) in a scrolling frame. Numbers are aligned
+    right, and only long texts wrap. `labels` counts the labels of tables without a
+    caption, to make each unique.
     """
     rows = [CELL.findall(row) for row in ROW.findall(body)]
     heads, *lines = [[plain_text(cell) for *_, cell in row] for row in rows]
     kinds = [column_class(list(column)) for column in zip(*lines, strict=False)]
-    # Keep attention shapes on one line if the table has few columns.
+    # Don't wrap attention shapes in the first column if the table has few columns.
     one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
     # The left-aligned columns, at least one, are row headers.
     keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
@@ -318,7 +315,7 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
     )
 
 
-# A checkbox that shows the hidden rows of the table above, without a script.
+# A checkbox that shows the hidden rows of the table above it, by CSS alone.
 ALL = '<p class="all"><label><input type="checkbox"> All {} rows</label></p>'
 
 
@@ -326,7 +323,7 @@ def group_thousands(text: str) -> str:
     return THOUSANDS.sub(lambda number: f"{int(number[0]):,}", text)
 
 
-# Sort keys of model sizes.
+# The sort key of each model size.
 ORDER = {size: rank for rank, size in enumerate(SIZES, start=1)}
 
 # The header of the column of attention shapes, which is sorted by tokens.
@@ -353,7 +350,9 @@ def cell_sort_key(head: str, text: str) -> int | None:
 
 
 def find_group_starts(heads: list[str]) -> set[int]:
-    """Return the first column of each group of headers that agree before a comma."""
+    """Return the indices at which groups of headers with equal texts before a comma
+    begin, such as "forward, ms" and "forward, GPU, ms"; {} with fewer than two groups.
+    """
     topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
     runs = [(name, len(list(run))) for name, run in groupby(topics)]
     starts = accumulate((length for _, length in runs), initial=0)

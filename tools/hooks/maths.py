@@ -74,7 +74,7 @@ def to_mathml(tex: str, display: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-# Quantities that the formulas write with \operatorname, as if they were operators.
+# Names in \operatorname that are quantities: MathML would space them as operators.
 NAMED = ("lse", "rowsum")
 
 
@@ -97,5 +97,5 @@ def set_spacing(root: ElementTree.Element) -> None:
 
 
 def makes_minus_unary(part: ElementTree.Element) -> bool:
-    """Return whether a minus sign after this element is unary, as after "="."""
+    """Return whether a minus sign after this element is a sign, as after "="."""
     return part.tag == f"{MATHML}mo" and part.text not in (")", "]", "}", "⊤")

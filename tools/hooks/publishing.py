@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 SEARCH = "material/search"
-# Files for debugging and for search in other languages: a fifth of the site's size.
+# Files that the site omits, a fifth of its size: for debugging, and for search in
+# languages other than English.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
-# Records above READABLE_BYTES are compressed: browsers can't show them anyway.
+# Records of more than READABLE_BYTES, too large for browsers to show, are compressed.
 RECORDS, READABLE_BYTES = "results", 1_000_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
 # Opening tags of elements that the search index omits: figures, provenance, names of
@@ -37,12 +38,13 @@ UNSEARCHED = re.compile(
     re.DOTALL,
 )
 MARKED = re.compile(r"<(svg|table|p|div) [^>]*data-search-exclude.*?</\1>", re.DOTALL)
-# A notebook begins with white space, which is a section of its own in search.
+# Matches the place of a page's description: below the title; in a notebook, the white
+# space at the start, which search would take for a section.
 TOP = re.compile(r"^\s+|(?<=</h1>)\s*")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Refuse `mkdocs -f` in another folder, from which it would take code and texts."""
+    """Refuse to build from another folder, whose modules and texts would be used."""
     if not Path(config.config_file_path).parent.samefile("."):
         raise PluginError("go to the folder of mkdocs.yml, and run mkdocs there")
 
@@ -60,19 +62,22 @@ def on_page_content(content: str, /, **_: object) -> str:
     return UNSEARCHED.sub(r"\g<0> data-search-exclude", content)
 
 
-# Run before the search plugin, which would read, slowly, what it then skips.
+# Run before the search plugin, which is slow, even at reading what it skips.
 @event_priority(100)
 def shorten_content(context: dict, /, page: Page, config: MkDocsConfig, **_: object):
-    """Leave out what search skips; put the page's description below its title."""
+    """Remove what search skips from the page, and put its description below the title.
+    Keep the whole page in `context`, for `restore_content`.
+    """
     context["content"] = page.content
     text = MARKED.sub("", page.content or "")
     about = f"<p>{escape(page.meta.get('description', ''), quote=False)}</p>"
     page.content = TOP.sub(lambda _: about, text, 1)
 
 
-# Run after the search plugin, which adds entries for the page and for its sections.
+# Run after the search plugin has indexed the shortened page.
 @event_priority(-100)
 def restore_content(context: dict, /, page: Page, config: MkDocsConfig, **_: object):
+    """Restore the whole page, and remove tags from the search entries of sections."""
     page.content = context.pop("content")
     search = config.plugins[SEARCH]
     for entry in getattr(search, "search_index").entries:  # noqa: B009 - not in its type
@@ -86,7 +91,9 @@ on_page_context = CombinedEvent(shorten_content, restore_content)
 # Run after the offline plugin, which writes search_index.js.
 @event_priority(-101)
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Shrink records, compress large ones; drop file:// search on a site with a URL."""
+    """Remove white space from records, compress large ones. If the site has a URL,
+    delete search_index.js, which only search in pages from file:// needs.
+    """
     site = Path(config.site_dir)
     if config.site_url:
         (site / "search" / "search_index.js").unlink()

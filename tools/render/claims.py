@@ -14,14 +14,16 @@ from systems.records.record import Record
 from tools.render.load import FRESH, record_age
 from tools.render.markdown import record_link, typeset
 
-# A tuple of whether the claim holds and the sentence with its numbers. Any other value,
-# such as an empty list, means that the record lacks rows that the claim needs.
+# Whether the claim holds, and a sentence with the numbers that decide it. If this is no
+# tuple but, for example, an empty list, the record lacks rows that the claim needs.
 Judgement = tuple[bool, str] | list[float] | float | None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about one experiment; `because` justifies the threshold."""
+    """A claim about one experiment, which `judge` checks on a record; `because`
+    justifies the threshold.
+    """
 
     name: str
     stem: str
@@ -34,7 +36,7 @@ class Claim:
 def claim(
     problem: str, sentence: str, because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
-    """Turn the decorated function of a record into a claim about an experiment."""
+    """Decorate a function that judges a record, to make it a claim of a problem."""
 
     def make_claim(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]
@@ -49,7 +51,7 @@ def list_claims(builder: ModuleType) -> list[Claim]:
 
 
 def verdict(claim: Claim, record: Record) -> str:
-    """Return a claim's outcome, sentence, numbers and link to a record as Markdown."""
+    """Return whether a claim holds, its sentence, numbers and record, as Markdown."""
     judgement = claim.judge(record)
     if not isinstance(judgement, tuple):
         return (

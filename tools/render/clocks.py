@@ -1,4 +1,4 @@
-"""Match rows of different experiments that ran the same pass with equal settings."""
+"""Find rows of different experiments that ran the same pass with equal settings."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from systems.records.record import Record, Row
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
 # Experiments that measure under a profiler.
 PROFILE_STEMS = (PROFILE, "nsys")
-# Settings that are the same in all rows of an experiment, whose rows omit them.
+# Settings that rows of an experiment omit, because all its rows have the same.
 FIXED_SETTINGS: dict[str, dict[str, Any]] = {
     CLOCK: {},
     PROFILE: {"attention": "eager"},
@@ -20,7 +20,7 @@ FIXED_SETTINGS: dict[str, dict[str, Any]] = {
     "method": {"mode": "forward", "attention": "eager", "batch": 4},
 }
 AXES = ("size", "context", "batch", "precision", "mode", "attention")
-# Only records with the same versions of these are compared.
+# Only records with the same versions of this software are compared.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
@@ -42,7 +42,7 @@ def group_by_software(records: Iterable[Record]) -> list[list[Record]]:
 
 def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
     """Set `clock` of each profiled row to the row of `end_to_end` that timed the same
-    pass on the same GPU, driver and software, because a profiler slows launches down.
+    pass without a profiler, which slows launches down, on the same GPU and software.
     """
     stems = (*PROFILE_STEMS, CLOCK)
     for group in group_by_software(r for stem in stems for r in found.get(stem, [])):
@@ -53,9 +53,9 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
                 row.clock = clock.find(**pass_settings(profile, row)) if clock else None
 
 
-# The phases that are compared; the loss is too short.
+# The phases whose GPU times are compared: all but the loss, which is too short.
 PHASES = ("forward", "backward", "optimizer")
-# Names of the metrics that hold the GPU time of a phase, in any experiment.
+# Names of metrics with the GPU time of a phase ({}), which differ by experiment.
 GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
 
 

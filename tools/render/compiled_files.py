@@ -1,5 +1,5 @@
 """Read the file that `tools/compile_steps.py` writes: registers, shared memory and
-spills of the ladder's kernels on an H100, by Triton version.
+spills of the kernels in the FlashAttention "ladder" on an H100, by Triton version.
 """
 
 from pathlib import Path

@@ -14,7 +14,7 @@ from tools.render.markdown import escape_alt, typeset
 
 WIDE, NARROW = 720, 340
 SMALL, TITLE = 11, 14
-# MIME type of a notebook's figure, which viewers ignore and the site build uses.
+# MIME type of a figure in a notebook for the site; notebook viewers ignore it.
 PAGE = "application/vnd.page+html"
 
 
@@ -62,7 +62,9 @@ class Drawing:
         )
 
     def svg(self, alt: str, shown: str) -> str:
-        """Return SVG without blank lines, which would end the HTML in Markdown."""
+        """Return the SVG with alternative text `alt` and CSS class `shown`. It has no
+        blank lines, which would end the HTML in Markdown.
+        """
         label = escape_alt(typeset(alt))
         head = (
             f'<svg class="drawing {shown}" role="img" aria-label="{label}"'
@@ -76,7 +78,9 @@ Draw = Callable[[Drawing], None]
 
 
 def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> str:
-    """Return a figure with a wide and a narrow drawing, and a caption."""
+    """Return a figure with a wide and a narrow drawing, the alternative text `alt`, and
+    a caption (see `caption_html`).
+    """
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):
         drawing = Drawing(width)
@@ -88,7 +92,9 @@ def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> s
 
 
 def caption_html(finding: str, key: str, numbers: str) -> str:
-    """Return a caption: finding in bold, key to the figure, link to the data."""
+    """Return a caption: `finding` in bold, `key` to the symbols, and a link to the data
+    at the address `numbers`.
+    """
     data = f'<a class="data" href="{numbers}">Data</a>'
     parts = (f"<strong>{to_html(finding)}</strong>", to_html(key), data)
     return " ".join(part for part in parts if part)
@@ -100,8 +106,10 @@ def to_html(text: str) -> str:
     return code.sub(lambda c: f"<code>{escape(c[1])}</code>", typeset(text))
 
 
-def figure_html(pictures: str, caption: str, kind: str, address: str = "") -> str:
-    """Return a figure as HTML; tools/hooks/markup.py adds its number and missing id."""
-    id_attribute = f' id="{address}"' if address else ""
+def figure_html(pictures: str, caption: str, kind: str, figure_id: str = "") -> str:
+    """Return a <figure> of class `kind`. tools/hooks/markup.py adds the number, and an
+    id if `figure_id` is empty.
+    """
+    id_attribute = f' id="{figure_id}"' if figure_id else ""
     caption = f"<figcaption>{caption}</figcaption>"
     return f'<figure class="{kind}"{id_attribute}>\n{pictures}\n{caption}\n</figure>\n'

@@ -28,7 +28,7 @@ FROM_RECORDS = (
 FROM_NOTHING = ("glossary", "trace")
 # Modules of `spanning` that also give facts.
 WITH_FACTS = ("ladder", "calculator")
-# Groups of facts that are not rounded, because sentences compare further digits.
+# Groups of facts that are not rounded, because sentences need all their digits.
 EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
 
 
@@ -81,7 +81,7 @@ def import_spanning(name: str) -> ModuleType:
 def build_stem(
     stem: str, records: list[Record]
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Return an experiment's files and facts. Errors name the experiment's records."""
+    """Return an experiment's files and facts. Errors get the names of its records."""
     builder = import_module(f"tools.render.stems.{stem}")
     try:
         for claim in list_claims(builder):

@@ -14,7 +14,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.markdown import add_caption, device_tabs
 
-# (draws the figure, caption: finding, caption: colour key), or None without data.
+# A function that draws, the finding and the key for the caption; or None without data.
 Drawn = tuple[plots.Draw, str, str] | None
 ShowOne = Callable[[Record], str]
 ShowAll = Callable[[list[Record]], str]
@@ -32,8 +32,8 @@ class Fragments:
         measured: bool = True,
         reported: bool = False,
     ) -> Callable[[ShowOne], ShowOne]:
-        """Register a function that renders one record. It is called for `measured`
-        records, and for records of published figures if `reported` is true.
+        """Register a function that renders one record; each record becomes a tab of the
+        file. `measured` and `reported` tell which kinds of records it renders.
         """
         kinds = {"measured": measured, "reported": reported}
 
@@ -49,7 +49,9 @@ class Fragments:
     def figure(
         self, file: str, name: str, **sizes: float
     ) -> Callable[[Callable[[Record], Drawn]], ShowOne]:
-        """Register a function whose result, for each record, `plots.plot` draws."""
+        """Register a function of a record that returns what `plots.plot` draws, in a
+        figure with this name and these `sizes`.
+        """
 
         def register(draw: Callable[[Record], Drawn]) -> ShowOne:
             def show(record: Record) -> str:

@@ -14,7 +14,7 @@ of all timed phases, `forward ±` as "mean ± standard deviation". `join` stores
 row in each row (`x["fp32"]["step_ms"]`, as a column `"fp32.step_ms"`); `pivot` merges
 rows that differ in one axis. Don't test whether a number exists: numbers of absent or
 failed rows are `Missing`, and so is arithmetic with them; a table prints the reason
-once per line. Other unknown names raise KeyError; `x.get(name)` reads optional metrics.
+once per line. A name that a successful row lacks raises KeyError, but not in `x.get`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -31,7 +31,7 @@ from tools.render.rows import MISSING, NOT_MEASURED, Missing, fmt
 
 
 class Line(dict[str, Any]):
-    """A row as a dictionary of columns; true only for a record's row with numbers."""
+    """A row as a dictionary of columns; true only if it was measured successfully."""
 
     row: Row | None = None
 
@@ -62,7 +62,7 @@ class Line(dict[str, Any]):
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """Return a column, or `default` if the row lacks it."""
+        """Return the value of a column, or `default` if the row lacks it."""
         try:
             value = self[name]
         except KeyError:
@@ -70,7 +70,9 @@ class Line(dict[str, Any]):
         return value if self or name in self or default is MISSING else default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """Return the phases whose times make up `name`, or raise KeyError."""
+        """Return the phases whose times add up to `name`: all for "step" or "step_gpu",
+        else `name` itself. Raise KeyError if they were not timed.
+        """
         if f"{name}_ms" in self.metrics:
             return (name,)
         clock = name.removeprefix("step")
@@ -108,7 +110,9 @@ class Line(dict[str, Any]):
         return Missing(self.reason or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """Return each repetition's time in ms, summed over phases; [] without times."""
+        """Return each repetition's time in ms, summed over the named phases (default:
+        all timed); [] without times.
+        """
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
@@ -138,13 +142,11 @@ class Line(dict[str, Any]):
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
 
     def kernel_ms(self, *names: str) -> float:
-        """Return the GPU time of phases (default: all timed) in ms; on a CPU, their
-        wall-clock time.
-        """
+        """Return `gpu_ms`, or on a CPU the median wall-clock time."""
         return self.gpu_ms(*names) or self.ms(*names)
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
-        """Return the extra time of the warm-up samples over steady ones, in seconds."""
+        """Return how much longer warm-up passes took than steady ones, in seconds."""
         times = self.samples(warmup)
         return (sum(times) - len(times) * self.ms(steady)) / 1e3
 
@@ -166,7 +168,7 @@ class Frame(list[Line]):
         return Frame(filter(matches, self))
 
     def arrange(self, **orders: Iterable[Any]) -> "Frame":
-        """Select rows by lists of values of columns, and sort them in that order."""
+        """Select rows by column, such as `size=("small", "xl")`; sort in that order."""
         listed = {name: list(values) for name, values in orders.items()}
 
         def sort_key(x: Line) -> list[int]:
@@ -186,7 +188,7 @@ class Frame(list[Line]):
         return list(dict.fromkeys(self.column(name)))
 
     def derive(self, **columns: Callable[[Line], Any]) -> "Frame":
-        """Add columns to each row, in this order."""
+        """Add columns to each row, in order: later ones may read earlier ones."""
         for x in self:
             for name, value in columns.items():
                 x[name] = value(x)
@@ -213,7 +215,9 @@ class Frame(list[Line]):
         return self
 
     def pivot(self, axis: str, *values: Any) -> "Frame":
-        """Merge rows that differ only in `axis`; store each under its `axis` value."""
+        """Merge rows that differ only in `axis` into one row, which has for each of the
+        `values` of `axis` a column with the original row.
+        """
         rows: dict[tuple[Any, ...], Line] = {}
         for x in self.where(**{axis: values}):
             rest = {key: value for key, value in x.config.items() if key != axis}
@@ -248,15 +252,15 @@ def frame(record: Record | None, **wanted: Any) -> Frame:
     return Frame(map(Line.from_row, record.rows if record else ())).where(**wanted)
 
 
-# A step is launch-bound if its wall-clock time over GPU time exceeds this ratio.
+# A step is launch-bound if wall-clock time / GPU time exceeds this ratio.
 LAUNCH_BOUND = 1.1
 
 
 def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
-    """Return columns with GPU time, idle time of the GPU, and "launch-bound" or not."""
+    """Return columns on a step: GPU time, the GPU's idle time, whether launch-bound."""
 
     def format_ms(x: Line, ms: float) -> Any:
-        # Say "not measured" in rows with wall-clock time only.
+        # Print "not measured" in rows that have only wall-clock times.
         return fmt(ms, "{:.1f}") if x else x.missing
 
     def launch_bound_text(x: Line) -> Any:

@@ -1,4 +1,4 @@
-"""Load records in the order in which pages show them; tell fresh from stale ones."""
+"""Load records in the order in which pages show them, and find out which are stale."""
 
 import ast
 import os
@@ -61,7 +61,7 @@ FRESH, VERIFIED, STALE = ("fresh", "verified", "stale")
 
 
 def is_fresh(record: Record) -> bool:
-    """Return whether a record's age is fresh or verified."""
+    """Return whether `record_age` is fresh or verified."""
     return record_age(record) != STALE
 
 
@@ -81,7 +81,7 @@ def record_age(record: Record) -> str:
 
 @cache
 def current_hash(module: str, attention: tuple[str, ...]) -> str:
-    """Return the hash of an experiment's current source code; read it only once."""
+    """Return the hash of an experiment's current source code, which is read once."""
     return source_hash(module, attention)
 
 
@@ -122,7 +122,7 @@ def describe_kind(value: Any) -> str:
 
 @cache
 def read_constant(stem: str, name: str) -> Any:
-    """Return a constant of an experiment's module without importing it."""
+    """Return a constant of an experiment's module, without importing the module."""
     path = Path(__file__).parents[2] / "systems" / "experiments" / f"{stem}.py"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     (value,) = (

@@ -14,7 +14,7 @@ from tools.render.rows import NOT_MEASURED, Missing, fmt, measurements, span
 
 
 def escape_alt(text: str) -> str:
-    """Escape a text for the label of an image."""
+    """Escape a text for an HTML attribute such as an image's `alt`."""
     text = escape(text.replace("`", ""), quote=False)
     return text.replace('"', "&quot;")
 
@@ -33,10 +33,9 @@ def table(
     alike: Collection[str] = (),
 ) -> str:
     """Return a Markdown table, or "" without rows. The first `left` columns are row
-    headers, which stay visible when a narrow page scrolls.
-
-    A column named in `alike` becomes a sentence below the table if all its cells agree.
-    A long table shows only the rows that are true in `telling` until a click.
+    headers, which stay visible when a narrow page scrolls. A column named in `alike`
+    becomes a sentence below the table if all its cells agree. A long table shows only
+    rows whose flag in `telling` is true, until a click.
     """
     body = [[*cells] for cells in rows]
     if not body:
@@ -49,7 +48,7 @@ def table(
             shown.append(at)
     if any(telling) and len(body) > OPEN:
         for cells, is_telling in zip(body, telling, strict=True):
-            # Put the attribute into the first cell with text; others can't have it.
+            # Add the attribute to the first cell with text: empty cells can't have it.
             filled = [at for at in shown if cells[at]]
             if filled and not is_telling:
                 cells[filled[0]] += REST
@@ -64,10 +63,10 @@ def table(
 
 # Longer kernel names are shortened.
 MAX_NAME = 30
-# Matches a matmul kernel's name: family and dtype, tile size, the rest.
+# Matches the name of a matmul kernel: family and dtype, tile size, rest.
 MATMUL_NAME = re.compile(r"(.+?)_(?:tilesize)?(\d+x\d+(?:x\d+)?)(?:_(.*)|$)")
-# NOISE matches words to drop before the tile size, SUFFIX words to keep after it
-# (transposed operands and split-K).
+# A short name keeps words before the tile size unless they match NOISE, and words after
+# it only if they match SUFFIX (transposed operands, split-K).
 NOISE = re.compile(r"xmma|simt|tst|n|(?:[a-z]+\d+){2,}")
 SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
@@ -118,7 +117,7 @@ def missing_notice(records: Iterable[Record]) -> str:
 
 
 def add_caption(caption: str, shown: str) -> str:
-    """Put a caption above a table or its tabs, but not above a notice or nothing."""
+    """Put a caption above a table or tabs, unless these are a notice or empty."""
     is_notice = shown.startswith((NOTHING_YET, NOTHING_FITS))
     if not caption or not shown.strip() or is_notice:
         return shown
@@ -132,9 +131,9 @@ def items_table(
     telling: Callable[[Any], bool] | None = None,
     alike: Collection[str] = (),
 ) -> str:
-    """Return a table with a line for each item, or "". Each column is a tuple: header,
-    function of the item, and optionally a format. A line gives the reason for missing
-    numbers once, in the first such cell.
+    """Return a table with a line for each item, or "" without items. Each column is a
+    tuple: header, function of the item, and optionally a format. If an item lacks
+    numbers, its line gives the reason once. See `table` for the other parameters.
     """
     items = list(items)
     rows = [format_row(item, described) for item in items]
@@ -143,9 +142,9 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return a table line's cells. A missing number becomes its reason, once for each
-    row that lacks numbers. The cell is empty if the number was not measured, or if the
-    item has numbers and only the row that it is compared with has none.
+    """Return the cells of a table line. The first missing number of a row becomes the
+    reason, and others become empty cells. All become empty if the reason is only "not
+    measured", or if `item` has numbers and a row that it is compared with lacks them.
     """
     line, explained = [], []
     for _, read, *text in described:
@@ -161,7 +160,7 @@ def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
 
 
 def device_label(record: Record) -> str:
-    """Return the name of a record's tab."""
+    """Return the label of a record's tab: the GPU, and whether it is reported."""
     return record.device.name + ", reported" * (record.kind == "reported")
 
 
@@ -266,7 +265,7 @@ def gib(value: float, digits: int = 1) -> str:
 
 
 def format_significant(value: float) -> str:
-    """Format three digits or more: 0.112, 12.7, 1,234."""
+    """Format with three significant digits, but all digits of integers: 12.7, 1,234."""
     decimals = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:,.{max(0, decimals)}f}"
 
@@ -287,15 +286,16 @@ def format_mib(value: float) -> str:
 
 
 def typeset(text: str) -> str:
-    """Use minus signs before numbers, and no-break spaces between number and unit."""
+    """Put minus signs before negative numbers, and no-break spaces before units."""
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
     unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
     return re.sub(unit, "\N{NO-BREAK SPACE}", text)
 
 
 def round_numbers(text: str) -> str:
-    """Round decimals in a text to whole numbers, below 10 to one decimal, below 1.2 (1
-    with a unit) to two unless they are short. Leave texts with "±" unchanged.
+    """Round the numbers in a text: from 10 on to integers, from 1.2 (with a unit 1) on
+    to one decimal, below to two decimals if they have more than four. Integers, and
+    texts with "±", stay unchanged.
     """
 
     def shorten(found: re.Match[str]) -> str:
@@ -315,5 +315,5 @@ def format_at_most(value: float) -> str:
 
 def percent(value: float) -> str:
     """Format a fraction as a percentage, with one decimal below 10 %."""
-    # The z removes the sign of a number that rounds to zero.
+    # The "z" in the format removes the sign of a number that rounds to zero.
     return f"{100 * value:z.1f} %" if abs(value) < 0.1 else f"{100 * value:.0f} %"

@@ -1,8 +1,8 @@
 """Plot measurements with matplotlib, and convert plots to SVG inside a page.
 
 A caller passes `plot` a function that draws and a sentence with the finding. Colours
-follow the light or dark scheme. A figure is drawn twice, for wide and narrow screens,
-where panels are stacked. One unit is one pixel.
+follow the light or dark scheme. A figure is drawn twice: for wide screens, and for
+narrow ones with its panels stacked. One unit is one pixel.
 
 Lines are labelled at their ends. One colour marks the subject of the figure, and orange
 marks what is worse (slower, or a larger error); the rest is grey or pale blue.
@@ -36,7 +36,7 @@ from tools.render.drawing import NARROW, SMALL, WIDE, caption_html, figure_html
 from tools.render.markdown import escape_alt, record_address, typeset
 from tools.render.rows import Missing
 
-# Colours, which become the CSS variables of COLORS in the page.
+# Colours of a plot; in the page, the CSS variables in COLORS replace them.
 INK, MUTED, FAINT, GROUND = "#1f2428", "#57606a", "#d5d9dc", "#ffffff"
 ACCENT, TINT, WARN = "#0b5cad", "#a9c8e6", "#b35900"
 DARK, GREY, PALE = "#59626b", "#8a939c", "#c3c9cf"
@@ -54,7 +54,7 @@ COLORS = {
 }
 STYLE = rc_params_from_file(Path(__file__).with_suffix(".mplstyle"))
 Draw = Callable[[Figure], None]
-# CSS class of texts over lines; they get an outline in the background colour.
+# CSS class of texts over lines, which outlines them in the background colour.
 OVER_LINES = "over"
 # Options of a text that stands some pixels away from its point.
 OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
@@ -63,14 +63,14 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 def plot(
     record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return a figure of a record; `sizes` are the heights for `make_figure`."""
-    address = f"{record.stem}-{name}-{record.device.slug}"
+    """Return a figure of a record, with the record as its data. See `make_figure`."""
+    figure_id = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
-    return make_figure(address, draw, finding, key, numbers=numbers, **sizes)
+    return make_figure(figure_id, draw, finding, key, numbers=numbers, **sizes)
 
 
 def make_figure(
-    address: str,
+    figure_id: str,
     draw: Draw,
     finding: str,
     key: str = "",
@@ -79,19 +79,19 @@ def make_figure(
     height: float = 300,
     narrow: float | None = None,
 ) -> str:
-    """Return a figure with a caption: `finding`, `key`, and a link to the data at the
-    address `numbers`. `height` and `narrow` are the heights in pixels of the wide and
-    the narrow drawing.
+    """Return a figure with the HTML id `figure_id`, drawn by `draw`. Its caption is the
+    sentence `finding`, the `key` to its colours, and a link to the data at the address
+    `numbers`. The wide drawing is `height` pixels high, the narrow one `narrow`.
     """
     sizes = (("wide", WIDE, height), ("narrow", NARROW, narrow or height))
-    pictures = "\n".join(draw_svg(draw, address, finding, *size) for size in sizes)
+    pictures = "\n".join(draw_svg(draw, figure_id, finding, *size) for size in sizes)
     return figure_html(
-        pictures, caption_html(finding, key, numbers), "plotted", address
+        pictures, caption_html(finding, key, numbers), "plotted", figure_id
     )
 
 
 def draw_svg(
-    draw: Draw, address: str, alt: str, shown: str, width: int, height: float
+    draw: Draw, figure_id: str, alt: str, shown: str, width: int, height: float
 ) -> str:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
@@ -107,13 +107,13 @@ def draw_svg(
                 axis.set_major_formatter(ThousandsFormatter(useOffset=False))
         label_lines(figure)
         buffer = io.StringIO()
-        # Faster than `savefig`, which would repeat the final layout.
+        # This is faster than `savefig`, which would compute the layout again.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     head = (
         f'<svg class="plot {shown}" role="img" aria-label="{escape_alt(typeset(alt))}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
-    return f"{head}\n{inline_svg(buffer.getvalue(), f'{address}-{shown}')}\n</svg>"
+    return f"{head}\n{inline_svg(buffer.getvalue(), f'{figure_id}-{shown}')}\n</svg>"
 
 
 # Helpers for functions that draw a figure ---------------------------------------
@@ -124,7 +124,7 @@ def is_narrow(figure: Figure) -> bool:
 
 
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
-    """Return `count` panels in rows of `beside` (0: one row), in a column if narrow."""
+    """Return `count` panels, `beside` per row (0: all); one per row if narrow."""
     columns = 1 if is_narrow(figure) else beside or count
     rows = -(-count // columns)
     axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
@@ -134,7 +134,7 @@ def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axe
 
 
 def curve(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) -> None:
-    """Draw a curve through the points whose numbers are known."""
+    """Draw a curve through the points that have no Missing coordinate."""
     points = [
         (x, y)
         for x, y in zip(xs, ys, strict=True)
@@ -146,7 +146,7 @@ def curve(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) ->
 
 
 def label(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
-    """Write a bold text above a point, or at an `offset` in pixels from it."""
+    """Write a bold text above a point, or at `offset` (x, y) in pixels from it."""
     offset = more.pop("offset", (0, 8))
     style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more
     axes.annotate(text, (x, y), xytext=offset, **OFFSET, **style)
@@ -171,7 +171,9 @@ def label_bar(axes: Axes, text: str, x: float, y: float) -> None:
 def fill_heat_map(
     axes: Axes, rows: dict[str, list[tuple[str, float]]], heads: Sequence[str]
 ) -> None:
-    """Draw cells of text and shade, from -1 (strongest blue) to 1 (orange)."""
+    """Draw a heat map of (text, shade) cells by row name, with column names `heads`.
+    A shade is from -1 (strongest blue) to 1 (strongest orange).
+    """
     for y, cells in enumerate(rows.values()):
         for x, (text, shade) in enumerate(cells):
             look: dict[str, Any] = {"facecolor": WARN if shade > 0 else ACCENT}
@@ -230,7 +232,7 @@ DIGIT, GAP = 0.64 * SMALL, 8
 
 
 def set_log2_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """Make a horizontal axis logarithmic (base 2); label the ticks with enough room."""
+    """Make a horizontal axis logarithmic (base 2); label the ticks that have room."""
     axes = axis.axes
     axes.set_xscale("log", base=2)
     figure = axis.get_figure(root=True)
@@ -284,7 +286,7 @@ def label_lines(figure: Figure) -> None:
 
 
 def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
-    """Move descending heights apart until neighbours differ by at least `gap`."""
+    """Move heights, which descend, apart until neighbours differ by at least `gap`."""
     moved = list(heights)
     for _ in range(100):
         close = [i for i, (a, b) in enumerate(pairwise(moved)) if a - b < gap - 1e-6]
@@ -306,9 +308,9 @@ COLOR = re.compile("|".join(COLORS))
 TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
 
 
-def inline_svg(drawing: str, address: str) -> str:
-    """Return matplotlib's SVG for a page: unique ids, short numbers, CSS colours."""
-    prefix = f"p{crc32(address.encode()):08x}"
+def inline_svg(drawing: str, figure_id: str) -> str:
+    """Convert matplotlib's SVG for a page: unique ids, short numbers, CSS colours."""
+    prefix = f"p{crc32(figure_id.encode()):08x}"
     root = ElementTree.fromstring(drawing)
     parts = "\n".join(map(serialize, clean_elements(root, prefix)))
     coloured = COLOR.sub(lambda color: f"var({COLORS[color[0]]})", parts)
@@ -316,7 +318,9 @@ def inline_svg(drawing: str, address: str) -> str:
 
 
 def clean_elements(element: Element, prefix: str) -> Iterator[Element]:
-    """Yield children without metadata, styles and empty groups; prefix their ids."""
+    """Yield an SVG element's children without metadata, styles and empty groups. Prefix
+    their ids, to make them unique in the page.
+    """
     for child in element:
         child.tag = child.tag.rpartition("}")[2]
         if child.tag in ("metadata", "style"):

@@ -41,7 +41,7 @@ class Missing(float):
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = return_self
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __rpow__ = return_self
     __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = return_self  # pyright: ignore
-    # An absent row is Missing, too, and so is each of its columns.
+    # An absent row is a Missing value too, and each column read from it is Missing.
     __getitem__ = return_self
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def dropna(values: Iterable[float]) -> list[float]:
 
 
 def missing_reason(values: Iterable[float]) -> Missing:
-    """Return the first Missing value that begins "out of memory", else MISSING."""
+    """Return the first Missing value whose reason is out of memory, else MISSING."""
     reasons = (value for value in values if isinstance(value, Missing))
     return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
 
@@ -104,7 +104,7 @@ def span(values: Iterable[float], text: Text = "{:.2f}") -> str:
 
 
 def describe_range(values: Iterable[float]) -> str:
-    """Return the predicate of a sentence, such as "ranges from 1.20 to 3.40"."""
+    """Describe the range of values by a predicate: "ranges from 1.20 to 3.40"."""
     values = list(values)
     if dropna(values):
         text = span(values)

@@ -8,7 +8,7 @@ from tools.render.plots import Draw, make_figure
 
 ASSETS = ROOT / "docs" / "assets"
 VALUE = re.compile(r"^ +(--[\w-]+): (#\w+);$", re.MULTILINE)
-# The light and the dark value of each CSS colour variable.
+# The light and the dark value of each colour variable of the style sheets.
 COLORS: dict[str, list[str]] = {}
 for sheet in ("site.css", "drawings.css"):
     for name, value in VALUE.findall((ASSETS / sheet).read_text(encoding="utf-8")):
@@ -19,7 +19,7 @@ GROUND = "--md-default-bg-color"
 
 
 def standalone_svg(fragment: str) -> str:
-    """Return the first figure of a page part as an SVG file; an empty SVG if none."""
+    """Return the first SVG in some HTML as an SVG file, or an empty one without any."""
     svg = FIGURE.search(fragment)
     if svg is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>\n'
@@ -43,9 +43,9 @@ class NotebookFigure:
     def __init__(
         self, notebook: str, draw: Draw, finding: str, key: str = "", **sizes: float
     ) -> None:
-        address, numbers = f"notebook-{notebook}", f"{notebook}.ipynb"
+        figure_id, numbers = f"notebook-{notebook}", f"{notebook}.ipynb"
         self.finding = finding
-        self.page = make_figure(address, draw, finding, key, numbers=numbers, **sizes)
+        self.page = make_figure(figure_id, draw, finding, key, numbers=numbers, **sizes)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {

@@ -119,7 +119,7 @@ ALTERED = {
     "compiled_attention_faster": flip_claim(
         "compiled_attention_faster", execution="compiled"
     ),
-    "compiling_gains": scale(*STEP, by=2, execution="compiled"),
+    "compiled_is_faster": scale(*STEP, by=2, execution="compiled"),
     "bf16_gains_more": scale(*STEP, by=2, execution="compiled", precision="bf16"),
     "forward_accurate": scale(
         "o_relative_error", by=9, implementation="triton", dtype="bf16"

@@ -1,5 +1,5 @@
-"""Write the data of the memory and time calculator: the formulas of `systems.formulas`
-as lists of instructions, the GPUs, and measured points to compare with.
+"""Write the data of the page that calculates memory and time of a step: the formulas of
+`systems.formulas` as lists of instructions, the GPUs, and measurements to compare with.
 
 The file is a script, because a page opened from file:// can load scripts but no JSON.
 The page's script evaluates the instructions, so no formula is repeated in JavaScript.
@@ -32,9 +32,9 @@ SHAPE = ("d_model", "d_ff", "num_layers", "num_heads")
 MORE = ("kv_heads", "vocab", "embeddings")
 STEP = ("context", "batch", "checkpoint", "optimizer_states", "workspace_bytes")
 NAMES = (*SHAPE, *MORE, *STEP)
-# Public models: shape, KV heads, vocabulary, and number of embedding matrices (see
-# `Pass`). GPT-2's two feed-forward matrices are replaced by three narrower ones with
-# the same number of weights.
+# Public models: shape, KV heads, vocabulary, embedding matrices (1 if input and output
+# share it). This guide's model has three feed-forward matrices and GPT-2 has two; with
+# the d_ff given here for GPT-2, they have as many weights.
 MODELS = {
     "GPT-2": (ModelSize(768, 2048, 12, 12), 12, 50_257, 1),
     "GPT-2 XL": (ModelSize(1600, 4267, 48, 25), 25, 50_257, 1),
@@ -45,7 +45,7 @@ MODELS = {
 }
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 ATTENTIONS = ("eager", "flash")
-# Recomputation in the backward pass: none, runs of `checkpoint` blocks, or attention.
+# What is recomputed in the backward pass; blocks are in runs of length `checkpoint`.
 RECOMPUTED = ("none", "blocks", "attention")
 
 
@@ -85,7 +85,7 @@ def gpu_inputs(name: str) -> dict[str, Any]:
 
 
 def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and instructions of a step for valid combinations of options."""
+    """Yield name and instructions of a step for each valid combination of options."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}
@@ -108,7 +108,7 @@ def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pass_instructions(p: Pass) -> dict[str, Any]:
-    """Return a pass's formulas as instructions, and the index of each result."""
+    """Return a pass's formulas as a list of instructions, with each result's index."""
     made = Program()
     return {
         "moments": {
@@ -129,7 +129,7 @@ def measured_steps(found: Found) -> Frame:
 
 
 def memory_points(found: Found) -> list[dict[str, Any]]:
-    """Return each measured peak of requested bytes with its configuration."""
+    """Return each step's configuration and its measured peak of requested bytes."""
     points = []
     for c in measured_steps(found):
         p = peak_memory.make_pass(c)

@@ -32,7 +32,7 @@ OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
 def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
-    """Return predictions for other GPUs: "4.7 ms on an A100 80 GB, ..."."""
+    """Describe predictions for the OTHERS: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
         f"{prose_number(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
@@ -40,7 +40,7 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Return FLOPs and bytes of parts of attention in fp32, over all layers."""
+    """Return FLOPs and moved bytes of these parts of attention, in fp32, all layers."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)
@@ -78,7 +78,7 @@ def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
             calls=count,
             ms=ms,
             each_us=1e3 * ms / count,
-            # In a launch-bound pass, this is the time between two launches.
+            # The time between two launches, if the pass is launch-bound.
             launch_us=1e3 * wall / count,
             busy=ms / wall,
             of_memory=work.moved_bytes / seconds / peak.bandwidth,
@@ -92,11 +92,8 @@ def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
     )
 
 
-# Facts --------------------------------------------------------------------------------
-
-
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return facts by experiment; those of `chip` are the primary GPU's rates."""
+    """Return facts by experiment. The group `chip` holds rates of the primary GPU."""
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {
@@ -159,7 +156,9 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds by FLOPs for 2.7B, times relative to them, and some times."""
+    """Return lower bounds on passes of 2.7B by FLOPs, measured times relative to them,
+    and measured forward passes of `small` and 2.7B.
+    """
     peak, forward = peak_rates(primary_gpu()), matmul_flops("2.7B", 512)
     large = frame(record, size="2.7B", context=512, batch=BATCH)
     forward_bf16 = {"mode": "forward", "precision": "bf16"}
@@ -224,13 +223,13 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds of plain attention's time: by matmuls, and by HBM traffic."""
+    """Return lower bounds on plain attention's time, by its matmuls and HBM traffic."""
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
     parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)
     flops, outer = (sum(parts[part][i] for part in MATMULS) for i in (0, 1))
-    # Bytes that softmax and scaling move. "attention mask" is scaling and masking of
-    # scores; without a mask, half of its bytes are left.
+    # Bytes that softmax and scaling move. The part "attention mask" scales and masks;
+    # without a mask, half of its bytes are left.
     moved = parts["attention softmax"][1] + parts["attention mask"][1] // 2
     # One fused kernel reads the scores and writes the probabilities.
     fused = 2 * FP32_BYTES * batch * n**2

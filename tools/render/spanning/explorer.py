@@ -1,10 +1,10 @@
 """Write the data of the results explorer: one line per row of a record and metric.
 
 The file is a script, because a page opened from file:// can load scripts but no JSON.
-To keep it small, each text is listed once and lines contain its index, and each line
-begins with the number of leading texts that equal those of the previous line. Curves,
-such as loss by step, are left out. Two metrics are derived: the time of a step as the
-sum of its phases, and times relative to cuDNN.
+To keep it small, each text is listed once and lines contain its index. A line omits the
+leading texts that equal those of the previous line, and begins with their number.
+Curves, such as loss by step, are left out. Two metrics are derived: the time of a step
+as the sum of its phases, and times relative to cuDNN.
 """
 
 import json
@@ -93,7 +93,9 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def record_lines(record: Record) -> Iterator[list[Any]]:
-    """Yield cells per row for each of METRICS, or its status if it has no numbers."""
+    """Yield a line of cells for each of a row's METRICS; one with the status if the row
+    has no numbers.
+    """
     for row in record.rows:
         name = [
             explorer_name(record),
@@ -116,7 +118,7 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
 
 
 def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
-    """Yield (name, unit, value) of a step's time and of times relative to cuDNN."""
+    """Yield (metric, unit, value): a step's time, and times relative to cuDNN's."""
     phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
     if all(isinstance(times, list) and times for times in phases):
         steps = [fsum(times) for times in zip(*phases, strict=False)]
@@ -149,7 +151,9 @@ def describe_settings(row: Row) -> str:
 
 
 def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
-    """Return (median, count) of times, (value, None) of one value, None of curves."""
+    """Return (median, count) for a list of times, (value, None) for a single value, and
+    None for other lists and objects.
+    """
     if isinstance(value, list):
         return (
             (round_fraction(summarize(value).median), len(value))

@@ -59,7 +59,9 @@ def draw_timelines(record: Record | None) -> str:
 
 
 def draw_lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
-    """Draw launches, kernels and utilization below `top`; return the lower edge's y."""
+    """Draw a panel below `top`: the launches and runs of `count` kernels, and their
+    utilization of the GPU. Return the y of the lower edge.
+    """
     kernel_us = x["each_us"]
     left, right = 40, (500 if d.wide else d.width - 4)
     starts, free = [], 0.0

@@ -20,7 +20,7 @@ HOOK = (
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return the memory figure, also as SVG, and the slider of peaks by context."""
+    """Return the memory figure (for the page, and as SVG), and the peaks by context."""
     shown = memory_figure(found)
     return {
         "index-hook.md": shown,

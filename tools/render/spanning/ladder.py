@@ -43,13 +43,12 @@ def fragments(found: Found) -> dict[str, str]:
     }
 
 
-# Columns ------------------------------------------------------------------------------
-
-
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
-    """Return a pass's optimization steps with their speedups over the step before."""
+    """Return the optimization steps in `named` (FORWARD or BACKWARD), in order, with
+    their times in ms and speedups over the step before.
+    """
     rows = frame(record).arrange(step=named)
-    # Without the Hopper kernel, its steps would repeat the step above.
+    # Skip steps of the Hopper kernel where it did not run: they repeat the step above.
     found = rows.where(
         lambda x: x["step"] not in PATH_OF_HOPPER or x.get("ran") == "hopper"
     ).derive(
@@ -65,18 +64,15 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
-    """Return a lower bound on a pass's time in ms, by matmuls or another resource."""
+    """Return a lower bound on the pass `of` in ms, by the resource `job` of LIMITS."""
     kernel = {"forward": "forward", "backward": "one_pass"}[of]
     return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
 
 
 def speed_over_cudnn(found: Found, record: Record | None, of: str) -> float:
-    """Return the Hopper kernel's speed relative to cuDNN's at the ladder's shape."""
+    """Return cuDNN's time over the Hopper kernel's, in the pass `of` at shape TEST."""
     peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
     return 1 / all_shapes(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
-
-
-# Tables and figure --------------------------------------------------------------------
 
 
 def steps_table(record: Record, named: Mapping[str, Step]) -> str:
@@ -94,7 +90,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def resources_table(record: Record | None) -> str:
-    """Return a table of each ladder step's kernel resources for the record's Triton."""
+    """Return a table of the kernel resources of each step, with the record's Triton."""
     if record is None:
         return NOTHING_YET
     version = record.software.get("triton", "")
@@ -104,7 +100,7 @@ def resources_table(record: Record | None) -> str:
         return f"Not compiled with Triton {version}: run `{COMMAND}`.\n"
 
     def per_kernel(step: str, text: str) -> str:
-        """Format a value for each kernel of a step."""
+        """Format `text`, such as "{registers}", for each kernel of a step."""
         kernels = there["steps"][step]
         kib = ({"shared_kib": k["shared_bytes"] / KIB} | k for k in kernels)
         return " / ".join(text.format(**k) for k in kib)

@@ -1,4 +1,4 @@
-"""Copy the section "Answer" of problems' pages into the write-up; fill in facts."""
+"""Copy the section "Answer" of each problem's page for the write-up; fill in facts."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tools.render.markdown import snippet_sections
 DOCS = ROOT / "docs"
 ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |^\?\?\? prov|\Z)", re.DOTALL | re.M)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
-# The same delimiters as those of the macros plugin in mkdocs.yml.
+# Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
 MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
 TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 

@@ -10,7 +10,7 @@ from tools.render.load import Found, primary_record
 from tools.render.markdown import NOTHING_YET, snippet_sections
 
 SCRIPTS = ROOT / "docs" / "scripts"
-# Matches the marks of a section that a page shows.
+# Matches a comment that begins or ends a section which a page shows.
 MARK = re.compile(r" *# --8<-- .*\n")
 # Pairs of a script and the script that extends it.
 STEPS = (

@@ -1,4 +1,4 @@
-"""Render what problems cost on a GPU, setup output, and a table of GPUs."""
+"""Render for students: the time and memory of each problem, GPUs, example output."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -16,11 +16,11 @@ from tools.render.markdown import NOTHING_YET, items_table, table
 from tools.render.rows import NOT_MEASURED, peak_rates
 from tools.render.spanning.writeup import load_problems
 
-# GPUs whose times are predicted; GPUs whose out-of-memory rows are predicted.
+# GPUs for which measuring times are predicted, and for which out-of-memory rows are.
 TIMES, MEMORY = {"h100": "H100", "a100-80": "A100"}, ("a100-80", "a100-40")
 # Problems hidden at first, because they take little time or give no points.
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
-# A GPU that is left out of the table of rates.
+# A GPU that the table of GPUs leaves out.
 OLDER = "rtx3090"
 
 
@@ -28,15 +28,15 @@ def fragments(found: Found) -> dict[str, str]:
     """Return the files `student-*.md`: problems, setup check, GPUs, and an example."""
     return {
         "student-problems.md": problems_table(found),
-        "student-check.md": show_check_setup(found),
+        "student-check.md": check_setup_text(found),
         "student-gpus.md": gpus_table(),
         "student-measured.md": measuring_output(found),
     }
 
 
 def problems_table(found: Found) -> str:
-    """Return a table of problems: experiments, minutes by GPU, rows out of memory."""
-    # Skip records of the meta device, which take seconds.
+    """Return a table of the problems' experiments, minutes by GPU, and OOM rows."""
+    # Skip experiments on the meta device, which take seconds.
     measured = {s: primary_record(found, s) for s in STEMS if STEMS[s].full == GPU}
     others = {key: name for key, name in TIMES.items() if key != primary_gpu_key()}
     rows, seen, shown = [], set[str](), []
@@ -59,7 +59,9 @@ def problems_table(found: Found) -> str:
 
 
 def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]:
-    """Return minutes (measured; predicted for `others`), and OOM counts for MEMORY."""
+    """Return the minutes that these records took, predictions for the GPUs `others`,
+    and how many rows run out of memory on each GPU in MEMORY.
+    """
     if len(records := [record for record in found if record]) < len(found):
         return [NOT_MEASURED, *[""] * len((*others, *MEMORY))]
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
@@ -69,14 +71,16 @@ def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]
 
 
 def slowdown(gpu: Gpu) -> float:
-    """Return the largest ratio of a data-sheet rate of the primary GPU to `gpu`'s."""
+    """Return how much faster the primary GPU is than `gpu`, by the data-sheet rate in
+    which they differ most.
+    """
     primary = peak_rates(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
 
 
 def rows_too_large(records: list[Record], free_bytes: int) -> str:
-    """Count rows out of memory or above `free_bytes`; return a dash without peaks."""
+    """Count rows that run out of memory with `free_bytes`. Return "–" without peaks."""
     rows = [row for record in records for row in record.rows]
     names = ("peak_allocated_bytes", "kept_peak_allocated_bytes")
     peaks = [max(row.metrics.get(name) or 0 for name in names) for row in rows]
@@ -86,7 +90,7 @@ def rows_too_large(records: list[Record], free_bytes: int) -> str:
     return str(exhausted + sum(peak > free_bytes for peak in peaks))
 
 
-def show_check_setup(found: Found) -> str:
+def check_setup_text(found: Found) -> str:
     """Return the first lines of `python -m systems.check_setup` on the primary GPU."""
     ours = (primary_record(found, stem) for stem in STEMS)
     if (record := next((r for r in ours if r and r.kernels), None)) is None:

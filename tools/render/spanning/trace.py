@@ -23,7 +23,7 @@ EXPORT = "assets/step-small-512.sqlite.xz"
 MARKS = (STEP, *PHASES, LAYER, *PARTS)
 # Index of the drawn layer: the second of the forward pass.
 SHOWN_LAYER = 1
-# Names in the trace of GPU work that is not a kernel.
+# How the trace names GPU work that is no kernel.
 NO_KERNELS = ("memcpy", "memset")
 LANES = ("CPU: ranges", "CPU: launches", "GPU: kernels")
 LOOKS = {SOFTMAX: ACCENT, "rest of attention": TINT, "rest of the layer": GREY}
@@ -64,7 +64,7 @@ class Layer:
 
 
 def load_step() -> tuple[list[Kernel], list[tuple[int, int]]]:
-    """Return the kernels in EXPORT, and (start, end) of the calls that launch them."""
+    """Return the kernels in EXPORT, and (start, end) of their launches, in ns."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(lzma.decompress((ROOT / "docs" / EXPORT).read_bytes()))
         calls = database.execute(

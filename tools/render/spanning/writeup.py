@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def assignment(self) -> str:
-        """NYU's section of the problem, or the latest year in which CS336 asks it."""
+        """The course that asks the problem: NYU's section, or CS336's latest year."""
         return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
 
 
@@ -73,11 +73,8 @@ def answered_pages(found: Found) -> dict[str, bool]:
     return {a.page: bool(counts & gpus_with_records(a.stems, found)) for a in answers}
 
 
-# Fragments ----------------------------------------------------------------------------
-
-
 def fragments(found: Found) -> dict[str, str]:
-    """Return `writeup.md`: overview, each question, and the claims of each problem."""
+    """Return `writeup.md`: overview, and the questions and claims of each problem."""
     problems = load_problems()
     known = answered_pages(found)
     parts = {"overview": overview_table(problems)}
@@ -109,7 +106,9 @@ def overview_table(problems: list[Problem]) -> str:
 
 
 def question_text(answer: Answer, known: bool) -> str:
-    """Return the question, a link to its page, and a notice if records are missing."""
+    """Return the question, a link to its page, and unless `known` a notice that it is
+    not measured yet.
+    """
     parts = f" {answer.parts}" if answer.parts else ""
     text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
     return text if known else f"{text}\n\n{NOT_MEASURED_YET}\n{{ .status }}"
@@ -121,7 +120,7 @@ def all_claims() -> list[Claim]:
 
 
 def claim_tabs(problem: Problem, found: Found) -> str:
-    """Return a collapsed box with a tab per GPU: the outcomes of a problem's claims."""
+    """Return a collapsed box with the outcomes of a problem's claims, a tab per GPU."""
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]
     claims.sort(key=lambda claim: [*stems, claim.stem].index(claim.stem))

@@ -1,4 +1,4 @@
-"""Tables, figure and facts of `accumulation`: errors of running sums."""
+"""Tables, figure, facts and claim of `accumulation`: errors of running sums."""
 
 from fractions import Fraction
 from typing import Any
@@ -22,10 +22,12 @@ fragments = Fragments()
 
 
 def sums(record: Record | None) -> Frame:
-    """Return a row per running sum: its two errors, and the step at which it stalls."""
+    """Return a row per running sum: its error, split into the errors of rounding the
+    term and of adding, and the last step that changes the sum.
+    """
     found = frame(record).derive(name=fact_name, sum=describe_sum)
     for x in filter(None, found):
-        # The decimal term, exactly, and the term rounded to its number format.
+        # The exact decimal term, and the term as rounded to its number format.
         meant, stored = Fraction(str(x["term"])), Fraction(x["stored"])
         steps, form = x["steps"], FORMATS[x["accumulator"]]
         total = Fraction(x.get("device_result", x.get("result")))
@@ -150,7 +152,7 @@ def sums_figure(record: Record) -> Drawn:
                 if x["stalled"]:
                     end = x["last_change"], x["total"]
                     axes.plot(*end, "x", color=INK, markersize=8, markeredgewidth=2)
-                    # Keep the note off the curves that still rise.
+                    # Keep the note clear of the curves that still rise.
                     place = {"ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
                         place = {"ha": "left", "offset": (44, 6)}

@@ -1,4 +1,4 @@
-"""Tables and facts of `autocast`: dtypes by part of a model and by operation."""
+"""Tables, facts and claim of `autocast`: dtypes by model part and by operation."""
 
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
@@ -41,7 +41,7 @@ NAMES = {
 }
 # The parts of the toy model that the assignment asks about.
 ASKED = ("parameters", "fc1", "ln", "logits", "loss", "gradients")
-# The parts of models that facts name, by (model, dtype of autocast).
+# The parts whose dtypes are facts, by (model, dtype of autocast).
 NAMED = {
     ("toy", "fp16"): ASKED,
     ("toy", "bf16"): ("ln",),
@@ -62,7 +62,7 @@ def transformer_table(record: Record) -> str:
 
 
 def parts_table(record: Record, part: str) -> str:
-    """Return a table with a line per model part and a column per autocast dtype."""
+    """Return a table of the dtypes in a model (`part`) under fp16 and bf16 autocast."""
     found = frame(record, part=part, dtype=("fp16", "bf16"))
     has = {name for x in found if x and x.row for name in x.row.metrics}
     return items_table(
@@ -96,7 +96,7 @@ def operations_table(record: Record) -> str:
 
 
 def passes(record: Record | None) -> Frame:
-    """Return the Transformer's forward pass: no autocast, fp16 and bf16 autocast."""
+    """Return the Transformer's forward passes without autocast, in fp16 and in bf16."""
     found = frame(record).arrange(part=("transformer",), dtype=("fp32", "fp16", "bf16"))
     return found.derive(others=lambda x: x["forward_operations"] - x["forward_casts"])
 

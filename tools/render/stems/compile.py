@@ -19,8 +19,8 @@ from tools.render.rows import describe_range, dropna, fmt, span
 PRECISIONS = ("fp32", "bf16")
 # The sizes in sentences and in the rows that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
-# For each (execution, option `optimizer`): the text in the column "compiled", and the
-# compiled phases. ("eager", True) is the interleaved baseline of ("compiled", True).
+# What is compiled, by (execution, option `optimizer`): text for tables, and phases. The
+# row ("eager", True) alternates with ("compiled", True), as its baseline.
 WAYS = {
     ("eager", False): ("nothing", ()),
     ("graph", False): ("nothing; CUDA graphs", ()),
@@ -30,16 +30,13 @@ WAYS = {
 }
 NAMES = [name for name, _ in WAYS.values()]
 NAME = ("size", "precision", "compiled")
-# The phases in tables, which are wide: all but the loss, which takes little time.
+# The columns of times in tables: all phases but the short loss, and their sum.
 TIMES = ("forward", "backward", "optimizer", "step")
 fragments = Fragments()
 
 
-# Columns ------------------------------------------------------------------------------
-
-
 def steps(record: Record | None) -> Frame:
-    """Return training steps, each joined with the interleaved eager step."""
+    """Return training steps, joined with the eager steps that alternate with them."""
     found = frame(record).join("eager", execution="eager")
     return found.derive(
         compiled=lambda x: compiled_parts(x)[0],
@@ -59,7 +56,9 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def speedup(x: Line, *phases: str) -> float:
-    """Return the speedup over eager mode: the median, over rounds, of median ratios."""
+    """Return the wall-clock speedup over eager mode: a median over rounds of the ratio
+    of medians.
+    """
     both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]
@@ -76,7 +75,7 @@ def split_rounds(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
 
 
 def compile_seconds(x: Line, start: str, *phases: str) -> float:
-    """Return compile time in s: extra time of compiled phases in the first steps."""
+    """Return compile time in s: how much longer compiled phases took in first steps."""
     if not x.get(f"{start}_forward_ms"):
         return x.missing
     return sum(
@@ -85,13 +84,10 @@ def compile_seconds(x: Line, start: str, *phases: str) -> float:
 
 
 def break_even_steps(x: Line) -> Any:
-    """Return the number of steps after which compiling saves time, or "never"."""
+    """Return after how many steps compiling has saved more time than it took."""
     if x["saved_ms"] <= 0:
         return "never"
     return math.ceil(x["compile_s"] / (x["saved_ms"] / 1e3))
-
-
-# Tables -------------------------------------------------------------------------------
 
 
 @fragments.add(
@@ -186,9 +182,6 @@ def speedup_figure(record: Record) -> Drawn:
     )
 
 
-# Facts and claims ---------------------------------------------------------------------
-
-
 def facts(record: Record | None) -> dict[str, str]:
     found = steps(record)
     model = found.where(compiled="model")
@@ -216,7 +209,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "Compiling the model makes the training step faster in every size and precision "
     "measured.",
 )
-def compiling_gains(record: Record) -> Judgement:
+def compiled_is_faster(record: Record) -> Judgement:
     model = steps(record).where(compiled="model")
     found, gpu = dropna(model.column("step_gain")), span(model.column("step_gpu_gain"))
     numbers = f"Eager time of a step over compiled time: {span(found)}, GPU time {gpu}."

@@ -1,4 +1,4 @@
-"""Steps of `flash_ablation` for `spanning.ladder`; a table of launch choices."""
+"""Optimization steps of `flash_ablation`, for `spanning.ladder`, and launch choices."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.rows import fmt
 
-# Modules and names whose changes make the file of `compile_steps.py` stale.
+# Names (None: all) in modules whose changes make the file of `compile_steps.py` stale.
 ABLATION = "systems.experiments.flash_ablation"
 LAUNCHERS = (
     *((ABLATION, name) for name in ("FORWARD", "ladder_forward", "atomic_backward")),
@@ -20,8 +20,8 @@ LAUNCHERS = (
 
 
 class Step(NamedTuple):
-    """A step's name, and its predicted speedup over the step above with the reason.
-    Predictions were written before the experiment ran, and never changed; only the
+    """An optimization step: name, predicted speedup over the step above, and reason for
+    it. Predictions were written before the experiment ran, and never changed; only the
     Hopper kernels had been tried before.
     """
 
@@ -57,8 +57,8 @@ BACKWARD = {
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
 STEPS = FORWARD | BACKWARD
-# (step without the choice, step with it, description, predicted speedups forward and
-# backward). The speedups were predicted after a few trials.
+# Choices at launch: (step without it, step with it, description, predicted speedups
+# forward and backward). The speedups were predicted after a few trials.
 CHOICES = [
     (
         "unshared",
@@ -108,7 +108,7 @@ def step_ms(record: Record | None, step: str) -> float:
 
 
 def speedup(record: Record | None, before: str, after: str) -> float:
-    """Return the speedup of one step over another."""
+    """Return the speedup of the step `after` over the step `before`."""
     return step_ms(record, before) / step_ms(record, after)
 
 

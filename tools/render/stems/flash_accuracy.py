@@ -31,7 +31,7 @@ NAMES = {
     "sdpa_math": "SDPA, math",
 }
 OURS = ("triton", "hopper")
-# The claims allow errors of up to LIMIT times plain attention's.
+# The claims allow errors of up to LIMIT times the error of plain attention.
 LIMIT = 2
 LIMIT_REASON = (
     "FlashAttention's own tests allow it, as a sum in tiles is rounded in more places."
@@ -47,16 +47,13 @@ NORM, LARGEST = "relative_error", "largest_error"
 fragments = Fragments()
 
 
-# Columns ------------------------------------------------------------------------------
-
-
 def accuracy_rows(record: Record | None) -> Frame:
-    """Return all rows, joined with plain attention on the same inputs."""
+    """Return all rows, joined with the row of plain attention on the same inputs."""
     return frame(record).join("plain", implementation="plain")
 
 
 def error_over_plain(x: Line, of: str, by: str = NORM) -> float:
-    """Return the error of a result divided by plain attention's error."""
+    """Return the error of the result `of` over plain attention's, in metric `by`."""
     return x.get(f"{of}_{by}") / (x["plain"].get(f"{of}_{by}") or MISSING)
 
 
@@ -67,7 +64,7 @@ def error_ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `error_over_plain` by configuration and result, except 16-bit lse."""
+    """Return `error_over_plain` by configuration and result, without lse in 16 bits."""
     # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
@@ -75,7 +72,7 @@ def error_ratios(
 
 
 def ratio_rows(record: Record) -> Frame:
-    """Return a row with the error ratios of each implementation and dtype."""
+    """Return a row per implementation and dtype with its error ratios."""
     found = accuracy_rows(record)
     dtypes = found.values("dtype")
     ratios = partial(error_ratios, found)
@@ -85,9 +82,6 @@ def ratio_rows(record: Record) -> Frame:
         for d in dtypes
         if n != "plain" and (over := ratios(n, d))
     )
-
-
-# Tables and figure --------------------------------------------------------------------
 
 
 @fragments.add(
@@ -165,13 +159,10 @@ def ratios_figure(record: Record) -> str:
     )
 
 
-# Facts --------------------------------------------------------------------------------
-
-
 def rounding_error(bits: int) -> float:
-    """Return the expected relative error (ratio of norms) if normally distributed
-    numbers are rounded to this many significant bits: the root mean square of the
-    spacing of numbers, divided by the square root of 12.
+    """Return the expected relative error (ratio of norms) of normally distributed
+    numbers rounded to this many significant bits: the root mean square of the spacing
+    between representable numbers, divided by the square root of 12.
     """
 
     def probability(x: float) -> float:
@@ -186,7 +177,9 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return ratios to plain attention's errors, o's errors, and reproducible cases."""
+    """Return errors relative to plain attention's, errors of o, and the number of cases
+    with bitwise reproducible results.
+    """
     found = accuracy_rows(record)
     worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:
@@ -212,9 +205,6 @@ def facts(record: Record | None) -> dict[str, str]:
 def reproducibility_rows(record: Record | None) -> Frame:
     """Return the rows of this guide's kernels whose calls were compared bitwise."""
     return frame(record, implementation=OURS).where(lambda x: "calls" in x.metrics)
-
-
-# Claims -------------------------------------------------------------------------------
 
 
 def judge_errors(record: Record, *results: str) -> Judgement:

@@ -48,8 +48,8 @@ TELLING = (128, 1024, 16384, LONGEST)
 MIB = 2**20
 # Number of bf16 matmuls that replace an fp32 matmul on tensor cores.
 LIMB_PRODUCTS = 6
-# Least count of bf16 numbers that plain attention reads and writes per score, operation
-# by operation; a boolean counts as half a number.
+# How many bf16 numbers plain attention must read or write per score, by operation; a
+# boolean counts as half a number.
 PLAIN_MOVES = {
     # Terms: matmul with K, division, make mask, apply mask, softmax, matmul with V.
     "forward": 1 + 2 + 0.5 + 2.5 + 2 + 1,
@@ -63,11 +63,8 @@ PLAIN_HOLDS = 4.5
 fragments = Fragments()
 
 
-# Columns ------------------------------------------------------------------------------
-
-
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape, with all implementations' times over FlashAttention's."""
+    """Return a row per shape, with each implementation's time over FlashAttention's."""
     names = (*NAMES, "tiles")
     rows = frame(record, implementation=names).derive(
         mib=memory_mib,
@@ -85,18 +82,15 @@ def shapes(record: Record | None) -> Frame:
 
 
 def memory_mib(x: Line) -> float:
-    """Return the peak of forward and backward above the memory allocated before, in
-    MiB. It is missing on a CPU, and if it is too small for o and three gradients
-    because an earlier pass's gradients were still allocated.
+    """Return what forward and backward allocate at the peak, in MiB; Missing on a CPU,
+    or if it is too small for o and three gradients because those of an earlier pass
+    were still allocated.
     """
     needs = x.get("peak_allocated_bytes") - x.get("held_bytes")
     if not needs:
         return needs
     returned = 4 * x["n"] * x["d"] * BYTES[x["dtype"]]
     return needs / MIB if needs >= returned else MISSING
-
-
-# Tables -------------------------------------------------------------------------------
 
 
 @fragments.add(
@@ -151,7 +145,7 @@ def latency_table(record: Record) -> str:
 
 
 def describe_rounds(found: Frame) -> str:
-    """Return a sentence on how far rounds are from their median speedup over plain."""
+    """Return a sentence on how far single rounds are from the median speedup."""
     off = (
         abs(ratio / x[f"{of} / plain"] - 1)
         for x in found
@@ -183,11 +177,8 @@ def slower_shapes_table(record: Record) -> str:
     )
 
 
-# Figures ------------------------------------------------------------------------------
-
-
 def draw_curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
-    """Draw a line for each implementation, by length; FlashAttention on top."""
+    """Draw `y` of each implementation by length N, FlashAttention's line on top."""
     for name, label in reversed(NAMES.items()):
         look = {"color": ACCENT if name == "ours" else GREY, "label": label}
         ys = [y(x[name]) for x in found]
@@ -242,9 +233,6 @@ def memory_figure(record: Record) -> Drawn:
     )
 
 
-# Facts --------------------------------------------------------------------------------
-
-
 def facts(record: Record | None) -> dict[str, str]:
     found = shapes(record)
     bf16 = found.where(dtype="bf16", d=D)
@@ -267,8 +255,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def predict_ms(peak: Peak) -> tuple[float, float]:
-    """Return lower bounds of the time of the longest bf16 head, forward and backward:
-    of plain attention by its bytes, of FlashAttention by the FLOPs of its matmuls.
+    """Return lower bounds on forward + backward of one bf16 head of length LONGEST, in
+    ms: of plain attention by bytes, of FlashAttention by the FLOPs of its matmuls.
     """
     return 1e3 * PLAIN_BYTES / peak.bandwidth, 1e3 * FLASH_FLOPS / peak.bf16
 
@@ -294,9 +282,6 @@ def prediction_facts(longest: Line) -> dict[str, str]:
         "memory_ours_predicted": format_mib(returned + 12 * LONGEST),
         "memory_sums": format_mib(4 * LONGEST * D),
     }
-
-
-# Claims -------------------------------------------------------------------------------
 
 
 @claim(

@@ -43,11 +43,8 @@ HALF, SINGLE = 2, 4
 fragments = Fragments()
 
 
-# Columns ------------------------------------------------------------------------------
-
-
 def kernel_role(kernel: str) -> str:
-    """Return the role of a kernel by its name; "rest" for kernels of PyTorch."""
+    """Return the key of ROLES that a kernel's name contains; "rest" for PyTorch's."""
     if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
         return "rest"
     return next((role for role in ROLES if role in kernel), "rest")
@@ -55,7 +52,7 @@ def kernel_role(kernel: str) -> str:
 
 def device_rates(record: Record) -> dict[str, float]:
     """Return a GPU's rates per second by resource in LIMITS: FLOPs and exponentials at
-    its highest clock, bytes by the data sheet, atomic additions as measured.
+    its highest clock rate, bytes by the data sheet, atomic additions as measured.
     """
     peak, chip = find_peak(record.device.slug), find_chip(record.device.slug)
     if not (peak and chip):
@@ -73,7 +70,7 @@ def device_rates(record: Record) -> dict[str, float]:
 
 
 def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, float]:
-    """Return a kernel's lower bound in ms by each resource in LIMITS that it uses."""
+    """Return lower bounds in ms on a kernel's time, by each resource that it uses."""
     work, d = KERNELS[role], shape["d"]
     rows = shape["heads"] * shape["n"]
     entries = count_scores(batch=1, heads=shape["heads"], n=shape["n"], causal=True)
@@ -89,7 +86,7 @@ def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return the kernels of a call by role, with median times and bounds in ms."""
+    """Return a row per role of kernels in a call, with time and lower bounds in ms."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:
@@ -103,9 +100,6 @@ def kernel_rows(record: Record | None) -> Frame:
         share=lambda x: x["ms"] / sum(times.values()),
         over_floor=lambda x: x["ms"] / x[FLOOR] if x[FLOOR] != "" else "",
     )
-
-
-# Tables -------------------------------------------------------------------------------
 
 
 @fragments.add(
@@ -151,9 +145,6 @@ def entries_table(record: Record) -> str:
     if any("step_ms" in x.metrics for x in found):
         return found.table("place", ("training step, ms", "step_ms", "{:,.0f}"))
     return found.table("place", ("time, ms", "both_ms", "{:.2f}"))
-
-
-# Facts --------------------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Columns of timed attention: time ratios and throughput."""
+"""Columns shared by experiments that time attention: time ratios and throughput."""
 
 from statistics import median
 
@@ -13,7 +13,7 @@ LABELS = {"forward": "forward", "backward": "backward", "both": "forward + backw
 
 
 def pass_ratios(x: Line, other: Line, of: str) -> list[float]:
-    """Return the ratio of a pass's time in `x` to its time in `other`, by round."""
+    """Return the time of the pass `of` in `x` over that in `other`, for each round."""
     rounds = [one.samples(f"{of}_rounds") for one in (x, other)]
     alike = len({*map(len, rounds)}) == 1
     return [a / b for a, b in zip(*rounds, strict=True)] if alike else []
@@ -27,7 +27,7 @@ def time_ratio(x: Line, other: Line, of: str) -> float:
 
 
 def tflops(x: Line, of: str) -> float:
-    """Return the TFLOP/s of a pass. Rows without a shape have one causal head."""
+    """Return the TFLOP/s of the pass `of`. By default, a row has one causal head."""
     return count_flops(x, of) / x.kernel_ms(of) / 1e9 if x else x.missing
 
 

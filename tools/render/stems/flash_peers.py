@@ -30,7 +30,7 @@ NAMES = {
     "flex": "FlexAttention",
 }
 RESULTS: tuple[str, ...] = read_constant("flash_peers", "RESULTS")
-# A result with a larger relative error than this is wrong, not just rounded.
+# A result is wrong, not just rounded, if its relative error exceeds this.
 WRONG = 0.1
 RIVAL = {"bf16": "sdpa_cudnn", "fp32": "sdpa_efficient"}
 # A length at which calls are launch-bound.
@@ -51,17 +51,14 @@ PANELS = ((64, True), (128, True), (128, False))
 fragments = Fragments()
 
 
-# Columns ------------------------------------------------------------------------------
-
-
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return the shapes of a dtype that exceed length SHORT, but not in layout bnhd."""
+    """Return the shapes of a dtype that are longer than SHORT, without layout bnhd."""
     found = all_shapes(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
 
 
 def all_shapes(record: Record | None) -> Frame:
-    """Return a row per shape: times by library, and this guide's time over each."""
+    """Return a row per shape: each library's row, and our time relative to it."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,
@@ -76,7 +73,9 @@ def all_shapes(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return the time of `whose` over `name`'s; Missing if `name` computes wrongly."""
+    """Return the time of the pass `of` with `whose` over that with `name`; Missing if
+    the results of `name` are wrong.
+    """
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
         return Missing("wrong gradient")
@@ -89,7 +88,7 @@ def largest_error(x: Line, *results: str) -> float:
 
 
 def error_ratio(x: Line) -> float:
-    """Return the largest ratio of the Hopper kernel's error to RIVAL's."""
+    """Return the largest ratio, over results, of our kernel's error to RIVAL's."""
     rival = x[RIVAL[x["dtype"]]]
     return most(
         largest_error(x["ours"], of) / (largest_error(rival, of) or Missing())
@@ -109,9 +108,6 @@ def shape_text(x: Line) -> str:
     parts = [tokens, f"d {d}", mask, every]
     # A table cell may break between two parts, but not inside one.
     return " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
-
-
-# Tables and figure --------------------------------------------------------------------
 
 
 @fragments.add(
@@ -215,9 +211,6 @@ def throughput_figure(record: Record) -> Drawn | None:
         f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
         "see the table.",
     )
-
-
-# Facts and claims ---------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:

@@ -33,7 +33,7 @@ GIB = 2**30
 # Numbers of consecutive blocks ("runs") that are recomputed together.
 RUNS: tuple[int, ...] = read_constant("gradient_checkpointing", "RUNS")
 TICKS = (1, 2, 4, 8, 16, 32)
-# Metrics of peak memory: if the pass allocates gradients, and if they exist before.
+# Metrics of peak memory: of a pass that allocates gradients; if they exist already.
 PEAKS = {"peak": "peak_allocated_bytes", "kept": "kept_peak_allocated_bytes"}
 WORDS = {
     "none": "nothing",
@@ -43,14 +43,11 @@ WORDS = {
     "attention": "attention alone",
     "by_hand": "every block by itself, by hand",
 }
-# Relative time of recomputation where a pass ran out of memory: a second forward pass.
+# Predicted time with recomputation over time without: one more forward pass.
 BY_FLOPS = f"{(1 + 3) / 3:.2f} (by FLOPs)"
 PASS = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
 SHAPE = {"size": "2.7B", "context": 2048, "precision": "bf16", "batch": 4}
 fragments = Fragments()
-
-
-# Columns ------------------------------------------------------------------------------
 
 
 def passes(record: Record | None) -> Frame:
@@ -63,7 +60,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def predict_run_lengths() -> Frame:
-    """Return the predicted peaks for each length of runs, which need no record."""
+    """Return the predicted peaks for each length in RUNS; this needs no record."""
     more = {"strategy": "runs", "attention": "flash", "blocks_compiled": False}
     return add_predictions(Frame(Line(SHAPE | more, run=run) for run in RUNS))
 
@@ -84,7 +81,7 @@ def describe_recomputation(x: Line) -> str:
 
 
 def predict_peaks(x: Line) -> tuple[float, float]:
-    """Predict both PEAKS; Missing if the compiler decides which tensors to save."""
+    """Predict both PEAKS in bytes; Missing if a compiler chooses what is saved."""
     if x["blocks_compiled"]:
         return MISSING, MISSING
     # SDPA keeps what FlashAttention keeps: its output and the log-sum-exp.
@@ -111,16 +108,13 @@ def name_run(x: Line) -> str:
     return "one block" if x["run"] == 1 else f"{x['run']} blocks"
 
 
-# Tables and figure --------------------------------------------------------------------
-
-
 @fragments.add_file(
     "orders.md",
     "No recomputation, and four ways to recompute N blocks: what is in memory at "
     "most, and how much is computed. For halves, N is a power of two.",
 )
 def strategies_table(_: list[Record]) -> str:
-    """Return a table of strategies: peak of saved memory, and blocks computed."""
+    """Return a table of ways to recompute: memory at the peak, and blocks computed."""
     p = PASS
     n = p.shape.num_layers
     input_bytes, block_bytes = residual_bytes(p), block_saved_bytes(p)
@@ -241,9 +235,6 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
         plots.label(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
     axes.set_title("peak, GiB, gradients made or kept")
-
-
-# Facts and claims ---------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""Tables and facts of `method`: the guide's clock, CUDA events, CUPTI and graphs."""
+"""Tables and facts of `method`: a pass timed by the guide's clock, CUDA events, CUPTI
+and CUDA graphs.
+"""
 
 from systems.records.record import Record
 from tools.render.fragments import Fragments
@@ -10,10 +12,10 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return passes with the overheads of the guide's clock and of synchronizing."""
+    """Return passes with the overheads of the guide's clock and of synchronization."""
     return frame(record).derive(
-        # Relative overhead of this guide's clock over CUDA events, and of
-        # synchronizing after each pass over queueing the passes.
+        # Extra time (as a share) by the guide's clock compared with CUDA events, and if
+        # each pass is synchronized compared with queueing all passes.
         clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
         waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
         cupti=lambda x: x.get("step_gpu_ms"),

@@ -18,13 +18,13 @@ WATCHED = {
     "matrix": "feed-forward matrix",
     "gain": "norm's gain",
 }
-# Number of last steps whose mean is the final loss, because single losses are noisy.
+# The final loss is the mean of this many last steps, because single losses are noisy.
 LAST = 20
 fragments = Fragments()
 
 
 def all_runs(record: Record | None) -> Frame:
-    """Return training runs, each with the fp32 run of its seed and learning rate."""
+    """Return training runs, joined with fp32 runs of equal seed and learning rate."""
     found = frame(record).derive(
         final=lambda x: fmean(x["loss"][-LAST:]) if x else x.missing
     )
@@ -40,7 +40,7 @@ def runs(record: Record | None) -> Frame:
 
 
 def loss_differences(record: Record | None, precision: str) -> list[float]:
-    """Return final losses minus fp32's with the same seed (same weights and data)."""
+    """Return final losses minus those of fp32 with the same seed (weights and data)."""
     return dropna(runs(record).where(precision=precision).column("against"))
 
 
@@ -66,19 +66,21 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize(ran: Frame) -> Line:
-    """Return loss, step time, peak memory and % unchanged weights over seeds."""
+    """Return a row with loss, step time, peak memory and % of unchanged weights, over
+    the seeds of one precision.
+    """
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
         step_ms=median(t for x in ran for t in second_half(x.samples("step"))),
-        # Rows of a CPU have no peak.
+        # Rows measured on a CPU have no peak.
         peak=max((x.get("peak_allocated_bytes") for x in ran), default=MISSING),
         **{name: unchanged_percent(ran, name) for name in WATCHED},
     )
 
 
 def unchanged_percent(ran: Frame, name: str) -> float:
-    """Return the mean percentage of a tensor that late steps leave unchanged."""
+    """Return the mean % of a tensor's elements that late steps leave unchanged."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 
@@ -88,7 +90,7 @@ def second_half(values: list[float]) -> list[float]:
 
 
 def format_difference(differences: list[float]) -> str:
-    """Describe losses relative to fp32's, such as "within 0.0003 nats of"."""
+    """Describe differences of losses from fp32's: "within 0.0003 nats of"."""
     if not differences:
         return NOT_MEASURED
     sizes = sorted(round(abs(difference), 4) for difference in differences)
@@ -99,15 +101,12 @@ def format_difference(differences: list[float]) -> str:
 
 
 def compare_spread(differences: list[float], fp32: list[float]) -> str:
-    """Compare differences from fp32 with the spread of fp32 runs over seeds."""
+    """Compare differences from fp32 with the range of fp32 losses over seeds."""
     if not differences or len(fp32) < 2:
         return NOT_MEASURED
     near = max(map(abs, differences)) <= max(fp32) - min(fp32)
     nearer = "closer to fp32" if near else "farther from fp32"
     return f"{nearer} than runs with different seeds are to one another"
-
-
-# Tables and figure --------------------------------------------------------------------
 
 
 @fragments.add(
@@ -164,7 +163,7 @@ def running_means(losses: list[float]) -> list[float]:
 
 
 def loss_gaps(record: Record, precision: str) -> list[list[float]]:
-    """Return each run's smoothed losses minus those of fp32 with the same seed."""
+    """Return each run's `running_means` minus those of fp32 with the same seed."""
     return [
         [a - b for a, b in zip(*map(running_means, both), strict=True)]
         for x in runs(record).where(bool, precision=precision)

@@ -1,4 +1,4 @@
-"""Table, figure and facts of `model_attention`: a step by kind of attention."""
+"""Table, figure and facts of `model_attention`: steps with different attentions."""
 
 from matplotlib.figure import Figure
 
@@ -12,13 +12,13 @@ from tools.render.rows import fmt, span
 
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
-# (size, context) of three steps in facts.
+# The (size, context) of steps that facts are about.
 NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
 fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return a row per size and context that holds a step per kind of attention."""
+    """Return a row per size and context with a column for each attention's step."""
     found = frame(record).derive(
         peak=lambda x: x.get(PEAK), gpu_ms=lambda x: x.get("step_gpu_ms")
     )
@@ -27,9 +27,6 @@ def steps(record: Record | None) -> Frame:
         gpu_gain=lambda x: x["eager.gpu_ms"] / x["flash.gpu_ms"],
         sdpa_over_ours=lambda x: x["sdpa.gpu_ms"] / x["flash.gpu_ms"],
     )
-
-
-# Tables and figures -------------------------------------------------------------------
 
 
 @fragments.add("table.md")
@@ -83,9 +80,6 @@ def contexts_figure(record: Record) -> Drawn:
         "Batch 4, bf16, wall-clock times. The dashed line of this guide lies on "
         "SDPA's, which needs the same memory.",
     )
-
-
-# Facts --------------------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:

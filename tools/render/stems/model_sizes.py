@@ -59,6 +59,6 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def ungated_parameters(s: ModelSize) -> int:
-    """Return the parameters without gates, a count that gives 2.7B its name."""
+    """Return the parameters without gate matrices, a count that gives 2.7B its name."""
     block = 4 * s.d_model**2 + 2 * s.d_model * s.d_ff
     return s.num_layers * block + 2 * VOCAB_SIZE * s.d_model

@@ -29,7 +29,7 @@ COMPUTE = {
     "upcast": "in fp32, output rounded",
     "fused": "PyTorch's own kernel",
 }
-# The width in the figure by magnitude, and the largest in the figure by width.
+# The width in the figure by magnitude, and the largest width in the other figure.
 WIDTH, WIDEST = 4096, 16384
 # The ends of the colour scale of errors, as powers of ten.
 WORST, BEST = 0, -8
@@ -41,17 +41,19 @@ fragments = Fragments()
 def find_norm(
     record: Record | None, dtype: str, compute: str, width: int = WIDTH
 ) -> Line:
-    """Return the row of a layer norm of this width."""
+    """Return the row of a layer norm, computed as `compute` (see COMPUTE)."""
     return frame(record).one(norm="layer", dtype=dtype, compute=compute, width=width)
 
 
 def error_marks(x: Line, stage: str) -> list[str]:
-    """Return a mark per magnitude: "∞", "=0", "exact", or the error's power of ten."""
+    """Return the error of a stage of the norm by magnitude of the inputs: "∞", "=0",
+    "exact", or the power of ten of the relative error.
+    """
     if not x:
         return [""] * len(MAGNITUDES)
 
     def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
-        # Check inputs: if they overflow, the float64 reference is not finite either.
+        # If inputs overflowed, the float64 reference is not finite either.
         if inputs > 0 or nonfinite > 0 or zero > 0.5:
             return "∞" if inputs > 0 or nonfinite > 0 else "=0"
         return str(round(math.log10(error))) if error else "exact"
@@ -61,7 +63,7 @@ def error_marks(x: Line, stage: str) -> list[str]:
 
 
 def first_magnitude(x: Line, stage: str, text: str) -> str:
-    """Return the smallest magnitude with this mark in a column of STAGES, or "none"."""
+    """Return the smallest magnitude at which `error_marks` are `text`, or "none"."""
     found = zip(MAGNITUDES, error_marks(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
     return fmt(first if x else x.missing)
@@ -163,7 +165,7 @@ def cell_shade(text: str) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return magnitudes at which squares overflow, and errors of the output."""
+    """Return magnitudes at which squares overflow, and relative errors of outputs."""
     fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
     widest = {
         way: output_error(find_norm(record, "bf16", way, WIDEST))

@@ -11,7 +11,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with both profilers' kernel times, longest kernel time first."""
+    """Return steps with kernel times by nsys and torch.profiler, the longest first."""
     found = frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,

@@ -1,5 +1,5 @@
-"""Tables, figure, facts and claim of `saved_tensors`: bytes that a block saves for its
-backward pass, counted and predicted by operation, and the example in CS336's handout.
+"""Tables, figure, facts and claim of `saved_tensors`: bytes that each operation of a
+block saves for backward, counted and predicted, and the example in CS336's handout.
 """
 
 from collections import Counter
@@ -62,7 +62,7 @@ def rows(record: Record | None) -> Frame:
 
 
 def blocks(record: Record | None) -> Frame:
-    """Return the eager block of 2.7B at each context."""
+    """Return the row of an eager block of 2.7B at each context."""
     found = rows(record).arrange(context=CONTEXTS)
     return found.where(part="block", heads=32, compiled=False).derive(
         predicted=lambda x: predict_bytes(x["context"])

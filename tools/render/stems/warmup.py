@@ -1,4 +1,4 @@
-"""Table, figure, facts and claim of `warmup`: how slow a process's first steps are."""
+"""Table, figure, facts and claim of `warmup`: how slow first steps of a process are."""
 
 from statistics import median
 

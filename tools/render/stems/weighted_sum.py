@@ -26,12 +26,12 @@ fragments = Fragments()
 
 
 def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
-    """Return the least number of bytes of x, dx and a copy of x that a pass moves."""
+    """Return how many bytes a pass (or copy) of an n × d input must move at least."""
     return MOVED[of] * BYTES[dtype] * n * d
 
 
 def kernels(record: Record | None) -> Frame:
-    """Return a row per implementation and dtype. A copy's time counts as forward."""
+    """Return times and rates per implementation and dtype; a copy counts as forward."""
 
     def time_ms(x: Line, of: str) -> float:
         name = "copy" if (x["implementation"], of) == ("copy", "forward") else of

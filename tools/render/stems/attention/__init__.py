@@ -1,4 +1,6 @@
-"""Tables, figures, facts and claims of `attention`: time and memory by d and N."""
+"""Tables, figures, facts and claims of `attention`: time and memory by head dimension d
+and sequence length N.
+"""
 
 from bisect import bisect_left
 
@@ -37,11 +39,8 @@ from tools.render.stems.attention.compiled import (  # noqa: F401
 
 # From this N on, tensors that grow with N² take nearly all memory.
 LONG = 4096
-# The N in the table by dtype and mask: one launch-bound, and the longest.
+# The lengths N in the table by dtype and mask: a launch-bound one, and the longest.
 TELLING = (256, LONGEST)
-
-
-# Tables -------------------------------------------------------------------------------
 
 MEMORY = (
     ("memory before backward, GiB", lambda x: x.get("before_backward_bytes"), in_gib3),
@@ -68,7 +67,7 @@ def grid_table(record: Record) -> str:
 
 
 @fragments.add("variants.md", "Plain attention, d = 64: wall-clock time, mean ± std.")
-def variants_table(record: Record) -> str:
+def dtype_mask_table(record: Record) -> str:
     found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
     dtypes = frame(record).values("dtype")
     return found.arrange(dtype=dtypes, causal=(False, True)).table(
@@ -86,7 +85,7 @@ def variants_table(record: Record) -> str:
     "Tensors at the peak of the shortest pass tried that does not fit, by formula.",
 )
 def peak_tensors_table(record: Record) -> str:
-    """Return a table of the tensors at the peak of the shortest N that doesn't fit."""
+    """Return a table of the tensors at the predicted peak of `oom_length`."""
     n = oom_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
@@ -104,8 +103,8 @@ def peak_tensors_table(record: Record) -> str:
 
 
 def oom_length(record: Record) -> int:
-    """Return the shortest measured N that ran out of memory. If none did, double the
-    longest until its predicted peak exceeds the GPU's memory.
+    """Return the shortest measured N that ran out of memory. If none did, double
+    LONGEST until the predicted peak exceeds the GPU's memory.
     """
     found = frame(record, d=WIDTH, execution="eager", **PLAIN)
     out = [x["n"] for x in found if x.reason == "out of memory"]
@@ -116,7 +115,7 @@ def oom_length(record: Record) -> int:
 
 
 def shortest_oom(memory_bytes: float) -> int:
-    """Return the smallest N whose predicted peak exceeds this memory."""
+    """Return the smallest N whose predicted peak exceeds `memory_bytes`."""
     every = range(1, 2**24)
     return every[bisect_left(every, True, key=lambda n: peak_bytes(n) > memory_bytes)]
 
@@ -128,9 +127,6 @@ def describe_outcome(record: Record | None, n: int, execution: str) -> str:
         peak = x.get("peak_allocated_bytes", 0)
         return f"ran with a peak of {gib(peak)} GiB" if peak else "ran"
     return x.reason.replace("out of", "ran out of") or "was not measured"
-
-
-# Figures ------------------------------------------------------------------------------
 
 
 @fragments.figure("times.md", "times", narrow=520)
@@ -205,12 +201,9 @@ def memory_figure(record: Record) -> Drawn:
 
 
 def largest_error(record: Record | None) -> float:
-    """Return the largest |measured / predicted - 1| of kept bytes, over N >= LONG."""
+    """Return the largest relative error of predicted saved bytes, over N >= LONG."""
     found = passes(record).where(lambda x: x["n"] >= LONG)
     return most(abs(x["kept"] / predicted_saved_bytes(x) - 1) for x in found)
-
-
-# Facts and claims ---------------------------------------------------------------------
 
 
 def facts(record: Record | None) -> dict[str, str]:

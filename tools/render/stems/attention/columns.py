@@ -13,7 +13,7 @@ from tools.render.markdown import gib
 PASSES = ("forward", "backward")
 EXECUTIONS = ("eager", "compiled")
 BATCH = 8
-# The head dimension of curves and most facts, and the longest N that is shown.
+# The head dimension in figures and most facts, and the longest N that is shown.
 WIDTH, LONGEST = 64, 16384
 # The dtype and mask of the assignment.
 PLAIN = {"dtype": "fp32", "causal": False}
@@ -25,7 +25,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return the rows up to LONGEST by d and N, with their speedups over eager."""
+    """Return rows with N <= LONGEST by d and N, with their speedups over eager."""
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: speedup(x, *PASSES),
@@ -37,13 +37,13 @@ def passes(record: Record | None) -> Frame:
 
 
 def speedup(x: Line, *names: str) -> float:
-    """Return eager over compiled GPU time; on a CPU, wall-clock time."""
+    """Return the speedup over eager in these passes by GPU (on a CPU: wall) time."""
     gpu = x["eager"].gpu_ms(*names) / x.gpu_ms(*names)
     return gpu or x["eager"].ms(*names) / x.ms(*names)
 
 
 def plain_row(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
-    """Return the row of eager (or compiled) attention in fp32 without a mask."""
+    """Return the row of attention in fp32 without a mask, in execution `e`."""
     return found.one(n=n, d=d, execution=e, **PLAIN)
 
 
@@ -55,7 +55,7 @@ def lengths(found: Iterable[Line]) -> list[int]:
 
 
 def formula_inputs(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
-    """Return the arguments of the memory formulas in `systems.formulas.costs`."""
+    """Return arguments of memory formulas; PLAIN gives default dtype and mask."""
     kind = PLAIN | given
     size = ELEMENT_BYTES[kind["dtype"]]
     return dict(batch=BATCH, n=n, d=d, element_bytes=size, causal=kind["causal"])
@@ -67,7 +67,7 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_saved_bytes(x: Line) -> float:
-    """Return the predicted bytes kept for the backward pass, eager or compiled."""
+    """Return the predicted bytes of the tensors that a row saves for backward."""
     if not x:
         return x.missing
     given = formula_inputs(**{key: x[key] for key in CELL})

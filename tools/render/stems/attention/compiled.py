@@ -24,7 +24,7 @@ from tools.render.stems.attention.columns import (
     plain_row,
 )
 
-# The N at which kernels are listed.
+# The sequence length N at which the table lists kernels.
 KERNELS_AT = 4096
 
 
@@ -33,7 +33,7 @@ def compiled_passes(record: Record | None) -> Frame:
 
 
 def compile_seconds(x: Line) -> float:
-    """Return the extra time of the warm-up passes over later ones, in seconds."""
+    """Return how much longer warm-up passes took than later ones, in seconds."""
     return sum(x.warmup_seconds(f"warmup_{of}", of) for of in PASSES)
 
 
@@ -102,7 +102,7 @@ def describe_fusion(kernel: str) -> str:
     return " ".join(words)
 
 
-# A speedup of 4 or of 1/4 has the strongest colour.
+# Speedups of LARGEST, and slowdowns by LARGEST, have the strongest colour.
 LARGEST = 4.0
 
 

@@ -33,9 +33,6 @@ fragments.figure("phases.md", "phases", height=210, narrow=400)(phases_figure)
 fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure)
 
 
-# Tables -------------------------------------------------------------------------------
-
-
 @fragments.add(
     "fp32.md",
     "Each pass in fp32: mean ± standard deviation of wall-clock time; GPU and waiting "
@@ -149,9 +146,6 @@ def tf32_table(record: Record) -> str:
     )
 
 
-# Facts --------------------------------------------------------------------------------
-
-
 def facts(record: Record | None) -> dict[str, str]:
     found, of_steps = passes(record).where(batch=BATCH), steps(record)
     flops_growth = matmul_flops("small", 512) / matmul_flops("small", 128)
@@ -200,16 +194,13 @@ def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
 
 
 def select_assigned_passes(found: Frame) -> Frame:
-    """Select the passes whose standard deviation the assignment asks for."""
+    """Select the passes whose standard deviations the assignment asks for."""
     return found.where(mode=("forward", "forward_backward"))
 
 
 def backward_over_forward(of_steps: Frame) -> list[float]:
     """Return the ratio of backward to forward time of each fp32 step."""
     return dropna(of_steps.where(precision="fp32").column("backward_over_forward"))
-
-
-# Claims -------------------------------------------------------------------------------
 
 
 @claim(

@@ -22,7 +22,9 @@ DRAWN = ("fp32", "bf16")
 
 
 def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
-    """Draw a heat map with a row for each model size and a column for each context."""
+    """Draw a heat map of the column `name`: a row for each size, a column for each
+    context. `cell` returns the text and the shade of a value.
+    """
     contexts = found.values("context")
     rows = {
         size: [cell(found.one(size=size, context=c)[name]) for c in contexts]
@@ -32,7 +34,7 @@ def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
 
 
 def shares_figure(record: Record) -> Drawn:
-    """Draw shares of the peak rate; nothing if the GPU's data sheet is not listed."""
+    """Draw shares of the peak FLOP/s; nothing if the GPU's data sheet is not listed."""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
     if not dropna(found.column("share")):
         return None

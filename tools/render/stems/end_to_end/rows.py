@@ -13,7 +13,7 @@ BATCH = 4
 PRECISIONS = ("fp32", "tf32", "bf16")
 # The phases from forward to backward.
 PASSES = ("forward", "loss", "backward")
-# The phases whose speedups are compared, by column prefix; () is all phases.
+# Groups of phases whose speedups are compared, by column prefix; () means all phases.
 COMPARED = {
     "forward": ("forward",),
     "backward": ("backward",),
@@ -23,7 +23,9 @@ COMPARED = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass, joined with context 128 and with forward + backward alone."""
+    """Return every pass, joined with the same pass at context 128 (`short`) and with
+    the run of forward + backward without AdamW (`alone`).
+    """
     slug = record.device.slug if record else ""
     found = frame(record).join("short", context=128)
     found.join("alone", mode="forward_backward")
@@ -81,7 +83,7 @@ def matmul_flops(
 
 
 def timed_flops(x: Line) -> float:
-    """Return the matmul FLOPs of all phases that the row timed."""
+    """Return the FLOPs of the matmuls in all phases that the row timed."""
     if not x:
         return x.missing
     forward = matmul_flops(x["size"], x["context"], x["batch"], x["vocab"])
@@ -90,7 +92,7 @@ def timed_flops(x: Line) -> float:
 
 
 def share_of_peak(slug: str, x: Line, ms: float) -> float:
-    """Return the FLOP rate of a row over `ms` as a share of the data sheet's peak."""
+    """Return `timed_flops` per `ms` as a share of the peak rate of the GPU `slug`."""
     return (
         timed_flops(x) / (ms / 1e3) / getattr(peak_rates(slug), x["precision"], MISSING)
     )

@@ -31,9 +31,6 @@ fragments.add("causes.md")(category_figure)
 fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
 
 
-# Tables -------------------------------------------------------------------------------
-
-
 @fragments.add(
     "times.md", "Medians of a forward pass: wall-clock time, sum of kernels, idle time."
 )
@@ -77,7 +74,7 @@ TOPS = {"forward": "top_forward", "both passes": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
-    """Return a kernel's short name; a matmul's full name shows on a click."""
+    """Return a kernel's short name as Markdown; a click shows a matmul's full name."""
     whole = kernel.name if kernel.category == MATMUL else kernel.table_name
     return fold_name(whole, kernel.table_name)
 
@@ -186,9 +183,6 @@ def format_metrics(metrics: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in named.items())
 
 
-# Facts --------------------------------------------------------------------------------
-
-
 def facts(record: Record | None) -> dict[str, str]:
     found, bf16 = rows.passes(record), rows.steps(record).where(precision="bf16")
     forward = found.where(mode="forward")
@@ -261,9 +255,6 @@ def attention_facts(parts: Frame) -> dict[str, str]:
         "time_ratio_small": fmt(ms / softmax["part_ms"], "{:.5f}"),
         "flops_ratio_small": fmt(flops / softmax["flops"], "{:.0f}"),
     }
-
-
-# Claims -------------------------------------------------------------------------------
 
 
 @claim(

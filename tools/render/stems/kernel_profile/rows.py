@@ -1,4 +1,4 @@
-"""Columns of `kernel_profile`: times of passes, kernels and attention's parts."""
+"""Columns of `kernel_profile`: times of passes, kernels and parts of attention."""
 
 import re
 from collections import defaultdict
@@ -24,7 +24,7 @@ CAUSES = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every profiled pass, joined with the training step of equal settings."""
+    """Return every profiled pass, joined with the step that has the same settings."""
     found = frame(record).join("step", mode="step")
     return found.derive(
         wall_ms=wall_ms,
@@ -47,7 +47,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def wall_ms(x: Line, *phases: str) -> float:
-    """Return the wall-clock time of phases (default: all) in `end_to_end`."""
+    """Return the wall-clock time of phases (default: all) from `end_to_end`, in ms."""
     clock = x.row.clock if x and x.row else None
     return Line.from_row(clock).ms(*phases) if clock else x.missing
 
@@ -61,22 +61,22 @@ def link_timing_record(record: Record, shown: str) -> str:
 
 
 def pass_ms(x: Line, metric: str) -> float:
-    """Return the median of a metric ("profiled_{}"), summed over phases, in ms."""
+    """Return the median sum, over phases, of a metric such as "profiled_{}", in ms."""
     names = [metric.format(phase) for phase in PHASES]
     measured = [name for name in names if f"{name}_ms" in x.metrics]
     return x.ms(*measured) if measured else x.missing
 
 
 def idle_share(x: Line) -> float:
-    """Return the share of wall-clock time in which no kernel runs, at least 0: kernels
-    were timed in another run, where they may take slightly longer.
+    """Return the share of wall-clock time in which no kernel runs; 0 if kernels took
+    longer than that, because they were timed in another run.
     """
     idle = 1 - x["busy_ms"] / x["wall_ms"]
     return 0.0 if idle < 0 else idle
 
 
 def steps(record: Record | None) -> Frame:
-    """Return times of a step by kernel category, without AdamW, joined with fp32."""
+    """Return times of steps without AdamW by kernel category, joined with fp32."""
     peak = peak_rates(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     found = frame(record, mode="step").derive(
@@ -91,7 +91,7 @@ def steps(record: Record | None) -> Frame:
         copies_share=lambda x: x["copies"] / x["gpu_ms"],
     )
     return found.join("fp32", precision="fp32").derive(
-        # The speedup if bf16 sped up only matmuls, by the data sheet's ratio of rates.
+        # The speedup if only matmuls were faster, by the data sheet's ratio of rates.
         expected_gain=lambda x: (
             x["fp32.wall_ms"]
             / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
@@ -140,7 +140,7 @@ class Kernel(NamedTuple):
 
     @property
     def table_name(self) -> str:
-        """A name for tables; it says which element-wise kernels are vectorized."""
+        """The short name, which tells vectorized from unrolled element-wise kernels."""
         if SCALAR_MUL.search(self.name):
             return "mul by a number"
         found, short = VARIANT.search(self.name), short_name(self.name)
@@ -173,7 +173,7 @@ def top_kernel(x: Line, phases: Phases) -> Line | Missing:
 
 
 def unmarked_share(x: Line) -> float:
-    """Return the share of kernel time that was launched outside all marked phases."""
+    """Return the share of kernel time whose launches lie outside all marked phases."""
     every = sum(kernel["total_ms"] for kernel in x["kernels"])
     return 1 - total_ms(x) / every if every else 0.0
 
@@ -187,7 +187,7 @@ def matmul_time_difference(x: Line) -> float:
 
 
 def attention_parts(record: Record | None, **wanted: Any) -> Frame:
-    """Return each part of attention in each fp32 forward pass, over all layers."""
+    """Return a row per fp32 forward pass and part of attention, summed over layers."""
     peak = peak_rates(record.device.slug if record else "")
     found = Frame()
     for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):

@@ -33,15 +33,12 @@ from tools.render.stems.peak_memory.rows import (
 )
 
 MIB = 2**20
-# Size, context, attention and checkpointing of the passes in most facts and claims.
+# The size, context, attention and checkpointing in most facts and claims.
 AT = {"size": SIZE, "context": LONGEST, **PLAIN}
 fragments = Fragments()
 in_gib2 = partial(gib, digits=2)
 for mode in DRAWN:
     fragments.add(f"timeline-{mode}.md")(partial(timeline_figure, mode=mode))
-
-
-# Tables -------------------------------------------------------------------------------
 
 
 @fragments.add(
@@ -126,9 +123,6 @@ def remedies_table(record: Record) -> str:
     )
 
 
-# Facts --------------------------------------------------------------------------------
-
-
 def facts(record: Record | None) -> dict[str, str]:
     found = passes(record).where(size=SIZE, **PLAIN)
 
@@ -187,9 +181,6 @@ def formula_facts() -> dict[str, str]:
         "scores": format_mib(attention_bytes(long)["exponentials"]),
         "scores_128": format_mib(attention_bytes(short)["exponentials"]),
     }
-
-
-# Claims -------------------------------------------------------------------------------
 
 
 @claim(

@@ -22,7 +22,7 @@ from tools.render.stems.peak_memory.rows import (
     used_categories,
 )
 
-# Saved activations stand out, because they grow; other categories are paler or grey.
+# The colours let saved activations stand out, because they grow with the context.
 COLORS: dict[str, str] = dict(
     zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True)
 )
@@ -35,7 +35,7 @@ FORWARD = (
     "In fp32 memory falls back to the weights after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
-# Maximum number of points of a drawn timeline, besides its last event.
+# Maximum number of points in a drawn timeline, besides the last event.
 DRAWN_EVENTS = 200
 
 
@@ -94,14 +94,14 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     )
     top = [sum(at) for at in zip(*sizes, strict=True)]
     peak = max(range(len(shown)), key=top.__getitem__)
-    # Write beside the peak, because the line of a phase may be at the peak.
+    # Write beside the peak, because the line between two phases may be at it.
     side = "right" if events[peak] > 0.6 * events[-1] else "left"
     look = {"offset": (-4 if side == "right" else 4, 3), "ha": side}
     plots.label(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
     for phase in x["phases"]:
         begin = phase["first_event"]
         first = min(bisect(events, begin), len(events) - 1)
-        # Start the line of a phase above the stacked memory.
+        # Draw the line where a phase begins, above the stacked memory.
         ends = [begin] * 2, [top[first], height]
         axes.plot(*ends, color=MUTED, linewidth=0.8, label="_")
         name = SHORT.get(str(phase["phase"]), str(phase["phase"]))
@@ -118,7 +118,9 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
 def select_events(
     timeline: dict[str, list[int]], categories: Sequence[str]
 ) -> list[int]:
-    """Return indices of the event with most memory per stretch, and of the last."""
+    """Divide the events into at most DRAWN_EVENTS stretches; return the index of the
+    event with the most memory in each, and the last index.
+    """
     count = len(timeline["event"])
     totals = [sum(timeline[name][i] for name in categories) for i in range(count)]
     stretch = -(-count // DRAWN_EVENTS)

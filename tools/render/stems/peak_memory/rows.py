@@ -26,15 +26,15 @@ REMEDIES = {
     ("flash", False): "`flash` attention",
     ("flash", True): "both",
 }
-# The categories whose size follows from shapes.
+# The categories of memory whose size follows from shapes.
 PREDICTED = ("weights", "gradients", "optimizer state", "weight copies")
 PREDICTED += ("saved activations",)
 PLAIN = {"attention": "eager", "checkpoint": False}
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass with measured and predicted peak. If it ran out of memory, the
-    reason of the missing peak includes the predicted peak.
+    """Return every pass with measured and predicted peak. If a pass ran out of memory,
+    its `peak` is a Missing value that says how much memory it needs by prediction.
     """
     return frame(record).derive(
         name=lambda x: MODES[x["mode"]],
@@ -64,7 +64,7 @@ def missing_peak(x: Line) -> Missing:
 
 
 def format_peak(x: Line, predicted: float, text: Callable[[float], str]) -> str:
-    """Format a peak; if the pass ran out of memory, the predicted one, and say so."""
+    """Format the peak; if the pass ran out of memory, `predicted`, marked as such."""
     lost = x.reason == OUT_OF_MEMORY
     return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
@@ -85,14 +85,14 @@ def peak_place(x: Line) -> str | Missing:
 
 
 def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
-    """Return the bytes of a category at the peak, or with "most_bytes" its maximum."""
+    """Return the bytes of a category at the pass's peak, or ("most_bytes") its most."""
     if not x:
         return x.missing
     return {c["category"]: c[which] for c in x["categories"]}[name]
 
 
 def largest_error(record: Record | None) -> float:
-    """Return the largest relative error of the prediction over PREDICTED categories."""
+    """Return the largest relative error of predicted maxima of PREDICTED categories."""
     return most(
         abs(category_bytes(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
