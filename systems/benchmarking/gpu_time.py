@@ -106,7 +106,7 @@ def add_round(
 def attention_step(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
-    """Return a step with phases "forward", "backward", "both". It sets no `.grad`."""
+    """Return a step with phases "forward", "backward" and "both" that sets no .grad."""
     inputs = (q, k, v)
 
     def step(phase: Phase) -> None:

@@ -66,7 +66,7 @@ def allocate_output(x: Tensor, splits: int) -> Tensor:
 
 
 def output_layout(x: Layout, splits: int) -> Layout:
-    """Return the layout of the tensor from `allocate_output`, with splits in axis 0."""
+    """Return the layout of `allocate_output`'s result as (splits · b, h, n, d)."""
     batch, heads, n, d = x.shape
     if splits == 1:
         return x
