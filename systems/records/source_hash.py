@@ -131,8 +131,8 @@ class ReachedCode:
         return self.read[name]
 
     def entries(self) -> Iterator[str]:
-        """Yield each statement's digest, and where its references are defined: number of
-        the statement, and index of the name in it. For a module or an unknown name, yield
+        """Yield each statement's digest, and where its references are defined: number
+        of the statement, and index of the name in it. For a module or an unknown name:
         all statements of the module, with their names that code reads as attributes.
         """
         numbers = {statement: i for i, statement in enumerate(self.statements)}
