@@ -115,7 +115,7 @@ def copy_tree(root: Path) -> Path:
     for name in ("mkdocs.yml", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
     (root / "docs").mkdir()
-    # The index takes its titles from the pages.
+    # Copy all pages, because the rendered index lists their titles.
     for page in (ROOT / "docs").glob("*.md"):
         shutil.copy(page, root / "docs")
     # Pages include a profile and scripts from these folders.

@@ -20,7 +20,7 @@ def patch_once_a_launch(interpreter: Any) -> None:
     if patch is None or scope is None or hasattr(patch, "whole"):
         return
     tl = interpreter.tl
-    # For each module of kernels, by id(globals): which of tl and tl.core it imports.
+    # The modules (tl, tl.core) that each kernel module imports, by id of its globals.
     seen: dict[int, list[Any]] = {}
 
     def patch_once(function: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The experiments by stem: the name of an experiment, its module and its record."""
+"""Table of experiments by "stem", the name that their module and record share."""
 
 import sys
 from dataclasses import dataclass

@@ -89,7 +89,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cut_ahead": ({}, {}),
 }
-# Configurations for other GPUs, with float32 split inside the loop, without spills.
+# For other GPUs: float32 is split inside the loop, and registers don't spill.
 OTHER_GPU_OVERRIDES: tuple[dict[str, Any], dict[str, Any]] = (
     {"config": LaunchConfig(64, 32, 4, 2)},
     {

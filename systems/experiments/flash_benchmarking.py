@@ -30,7 +30,7 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
-# The assignment's PyTorch class (with compiled backward pass), and its lengths.
+# The assignment's PyTorch class (with compiled backward pass) and its sequence lengths.
 TILES, TILES_LENGTHS = "tiles", (1024, 4096)
 # Size n of the (n, n) by (n, n) matmul whose throughput stands for the GPU's peak.
 CEILING = 8192

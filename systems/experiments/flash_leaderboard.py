@@ -78,8 +78,8 @@ def run(config: Config) -> Turns:
     else:
         peer = attention(name, causal=True, n=config.n, device=device)
 
-        # Libraries take (b, h, n, d). Keep the batch dimension of the output: indexing
-        # would make autograd copy the gradient of the sum, an expanded scalar.
+        # Libraries take (b, h, n, d). Don't drop the output's batch dimension: autograd
+        # would copy the gradient of the sum, which is an expanded scalar.
         def attend() -> Any:
             return peer(q[None], k[None], v[None])
 

@@ -57,7 +57,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: no checkpointing, runs of all lengths, then the rest."""
+    """Return configurations: no checkpointing, runs by length, other strategies."""
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}
         return [

@@ -173,7 +173,7 @@ def run_capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return the path of a trace. A dot in the size becomes "_": nsys cuts at dots."""
+    """Return a trace's path. nsys cuts names at dots, so "_" replaces a size's."""
     size = config.size.replace(".", "_")
     cell = f"{size}-{config.context}-{config.mode}-{config.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"

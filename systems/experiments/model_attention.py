@@ -27,7 +27,7 @@ PROTOCOL = gpu_time.STEP_CLOCKS | {
 }
 ROUNDS = 3
 BATCH = 4
-# Attention implementations: the model's names, and the names in the module `peers`.
+# Name of each attention implementation in the model, and in the module `peers`.
 ATTENTIONS = {"eager": "eager", "sdpa": "sdpa", "flash": "ours"}
 
 

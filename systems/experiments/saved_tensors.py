@@ -99,7 +99,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class SavedStorages:
-    """Collector of saved tensors by storage; parameters and views are only counted."""
+    """Collector of saved tensors by storage; views of parameters are only counted."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}

@@ -139,7 +139,7 @@ class KernelWork:
     keys_per_share: int = 0
 
 
-# Reading dO is not counted, because the gradient of a sum is an expanded scalar.
+# Reads of dO don't count: dO is the gradient of o.sum(), an expanded scalar.
 KERNELS = {
     "forward": KernelWork(matmuls=2, exponentials=1, tensors=4, vectors=1),
     "dkdv": KernelWork(matmuls=4, exponentials=1, tensors=5, vectors=2),
@@ -226,7 +226,7 @@ def find_peak(slug: str) -> Peak | None:
 
 def longest_prefix(slug: str, keys: Iterable[str]) -> str:
     """Return the longest key that is a prefix of a GPU's slug, or "" if none is."""
-    # Match no key for MIG slices, laptop GPUs, Ti or D, which have rates of their own.
+    # MIG slices and laptop, Ti and D GPUs match no key, because their rates differ.
     is_whole = {"mig", "laptop", "ti", "d"}.isdisjoint(slug.split("-"))
     matches = (key for key in keys if is_whole and f"{slug}-".startswith(f"{key}-"))
     return max(matches, key=len, default="")

@@ -36,7 +36,7 @@ def category_peaks(p: Pass) -> Bytes:
         "weights": weight_bytes(p) + rotary_table_bytes(p),
         "optimizer state": states * weight_bytes(p),
         "gradients": weight_bytes(p) if trains else 0,
-        # Weight copies exist until autocast ends, or as long as a graph needs them.
+        # Weight copies exist until autocast ends, or as long as autograd's graph.
         "weight copies": max(1, graphs) * weight_copy_bytes(p),
         "saved activations": graphs * graph_bytes(p)
         + (sum(loss_saved_bytes(p).values()) if trains else 0),
@@ -101,8 +101,8 @@ def no_graph_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_with_graph(p: Pass) -> Bytes:
-    """Return the bytes by category at the end of a forward pass with a graph, which is
-    the peak if a block's scores are smaller than its other tensors.
+    """Return the bytes by category at the end of a forward pass with autograd graph.
+    This is the peak if a block's scores are smaller than its other tensors.
     """
     peaks = category_peaks(p)
     return {
@@ -192,9 +192,10 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def last_forward_bytes(p: Pass, inputs: int) -> dict[str, Bytes]:
-    """Return the bytes at the possible peaks of the last block's forward pass."""
+    """Return the bytes at the possible peaks of the last block's forward pass, while
+    `inputs` block inputs are in memory (`no_graph_candidates` counts one of them).
+    """
     keeping_nothing = no_graph_candidates(p)
-    # `no_graph_candidates` already counts one input.
     kept_inputs = (inputs - 1) * residual_bytes(p)
     return {
         f"forward, {when}": keeping_nothing[when] | {"saved activations": kept_inputs}
@@ -235,8 +236,8 @@ def block_backward_bytes(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     before = position.before if p.checkpoint else position.block - 1
     computed_again = before * saved_block if p.checkpoint else 0
     copies = before * block_matrix_entries(p) * copy
-    # No block's bytes include the fp32 input of the first norm in the segment (without
-    # recomputation: in the model). In pure bf16 it is a copy of the block's input.
+    # Add the input that the segment's first norm (without recomputation: the model's)
+    # saves in fp32. In pure bf16 it is a copy of the segment's input.
     stream = n * d * FP32_BYTES
     saved = before * saved_block + stream
     if p.checkpoint:

@@ -133,7 +133,7 @@ def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
         yield feed_forward
         yield attention
         if strategy == "chain" and p.autocast:
-            # Autocast caches bf16 weights of all recomputed blocks, from the first on.
+            # Autocast caches bf16 weights of blocks 1 to `block`, which are recomputed.
             copies = block * block_matrix_entries(p) * BF16_BYTES
             new_tensors = block_saved_bytes(p) + residual + residual // 2
             yield attention | {"weight copies": copies, "temporaries": new_tensors}

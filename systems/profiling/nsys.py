@@ -218,5 +218,5 @@ def query_kernels(
 
 
 def process_id(identifier: int | None) -> int | None:
-    """Return the process part of nsys's id, without the 24 bits for the thread."""
+    """Return nsys's id of a thread or process without the 24 bits for the thread."""
     return None if identifier is None else identifier >> 24

@@ -38,7 +38,7 @@ def phase_kernels(
     assert device in DEVICES, device
     if device != "cuda":
         return {}
-    # A pass adds the names of its phases, which are needed to read the trace.
+    # The first pass adds the names of its phases, which then select marks in the trace.
     names = {PASS: None}
     buffer = l2_buffer(device) if cold else None
 
@@ -148,8 +148,8 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 
 # --8<-- [start:saved]
 class SavedTensors:
-    """Recorder of the tensors that autograd saves in the forward phase. `adds_bytes`
-    is the size of the storage, or 0 if the inputs or earlier saved tensors share it.
+    """List of the tensors that autograd saves in the forward phase. `adds_bytes` is the
+    size of a tensor's storage, or 0 if inputs or earlier saved tensors share it.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):

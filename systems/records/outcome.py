@@ -66,7 +66,7 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except ModuleNotFoundError as error:
-        # Triton may be missing: only this project's kernels need it.
+        # Only this project's kernels need Triton, so a missing Triton is no error.
         if error.name != "triton":
             raise
         status, reason = "unsupported", f"{NOT_INSTALLED}: {error}"

@@ -335,7 +335,7 @@ class CodeText:
         return inner
 
     def find_place(self, node: ast.AST) -> Place | Local | None:
-        """Return what a name, or a module's attribute, refers to, or None."""
+        """Return what a name or module attribute refers to, or None for other nodes."""
         if isinstance(node, ast.Name):
             binds = isinstance(node.ctx, ast.Store)
             known = {} if binds and node.id in self.attributes else self.known
@@ -351,7 +351,7 @@ class CodeText:
 
 def bind_name(node: ast.AST) -> ast.AST:
     """Turn the name that a definition binds into a node, so that it is not hashed. Keep
-    names that profiles show: of kernels, and of classes with bases but NamedTuple.
+    names that profiles show: of kernels, and of subclasses (except of NamedTuple).
     """
     fields = dict(ast.iter_fields(node))
     name, bases = fields.get("name"), map(ast.unparse, fields.get("bases", ()))

@@ -97,13 +97,13 @@ def measure_stem(
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """Import an experiment's module, and what torch would import in the first row."""
+    """Import an experiment's module, and what torch imports lazily in the first row."""
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.triton_cache_folder()):
             raise CannotStart(fault)
         if is_gpu_shared():
             report(event="shared")
-        # Otherwise torch.compile uses another folder, without the precompiled kernels.
+        # By default torch.compile uses another folder, without the precompiled kernels.
         os.environ["TRITON_CACHE_DIR"] = str(machine.triton_cache_folder())
     module = import_module(stem.module)
     machine.check_torch(device)

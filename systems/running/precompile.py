@@ -33,7 +33,7 @@ MOST_PROCESSES = 16
 LEAST_ROWS = 8
 # Maximum seconds of compiling ahead, because a compiler may hang.
 MAX_SECONDS = 20 * 60
-# Environment variables with the folder for compiled code and the number of processes.
+# Environment variables: folder of compiled code, and number of compiling processes.
 FOLDER_VARIABLE, COUNT_VARIABLE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
 # Name of the file, in the folder of compiled code, with the times of compiling steps.
 SAMPLES_FILE = "cold.json"
@@ -128,8 +128,8 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def divide_rows(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Divide rows, each of which needs the given bytes, among up to `most` processes
-    that fit in `room` bytes. The largest rows share a process, to run one by one.
+    """Divide rows, given the bytes that each needs, among up to `most` processes that
+    fit in `room` bytes together. The largest rows share a process, one by one.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
     for count in range(min(most, len(rows)), 0, -1):
