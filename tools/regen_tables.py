@@ -170,7 +170,7 @@ def require_valid_commit() -> None:
 def require_results_folder(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Exit if `action` can't use the folder `results`. `measures`: it measures rows."""
+    """Exit if the action (which `measures` rows or not) can't use this folder."""
     from tools.render.load import is_quick_folder
 
     is_own = results.resolve() == RESULTS.resolve()

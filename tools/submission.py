@@ -43,7 +43,7 @@ FOOTER = (
     '<span class="totalPages"></span></div>'
 )
 # JavaScript that inserts GPU and dates below the title, drops other GPUs' tabs from
-# sets with a tab of this GPU, and unlinks other pages, whose URLs are local paths.
+# sets with a tab of this GPU, and removes links to other pages, which are local paths.
 PREPARE_PAGE = """([gpu, keepReported, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
@@ -79,7 +79,7 @@ PAGE: dict[str, Any] = {
 
 
 def gpu_records(slug: str | None, results: Path = RESULTS) -> list[Record]:
-    """Return the primary GPU's records. Exit if it has none or `slug` differs."""
+    """Return the primary GPU's records. Exit if it has none, or for another `slug`."""
     records = [r for rs in load_records(results).values() for r in rs]
     primary, slugs = primary_gpu(), sorted({r.device.slug for r in records})
     if (wanted := slug or primary) not in slugs:
@@ -114,7 +114,7 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 
 
 def run_command(failure: str, *command: str) -> str:
-    """Return a command's output. If it fails, exit with `failure` and an error."""
+    """Return a command's output. If it fails, exit with `failure` and the reason."""
     try:
         environment = git_environment() | {"PYTHONSAFEPATH": ""}
         options: Any = {"env": environment, "stderr": subprocess.PIPE}

@@ -7,7 +7,7 @@ write the fastest into a file that the kernels read.
 takes less than 20 minutes; after an interruption, run it again to go on. Candidates are
 the current configuration, those for other GPUs, and variants in one parameter. Only
 candidates that agree with float64 are timed. The kernels ignore the file once their
-code or Triton's version changes; records contain its digest.
+code or Triton's version changes; records contain the file's digest.
 """
 
 import json
@@ -63,8 +63,8 @@ HEADS, N, CHECKED_N = 16, 4096, 512
 TIE = 0.99
 # The largest relative error of a correct result, well above rounding errors.
 TOLERANCE = {"half": 2e-2, "high": 1e-4, "highest": 1e-5}
-# Bounds on float32 accumulators per thread: with more, its 255 registers would spill;
-# with fewer, the tensor cores would idle.
+# Bounds on float32 accumulators per thread: more would spill a thread's 255 registers,
+# fewer would leave the tensor cores idle.
 MAX_ACCUMULATORS, MIN_ACCUMULATORS = 200, 6
 
 
@@ -184,7 +184,7 @@ def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
         return new
     if all(old[x] == new[x] for x in ("software", "source_hash")):
         return old
-    # Keep the old file: in the environment of its timing, it is still valid.
+    # Keep the old file, which is still valid in the environment where it was timed.
     os.replace(path, path.with_name(f".{path.name}.{modified_ns(path)}"))
     return new
 
@@ -203,7 +203,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time the candidates without faults; write each case's fastest before the next."""
+    """Time candidates without faults. Write a case's fastest before timing the next."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:

@@ -124,7 +124,7 @@ def map_text(page_html: str, change: Callable[[str], str]) -> str:
 
 
 def split_commands(match: re.Match[str]) -> str:
-    """Put each line and each option of a shell listing in a span, for its style."""
+    """Put each line and option of a shell listing in a span, for wrapping by CSS."""
     lines = match[2].removesuffix("\n").split("\n")
     if any(line.count("<span") != line.count("</span") for line in lines):
         return match[0]
@@ -350,8 +350,9 @@ def cell_sort_key(head: str, text: str) -> int | None:
 
 
 def find_group_starts(heads: list[str]) -> set[int]:
-    """Return the indices at which groups of headers with equal texts before a comma
-    begin, such as "forward, ms" and "forward, GPU, ms"; {} with fewer than two groups.
+    """Return the index of each header that begins a group: adjacent headers with the
+    same text before a comma, such as "forward, ms" and "forward, GPU, ms". A single
+    group does not count.
     """
     topics = [head.partition(", ")[0] if ", " in head else None for head in heads]
     runs = [(name, len(list(run))) for name, run in groupby(topics)]

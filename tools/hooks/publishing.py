@@ -44,7 +44,9 @@ TOP = re.compile(r"^\s+|(?<=</h1>)\s*")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Refuse to build from another folder, whose modules and texts would be used."""
+    """Raise PluginError unless mkdocs runs in the folder of mkdocs.yml: from another
+    folder, it would take other code and texts.
+    """
     if not Path(config.config_file_path).parent.samefile("."):
         raise PluginError("go to the folder of mkdocs.yml, and run mkdocs there")
 

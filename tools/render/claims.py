@@ -36,7 +36,7 @@ class Claim:
 def claim(
     problem: str, sentence: str, because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
-    """Decorate a function that judges a record, to make it a claim of a problem."""
+    """Turn a function that judges a record into a claim on a graded problem."""
 
     def make_claim(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]

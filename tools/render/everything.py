@@ -81,7 +81,7 @@ def import_spanning(name: str) -> ModuleType:
 def build_stem(
     stem: str, records: list[Record]
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Return an experiment's files and facts. Errors get the names of its records."""
+    """Return an experiment's files and facts. An error gets a note with its records."""
     builder = import_module(f"tools.render.stems.{stem}")
     try:
         for claim in list_claims(builder):

@@ -14,7 +14,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.markdown import add_caption, device_tabs
 
-# A function that draws, the finding and the key for the caption; or None without data.
+# (function that draws, finding, key to the colours) of a figure; None without data.
 Drawn = tuple[plots.Draw, str, str] | None
 ShowOne = Callable[[Record], str]
 ShowAll = Callable[[list[Record]], str]
@@ -33,7 +33,7 @@ class Fragments:
         reported: bool = False,
     ) -> Callable[[ShowOne], ShowOne]:
         """Register a function that renders one record; each record becomes a tab of the
-        file. `measured` and `reported` tell which kinds of records it renders.
+        file. `measured` and `reported` (by others) select the kinds of records.
         """
         kinds = {"measured": measured, "reported": reported}
 

@@ -116,7 +116,7 @@ class Line(dict[str, Any]):
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
-        # Before Python 3.12, `sum` rounds after each term.
+        # Before Python 3.12, `sum` rounds after each term, so results would differ.
         return [fsum(times) for times in zip(*parts, strict=True)]
 
     def summary(self, *names: str) -> Summary:

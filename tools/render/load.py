@@ -68,7 +68,7 @@ def is_fresh(record: Record) -> bool:
 def record_age(record: Record) -> str:
     """Return the age of a record: fresh (measured with the current source code),
     verified (older code, but three rows measured again with the current code agreed) or
-    stale. Tuned launch configurations are part of the source code.
+    stale. Tuned launch configurations count as source code.
     """
     if not is_tuning_current(record):
         return STALE

@@ -142,9 +142,9 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return the cells of a table line. The first missing number of a row becomes the
-    reason, and others become empty cells. All become empty if the reason is only "not
-    measured", or if `item` has numbers and a row that it is compared with lacks them.
+    """Return the cells of a table line. For numbers that a row lacks, the first cell
+    says why, and the others are empty. All are empty if they were just "not measured",
+    or if `item` has numbers and only the row that it is compared with lacks some.
     """
     line, explained = [], []
     for _, read, *text in described:
@@ -265,7 +265,7 @@ def gib(value: float, digits: int = 1) -> str:
 
 
 def format_significant(value: float) -> str:
-    """Format with three significant digits, but all digits of integers: 12.7, 1,234."""
+    """Format three significant digits, or more from 1,000 on: 0.112, 12.7, 1,234."""
     decimals = 2 - math.floor(math.log10(abs(value))) if value else 0
     return f"{value:,.{max(0, decimals)}f}"
 
@@ -293,9 +293,9 @@ def typeset(text: str) -> str:
 
 
 def round_numbers(text: str) -> str:
-    """Round the numbers in a text: from 10 on to integers, from 1.2 (with a unit 1) on
-    to one decimal, below to two decimals if they have more than four. Integers, and
-    texts with "±", stay unchanged.
+    """Round the decimal numbers in a text: to integers from 10 on, to one decimal from
+    1.2 on (with a unit: from 1), smaller ones to two if they have over four decimals.
+    Leave texts with "±" unchanged.
     """
 
     def shorten(found: re.Match[str]) -> str:

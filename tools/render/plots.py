@@ -63,7 +63,7 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 def plot(
     record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return a figure of a record, with the record as its data. See `make_figure`."""
+    """Return a figure that links to its record. See `make_figure` for parameters."""
     figure_id = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
     return make_figure(figure_id, draw, finding, key, numbers=numbers, **sizes)
@@ -286,7 +286,7 @@ def label_lines(figure: Figure) -> None:
 
 
 def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
-    """Move heights, which descend, apart until neighbours differ by at least `gap`."""
+    """Move descending heights apart, so that neighbours differ by at least `gap`."""
     moved = list(heights)
     for _ in range(100):
         close = [i for i, (a, b) in enumerate(pairwise(moved)) if a - b < gap - 1e-6]

@@ -19,7 +19,7 @@ GROUND = "--md-default-bg-color"
 
 
 def standalone_svg(fragment: str) -> str:
-    """Return the first SVG in some HTML as an SVG file, or an empty one without any."""
+    """Return the first SVG in some HTML as an SVG file, or an empty SVG file."""
     svg = FIGURE.search(fragment)
     if svg is None:
         return '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"></svg>\n'

@@ -33,8 +33,8 @@ MORE = ("kv_heads", "vocab", "embeddings")
 STEP = ("context", "batch", "checkpoint", "optimizer_states", "workspace_bytes")
 NAMES = (*SHAPE, *MORE, *STEP)
 # Public models: shape, KV heads, vocabulary, embedding matrices (1 if input and output
-# share it). This guide's model has three feed-forward matrices and GPT-2 has two; with
-# the d_ff given here for GPT-2, they have as many weights.
+# share it). The formulas assume three feed-forward matrices and GPT-2 has two, so its
+# d_ff is reduced here, to get the right number of weights.
 MODELS = {
     "GPT-2": (ModelSize(768, 2048, 12, 12), 12, 50_257, 1),
     "GPT-2 XL": (ModelSize(1600, 4267, 48, 25), 25, 50_257, 1),
@@ -45,7 +45,8 @@ MODELS = {
 }
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 ATTENTIONS = ("eager", "flash")
-# What is recomputed in the backward pass; blocks are in runs of length `checkpoint`.
+# What is recomputed in the backward pass: nothing, runs of `checkpoint` blocks, or
+# attention.
 RECOMPUTED = ("none", "blocks", "attention")
 
 
@@ -85,7 +86,7 @@ def gpu_inputs(name: str) -> dict[str, Any]:
 
 
 def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and instructions of a step for each valid combination of options."""
+    """Yield each valid combination of options (a text) and its step's instructions."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}

@@ -32,7 +32,7 @@ OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
 def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
-    """Describe predictions for the OTHERS: "4.7 ms on an A100 80 GB, ..."."""
+    """Describe `value` on each GPU in OTHERS: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
         f"{prose_number(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
@@ -40,7 +40,7 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Return FLOPs and moved bytes of these parts of attention, in fp32, all layers."""
+    """Return FLOPs and moved bytes of parts of attention in fp32, over all layers."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)

@@ -59,8 +59,8 @@ def draw_timelines(record: Record | None) -> str:
 
 
 def draw_lanes(d: Drawing, top: float, x: Line, count: int, launch_us: float) -> float:
-    """Draw a panel below `top`: the launches and runs of `count` kernels, and their
-    utilization of the GPU. Return the y of the lower edge.
+    """Draw a panel below `top`: launches of `count` kernels, one per `launch_us`, their
+    runs on the GPU, and bars of utilization. Return the y of the lower edge.
     """
     kernel_us = x["each_us"]
     left, right = 40, (500 if d.wide else d.width - 4)

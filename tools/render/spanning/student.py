@@ -41,7 +41,7 @@ def problems_table(found: Found) -> str:
     others = {key: name for key, name in TIMES.items() if key != primary_gpu_key()}
     rows, seen, shown = [], set[str](), []
     for problem in load_problems():
-        # Count an experiment at the first problem that uses it.
+        # Count an experiment only at the first problem that uses it.
         stems = dict.fromkeys(stem for a in problem.answers for stem in a.stems)
         if not (new := [stem for stem in stems if stem not in seen]):
             continue
@@ -59,7 +59,7 @@ def problems_table(found: Found) -> str:
 
 
 def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]:
-    """Return the minutes that these records took, predictions for the GPUs `others`,
+    """Return the minutes that these records took, predicted ones on the GPUs `others`,
     and how many rows run out of memory on each GPU in MEMORY.
     """
     if len(records := [record for record in found if record]) < len(found):
@@ -80,7 +80,7 @@ def slowdown(gpu: Gpu) -> float:
 
 
 def rows_too_large(records: list[Record], free_bytes: int) -> str:
-    """Count rows that run out of memory with `free_bytes`. Return "–" without peaks."""
+    """Count rows that run out of memory with `free_bytes`; "–" if no peak is known."""
     rows = [row for record in records for row in record.rows]
     names = ("peak_allocated_bytes", "kept_peak_allocated_bytes")
     peaks = [max(row.metrics.get(name) or 0 for name in names) for row in rows]

@@ -19,8 +19,8 @@ from tools.render.rows import describe_range, dropna, fmt, span
 PRECISIONS = ("fp32", "bf16")
 # The sizes in sentences and in the rows that are visible at first.
 SHOWN_SIZES = ("small", "2.7B")
-# What is compiled, by (execution, option `optimizer`): text for tables, and phases. The
-# row ("eager", True) alternates with ("compiled", True), as its baseline.
+# What is compiled, by (execution, option `optimizer`): a text for tables, and phases.
+# The row ("eager", True) alternates with ("compiled", True), as its baseline.
 WAYS = {
     ("eager", False): ("nothing", ()),
     ("graph", False): ("nothing; CUDA graphs", ()),
@@ -56,8 +56,8 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def speedup(x: Line, *phases: str) -> float:
-    """Return the wall-clock speedup over eager mode: a median over rounds of the ratio
-    of medians.
+    """Return the wall-clock speedup over eager mode: the ratio of median times in each
+    round, then the median over rounds.
     """
     both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]

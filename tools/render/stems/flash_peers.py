@@ -52,13 +52,13 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return the shapes of a dtype that are longer than SHORT, without layout bnhd."""
+    """Return the shapes of a dtype with n > SHORT, except in layout (b, n, h, d)."""
     found = all_shapes(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
 
 
 def all_shapes(record: Record | None) -> Frame:
-    """Return a row per shape: each library's row, and our time relative to it."""
+    """Return a row per shape, with our time relative to each library's."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,
@@ -197,7 +197,7 @@ def throughput_figure(record: Record) -> Drawn | None:
                 plots.curve(axes, part.column("n"), rates, **look)
             plots.set_log2_axis(axes.xaxis, sorted({*part.column("n")}), "tokens")
             axes.set_title(f"d {d}, {'causal' if causal else 'no mask'}: TFLOP/s")
-        # Set the limit after drawing, because matplotlib scales the axis only before.
+        # Set the limit after drawing: it stops matplotlib from scaling the axis.
         every[0].set_ylim(bottom=0)
 
     over = {"FlashAttention-4's": "fa4", "cuDNN's": "sdpa_cudnn"}

@@ -30,10 +30,11 @@ from tools.render.rows import MISSING, OUT_OF_MEMORY, dropna, fmt, most
 from tools.render.stems.peak_memory.rows import format_peak, missing_peak
 
 GIB = 2**30
-# Numbers of consecutive blocks ("runs") that are recomputed together.
+# Lengths of "runs": numbers of consecutive blocks that are recomputed together.
 RUNS: tuple[int, ...] = read_constant("gradient_checkpointing", "RUNS")
 TICKS = (1, 2, 4, 8, 16, 32)
-# Metrics of peak memory: of a pass that allocates gradients; if they exist already.
+# Metrics of peak memory: of a pass that allocates gradients, and of one before which
+# they exist.
 PEAKS = {"peak": "peak_allocated_bytes", "kept": "kept_peak_allocated_bytes"}
 WORDS = {
     "none": "nothing",

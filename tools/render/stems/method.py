@@ -14,8 +14,8 @@ fragments = Fragments()
 def passes(record: Record | None) -> Frame:
     """Return passes with the overheads of the guide's clock and of synchronization."""
     return frame(record).derive(
-        # Extra time (as a share) by the guide's clock compared with CUDA events, and if
-        # each pass is synchronized compared with queueing all passes.
+        # How much longer (as a share) a pass takes by the guide's clock than by CUDA
+        # events, and with synchronization after each pass than if passes are queued.
         clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
         waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
         cupti=lambda x: x.get("step_gpu_ms"),

@@ -80,7 +80,7 @@ def summarize(ran: Frame) -> Line:
 
 
 def unchanged_percent(ran: Frame, name: str) -> float:
-    """Return the mean % of a tensor's elements that late steps leave unchanged."""
+    """Return the mean % of a tensor that steps in the second half leave unchanged."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 

@@ -53,7 +53,7 @@ def error_marks(x: Line, stage: str) -> list[str]:
         return [""] * len(MAGNITUDES)
 
     def mark(inputs: float, nonfinite: float, zero: float, error: float | None) -> str:
-        # If inputs overflowed, the float64 reference is not finite either.
+        # Test for overflowed inputs: their float64 reference is not finite either.
         if inputs > 0 or nonfinite > 0 or zero > 0.5:
             return "∞" if inputs > 0 or nonfinite > 0 else "=0"
         return str(round(math.log10(error))) if error else "exact"

@@ -26,7 +26,7 @@ fragments = Fragments()
 
 
 def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
-    """Return how many bytes a pass (or copy) of an n × d input must move at least."""
+    """Return the least number of bytes that a pass or copy moves, for x (n, d)."""
     return MOVED[of] * BYTES[dtype] * n * d
 
 

@@ -85,7 +85,7 @@ def dtype_mask_table(record: Record) -> str:
     "Tensors at the peak of the shortest pass tried that does not fit, by formula.",
 )
 def peak_tensors_table(record: Record) -> str:
-    """Return a table of the tensors at the predicted peak of `oom_length`."""
+    """Return a table of the tensors at the predicted peak, for N = `oom_length`."""
     n = oom_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}

@@ -25,7 +25,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return rows with N <= LONGEST by d and N, with their speedups over eager."""
+    """Return rows with N <= LONGEST, sorted by d and N, with speedups over eager."""
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: speedup(x, *PASSES),
@@ -37,7 +37,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def speedup(x: Line, *names: str) -> float:
-    """Return the speedup over eager in these passes by GPU (on a CPU: wall) time."""
+    """Return the speedup over eager in GPU time, or on a CPU in wall-clock time."""
     gpu = x["eager"].gpu_ms(*names) / x.gpu_ms(*names)
     return gpu or x["eager"].ms(*names) / x.ms(*names)
 
@@ -67,7 +67,7 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_saved_bytes(x: Line) -> float:
-    """Return the predicted bytes of the tensors that a row saves for backward."""
+    """Return the predicted bytes that the forward pass saves for the backward pass."""
     if not x:
         return x.missing
     given = formula_inputs(**{key: x[key] for key in CELL})

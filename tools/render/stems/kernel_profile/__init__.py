@@ -1,4 +1,4 @@
-"""Tables, facts and claims of `kernel_profile`: GPU time by kernel and by cause."""
+"""Tables, facts and claims of `kernel_profile`: GPU time by kernel and by category."""
 
 from typing import Any
 

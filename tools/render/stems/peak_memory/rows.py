@@ -64,7 +64,7 @@ def missing_peak(x: Line) -> Missing:
 
 
 def format_peak(x: Line, predicted: float, text: Callable[[float], str]) -> str:
-    """Format the peak; if the pass ran out of memory, `predicted`, marked as such."""
+    """Format the measured peak, or for an out-of-memory pass the predicted one."""
     lost = x.reason == OUT_OF_MEMORY
     return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
@@ -85,7 +85,7 @@ def peak_place(x: Line) -> str | Missing:
 
 
 def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
-    """Return the bytes of a category at the pass's peak, or ("most_bytes") its most."""
+    """Return a category's bytes at the pass's peak, or its maximum ("most_bytes")."""
     if not x:
         return x.missing
     return {c["category"]: c[which] for c in x["categories"]}[name]
