@@ -97,5 +97,5 @@ def set_spacing(root: ElementTree.Element) -> None:
 
 
 def makes_minus_unary(part: ElementTree.Element) -> bool:
-    """Return whether a minus sign after this element is a sign, as after "="."""
+    """Return whether a minus sign after this element negates a term, as after "="."""
     return part.tag == f"{MATHML}mo" and part.text not in (")", "]", "}", "⊤")

@@ -42,7 +42,7 @@ def group_by_software(records: Iterable[Record]) -> list[list[Record]]:
 
 def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
     """Set `clock` of each profiled row to the row of `end_to_end` that timed the same
-    pass without a profiler, which slows launches down, on the same GPU and software.
+    pass on the same GPU and software, without a profiler (which slows launches down).
     """
     stems = (*PROFILE_STEMS, CLOCK)
     for group in group_by_software(r for stem in stems for r in found.get(stem, [])):

@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def assignment(self) -> str:
-        """The course that asks the problem: NYU and section, or CS336 and latest year."""
+        """The course that asks the problem: NYU with section, or CS336 with year."""
         return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
 
 

@@ -17,7 +17,7 @@ from tools.render.plots import ACCENT, DARK, GREY, PALE
 from tools.render.rows import describe_range, dropna, fmt, span
 
 PRECISIONS = ("fp32", "bf16")
-# The sizes in sentences and in the rows that are visible at first.
+# The sizes that sentences are about; their rows are visible without a click.
 SHOWN_SIZES = ("small", "2.7B")
 # What is compiled, by (execution, option `optimizer`): a text for tables, and phases.
 # The row ("eager", True) alternates with ("compiled", True), as its baseline.

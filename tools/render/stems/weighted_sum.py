@@ -31,7 +31,7 @@ def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
 
 
 def kernels(record: Record | None) -> Frame:
-    """Return times and rates per implementation and dtype; a copy counts as forward."""
+    """Return times and rates by implementation and dtype; a copy is a forward pass."""
 
     def time_ms(x: Line, of: str) -> float:
         name = "copy" if (x["implementation"], of) == ("copy", "forward") else of

@@ -25,7 +25,7 @@ from tools.render.stems.end_to_end.rows import (
 
 PEAK = "peak_allocated_bytes"
 MODES = ("forward", "forward_backward", "step")
-# The sizes in the rows of the TF32 table that are visible at first.
+# The sizes whose rows of the TF32 table are visible without a click.
 SHOWN_SIZES = ("small", "2.7B")
 fragments = Fragments()
 fragments.figure("shares.md", "shares", height=190, narrow=380)(shares_figure)

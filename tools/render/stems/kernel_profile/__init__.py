@@ -22,7 +22,7 @@ from tools.render.stems.kernel_profile.figures import category_figure, roofline_
 CELL = ("size", "context", "precision")
 # The pass whose kernels are listed.
 LISTED = {"size": "small", "context": 512, "precision": "fp32"}
-# The sizes in sentences and in the rows that are visible at first.
+# The sizes that sentences are about; their rows are visible without a click.
 SHOWN_SIZES = ("small", "2.7B")
 # Kernels with a smaller share of the kernel time are not listed.
 LISTED_SHARE = 0.01

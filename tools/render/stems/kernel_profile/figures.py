@@ -63,7 +63,7 @@ def draw_bars(axes: Axes, found: Frame) -> None:
     for place, x in enumerate(found):
         bottom = 0.0
         for cause, color in LOOKS.items():
-            # Idle time is negative if kernels, timed in another run, took longer.
+            # Idle time is negative if kernels, timed in another run, exceed wall time.
             height = max(0.0, 100 * x[cause] / x["wall_ms"])
             axes.bar(place, height, 0.9, bottom, color=color)
             bottom += height
