@@ -61,8 +61,9 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     else:
         by_moment = {"after the forward pass": forward_with_graph(p)}
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
-    # cuBLAS workspaces of the main thread and autograd's thread; token ids and targets.
-    always = 2 * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
+    # A cuBLAS workspace per thread (backward passes have their own); ids and targets.
+    threads = 2 if p.mode in ("forward_backward", "step") else 1
+    always = threads * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
     return {
         when: {name: {**lasting, **moment}.get(name, 0) for name in CATEGORIES}
         | {"temporaries": moment.get("temporaries", 0) + always}
