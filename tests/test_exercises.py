@@ -108,6 +108,9 @@ MISTAKES = {
         ("end = first", "a tile of queries saw no key"),
         ("end = first + Q_TILE_SIZE", "at most N_KEYS"),
         (LOAD_V, "own three strides"),
+        (LOAD_K.replace("kk", "qq"), "own three strides"),
+        ("first = tl.program_id(0) + Q_TILE_SIZE", "1 batch .* own three strides"),
+        ("end = N_KEYS", "hidden keys are loaded"),
     ],
 }
 

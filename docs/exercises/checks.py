@@ -105,9 +105,10 @@ strays: list[bool] = []
 
 
 @contextmanager
-def watched_loads() -> Iterator[None]:
-    """Note loads that read NaN, also where the result is never stored; load NaN where a
-    mask leaves out what no `other` replaces, which a GPU leaves undefined.
+def watched_loads(stray: str) -> Iterator[None]:
+    """Note loads that read NaN, also where the result is never stored, or raise `Wrong`
+    with the text `stray`, if there is one; load NaN where a mask leaves out what no
+    `other` replaces, which a GPU leaves undefined.
     """
     # Import here, because TRITON_INTERPRET must be set before.
     from triton.runtime.interpreter import InterpreterBuilder
@@ -120,23 +121,29 @@ def watched_loads() -> Iterator[None]:
         if loaded.data.dtype.kind == "f":
             read = loaded.data[mask.data]
             strays.append(bool((read != read).any()))
+            if stray and strays[-1]:
+                raise Wrong(stray)
             if other is None:
                 loaded.data[~mask.data] = float("nan")
         return loaded
 
     InterpreterBuilder.create_masked_load = watched
+    # Then torch.empty gives NaN, so what no program writes is wrong.
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         InterpreterBuilder.create_masked_load = load
+        torch.use_deterministic_algorithms(False)
 
 
-def run(solution: Callable, *inputs, tensors: int = 1):
+def run(solution: Callable, *inputs, tensors: int = 1, stray: str = ""):
     """Return what the solution returns: as many tensors. Raise `Wrong` for anything
-    else, or with the line that failed.
+    else, or with the line that failed. With `stray`, raise `Wrong` with this text at
+    the first load of NaN: a later store to such an address could end Python.
     """
     try:
-        with watched_loads():
+        with watched_loads(stray):
             found = solution(*inputs)
     except (Exception, SystemExit) as error:
         # The interpreter's own errors only repeat the one that they were raised from,
@@ -148,6 +155,8 @@ def run(solution: Callable, *inputs, tensors: int = 1):
             if cause.__cause__ is None:
                 break
             cause = cause.__cause__
+        if isinstance(cause, Wrong):
+            raise cause from None
         words = (
             f"the kernel stopped at line {lines[-1] if lines else '?'} of "
             f"{Path(own).name}: {type(cause).__name__}: {cause}"
@@ -221,6 +230,12 @@ def amid_nan(x: Tensor, room: int = 16) -> Tensor:
     return inside.copy_(x)
 
 
+def between_nan(x: Tensor, room: int = 1024) -> Tensor:
+    """Return x in contiguous memory that has NaN before and after it."""
+    nan = x.new_full((room,), float("nan"))
+    return torch.cat((nan, x.flatten(), nan))[room:-room].view(x.shape)
+
+
 # The exercises -----------------------------------------------------------------------
 
 
@@ -282,8 +297,8 @@ def online_softmax(module: ModuleType) -> None:
             normal(2, 12) + 3 * tile_of
         ),
         "2 rows of 10 numbers, where the last tile reaches past the end": normal(2, 10),
-        "2 rows of 12 numbers, the first tile 200 above the others": normal(2, 12)
-        + 200 * (tile_of == 0),
+        "2 rows of 12 numbers, the first two 200 above the others": normal(2, 12)
+        + 200 * (torch.arange(12) < 2),
     }
     for where, x in cases.items():
         x = amid_nan(x)
@@ -458,14 +473,20 @@ def handout_kernel(module: ModuleType) -> None:
         f"2 batch entries of 64 queries and 48 keys, {apart}, with a causal mask": (
             (2, 64, 48, True)
         ),
+        "32 queries and 48 keys, 16 of which no query may see": (1, 32, 48, True),
     }
     for where, (batch, n_q, n_k, causal) in cases.items():
         q, k, v = (3 * normal(batch, n, D + i) for i, n in enumerate((n_q, n_k, n_k)))
         q, k, v = (x[..., :D].contiguous() for x in (q, k, v))
         if apart in where:
-            # v differs from k in its strides.
-            q, k, v = (amid_nan(x.mT, y).mT for x, y in ((q, 16), (k, 16), (v, 32)))
+            # Each stride of q, k and v differs from those of the others.
+            steps = ((q, 16), (k, 24), (v, 32))
+            q, k, v = (amid_nan(x.mT[..., None], y)[..., 0].mT for x, y in steps)
+        else:
+            q, k, v = map(between_nan, (q, k, v))
         expected = every_entry(q, k, v, causal)
+        if causal and n_k > n_q:
+            k[:, n_q:] = v[:, n_q:] = float("nan")
         results = {
             f"every batch entry reads {name} of the first: add batch times the stride "
             "of the batch": every_entry(*tensors, causal)
@@ -479,14 +500,18 @@ def handout_kernel(module: ModuleType) -> None:
             "a load went where this test has put NaN: use each tensor's own three "
             "strides; program 0 counts tiles of queries, program 1 batch entries"
         )
+        stray = f"{where}:\n{not_finite}"
         if n_k < n_q and causal:
-            not_finite = "no load may go past the last key: end is at most N_KEYS"
+            stray = f"{where}:\nno load may go past the last key: end is at most N_KEYS"
         elif causal:
             not_finite = (
                 "a tile of queries saw no key: the loop ends after the tile's last "
                 "query, first + Q_TILE_SIZE"
             )
-        found = run(module.attention, q, k, v, causal, tensors=2)
+            if n_k > n_q:
+                stray = f"{where}:\nhidden keys are loaded: the loop ends after the "
+                stray += "tile's last query, first + Q_TILE_SIZE"
+        found = run(module.attention, q, k, v, causal, tensors=2, stray=stray)
         for i, name in enumerate(("o", "l")):
             mistakes = {words: result[i] for words, result in results.items()}
             compare(where, name, found[i], expected[i], mistakes, not_finite)

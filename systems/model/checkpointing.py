@@ -45,8 +45,10 @@ def checkpoint_runs(blocks: Iterable[Block], x: Tensor, run: int) -> Tensor:
 
 
 def checkpoint_function(function: Function) -> Function:
-    """Wrap a function so that the backward pass recomputes it from saved arguments."""
-    # There is no dropout, so no random state to save. A closure could not be pickled.
+    """Wrap a function so that the backward pass recomputes it from saved arguments. It
+    must not have dropout, because the random state isn't saved.
+    """
+    # A closure could not be pickled.
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
     # --8<-- [end:checkpoint]
 
