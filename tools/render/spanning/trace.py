@@ -87,10 +87,10 @@ def fragments() -> dict[str, str]:
         "nsys-layer.md": plots.make_figure(
             "nsys-layer",
             lambda figure: draw_layer(figure, shown),
-            f"The CPU takes {shown.launching_ms:.1f} ms to launch {shown.tally} of one "
-            f"layer, which the GPU runs in {shown.busy_ms:.1f} ms, so the GPU waits.",
-            "The second layer of a forward pass of small at context 512, fp32, as "
-            "Nsight Systems 2025.3 recorded it on an NVIDIA H200. The profiler itself "
+            f"The CPU takes {shown.launching_ms:.1f} ms to launch one layer's "
+            f"{shown.tally}, which run in {shown.busy_ms:.1f} ms, so the GPU waits.",
+            "Nsight Systems 2025.3 recorded the second layer of a forward pass of "
+            "small at context 512, fp32, on an NVIDIA H200. The profiler itself "
             "slows launching. Lines join each launch of softmax with its kernel.",
             numbers=EXPORT,
             height=210,

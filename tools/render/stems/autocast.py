@@ -78,8 +78,8 @@ def parts_table(record: Record, part: str) -> str:
 
 @fragments.add(
     "operations.md",
-    "Dtypes of results under bf16 autocast, by the dtypes of the inputs; last, without "
-    "autocast.",
+    "Dtypes of results under bf16 autocast, by the dtypes of the inputs; the last "
+    "column is without autocast.",
     reported=True,
 )
 def operations_table(record: Record) -> str:

@@ -93,8 +93,8 @@ def break_even_steps(x: Line) -> Any:
 @fragments.add(
     "table.md",
     "A training step at context 512 by phase, eager and compiled: mean ± standard "
-    "deviation of wall-clock time, median GPU time. Compiled AdamW alternates with an "
-    "eager row of its own; the eager rows differ because launches vary.",
+    "deviation of wall-clock time, median GPU time. Compiled AdamW alternates with a "
+    "second eager row; the two eager rows differ because launches vary.",
     reported=True,
 )
 def times_table(record: Record) -> str:
@@ -120,9 +120,9 @@ def compiled_steps(record: Record | None) -> Frame:
 
 @fragments.add(
     "speedup-table.md",
-    "Speedups over eager mode at context 512. In wall-clock time each is a median over "
-    "rounds of a ratio of medians, which differs from the ratio of all means; in GPU "
-    "time it is the ratio of medians. Wall-clock speedups of eager AdamW are noise.",
+    "Speedups over eager mode at context 512. A wall-clock speedup is the median over "
+    "rounds of a ratio of medians, not the ratio of mean times; a GPU speedup is "
+    "a ratio of medians. Wall-clock speedups of eager AdamW are noise.",
 )
 def speedups_table(record: Record) -> str:
     return compiled_steps(record).table(

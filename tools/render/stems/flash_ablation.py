@@ -70,7 +70,7 @@ CHOICES = [
         "in_turn",
         "together",
         "long tiles of several heads first: 16 heads, N = 2048, d = 128, fp32",
-        ("1.4: no heads' long tiles start last", "1.4: the same"),
+        ("1.4: no head's long tiles start last", "1.4: the same"),
     ),
     (
         "cut_in_steps",

@@ -123,9 +123,9 @@ def format_small_share(share: float) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape, in ms: forward (fwd), backward "
     "(bwd) and both, without a loss. Columns *flash* and *plain* are medians by "
-    "`do_bench`, whose CUDA events count launch overhead: most of a short pass's time, "
-    "and variable. Columns *GPU* are medians of GPU time (without a GPU, of wall-clock "
-    "time); *plain / flash* are speedups in it, medians over rounds.",
+    "`do_bench`, whose CUDA events count launch overhead; it varies, and is most of a "
+    "short pass's time. Columns *GPU* are medians of GPU time (without a GPU, of wall-"
+    "clock time); *plain / flash* are speedups in GPU time, medians over rounds.",
 )
 def latency_table(record: Record) -> str:
     found, short = shapes(record), {"forward": "fwd", "backward": "bwd", "both": "both"}

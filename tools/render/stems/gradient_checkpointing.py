@@ -155,8 +155,8 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 @fragments.add(
     "table.md",
     "Peaks by what is recomputed (*kept*: if gradients exist before the pass), their "
-    "ratios to predictions, and times of forward and backward: wall-clock time is the "
-    "median of two passes (nested: of one), GPU time of two others.",
+    "ratios to predictions, and times of forward and backward. Wall-clock time is the "
+    "median of two passes (nested: one pass), GPU time the median of two others.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_smallest(predict_run_lengths(), "predicted_kept")
@@ -206,11 +206,11 @@ def run_length_figure(record: Record) -> Drawn:
     return (
         draw,
         f"Recomputing {made} at a time needs least memory, or {kept} if gradients "
-        "exist before the pass; the time hardly depends on that number.",
+        "exist before the pass; the time hardly depends on the run's length.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
         "Kept: they exist before it, as in gradient accumulation. Dotted: the "
         "known rule, √N, and √(N r / R), where a block keeps R bytes and its input has "
-        f"r.{' A run without points is out of memory.' * lost}",
+        f"r.{' Runs without points ran out of memory.' * lost}",
     )
 
 
@@ -292,8 +292,8 @@ def peaks_as_predicted(record: Record) -> Judgement:
 
 @claim(
     "gradient_checkpointing",
-    "If gradients appear during the pass, no run of blocks needs less memory than one "
-    "block by itself, with `flash` and with plain attention.",
+    "If gradients appear during the pass, recomputing one block at a time needs the "
+    "least memory of any run of blocks, with `flash` and with plain attention.",
 )
 def one_block_is_best(record: Record) -> Judgement:
     found = passes(record)

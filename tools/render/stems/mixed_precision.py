@@ -147,7 +147,7 @@ def learning_rate_table(record: Record) -> str:
 
 @fragments.add(
     "unchanged.md",
-    "Share of each weight's elements that a step leaves as they were, in the second "
+    "Share of each weight's elements that a step leaves unchanged, in the second "
     "half of training.",
 )
 def unchanged_weights_table(record: Record) -> str:

@@ -76,9 +76,9 @@ def contexts_figure(record: Record) -> Drawn:
     ]
     return (
         draw,
-        f"In a training step of small, {', '.join(texts)}.",
-        "Batch 4, bf16, wall-clock times. The dashed line of this guide lies on "
-        "SDPA's, which needs the same memory.",
+        f"In a training step of small, {'; '.join(texts)}.",
+        "Batch 4, bf16, wall-clock times. This guide's dashed line hides "
+        "SDPA's, because both need the same memory.",
     )
 
 

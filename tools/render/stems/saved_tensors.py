@@ -147,7 +147,7 @@ def example_table(record: Record, reported: Record | None) -> str:
         ("run", lambda x: "compiled" if x["compiled"] else "as written"),
         ("tensors saved", "saved"),
         ("handout, tensors", format_reported("saved", "{}")),
-        ("MiB, each memory once", lambda x: x["total"] / MIB, "{:,.2f}"),
+        ("MiB, each storage once", lambda x: x["total"] / MIB, "{:,.2f}"),
         ("MiB, each time", lambda x: x["bytes_if_counted_each_time"] / MIB, "{:,.2f}"),
         ("handout, MiB", format_reported("mib", "{:,.7g}")),
         left=2,
@@ -179,8 +179,8 @@ def operations_figure(record: Record) -> Drawn:
         draw,
         "Of a block's saved bytes, softmax and attention's matmuls and mask hold "
         f"{' and '.join(map(attention_share, found))}.",
-        "Bars: counted by hooks in fp32, each storage once, for the operation that "
-        "saved it first. Upright marks: predicted from shapes.",
+        "Bars show fp32 bytes counted by hooks, each storage once, for the operation "
+        "that saved it first. Upright marks show predictions from shapes.",
     )
 
 

@@ -82,7 +82,7 @@ def dtype_mask_table(record: Record) -> str:
 
 @fragments.add(
     "accounting.md",
-    "Tensors at the peak of the shortest pass tried that does not fit, by formula.",
+    "Tensors at the peak of the shortest pass that ran out of memory, by formula.",
 )
 def peak_tensors_table(record: Record) -> str:
     """Return a table of the tensors at the predicted peak, for N = `oom_length`."""
@@ -91,7 +91,7 @@ def peak_tensors_table(record: Record) -> str:
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
     rest = sum(parts.values()) - sum(large.values())
     whole = {
-        "everything that is no matrix of scores": rest,
+        "everything else": rest,
         f"all, N = {n}, d = {WIDTH}, b = {BATCH}, fp32": sum(parts.values()),
     }
     rows = [[name, in_gib3(size)] for name, size in (large | whole).items()]

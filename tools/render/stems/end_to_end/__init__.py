@@ -36,9 +36,9 @@ fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure
 @fragments.add(
     "fp32.md",
     "Each pass in fp32: mean ± standard deviation of wall-clock time; GPU and waiting "
-    "times are medians. Backward and optimizer are phases of the step; other passes "
-    "are runs of their own, so launch-bound ones can take longer than the step, or "
-    "than at a longer context.",
+    "times are medians. Backward and optimizer are timed within the step, other passes "
+    "in separate runs, so a launch-bound pass can take longer than the step, or than "
+    "at a longer context.",
     reported=True,
 )
 def fp32_table(record: Record) -> str:

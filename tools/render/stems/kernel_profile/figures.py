@@ -51,8 +51,8 @@ def category_figure(record: Record) -> str:
         f"{idle} of the time. `2.7B` spends {copies} of its kernel time on copies and "
         f"casts at {large['context']}, {later} at "
         f"{plots.format_number(last['context'])}.",
-        "Shares of forward and backward by cause. Above each bar: their wall-clock "
-        "time in ms; below: the context.",
+        "Bars show the causes' shares of forward and backward. The wall-clock time in "
+        "ms stands above each bar, the context below it.",
         height=290,
         narrow=860,
     )
