@@ -199,6 +199,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "gpu_step": span(model.column("step_gpu_gain"), "{:.5f}"),
         "gpu_forward": span(model.column("forward_gpu_gain"), "{:.5f}"),
         "gpu_backward": span(model.column("backward_gpu_gain"), "{:.5f}"),
+        "gpu_adamw": fmt(found.one(compiled=NAMES[-1])["optimizer_gpu_gain"], "{:.5f}"),
         **{f"steps_small_{p}": fmt(x["pays"], "{:,.0f}") for p, x in small.items()},
         "compile_small_fp32": fmt(small["fp32"]["compile_s"], "{:.0f} s"),
     }

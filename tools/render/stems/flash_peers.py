@@ -217,8 +217,7 @@ def facts(record: Record | None) -> dict[str, str]:
     found, every = shapes(record), all_shapes(record)
     test, short = every.one(**TEST), frame(record, n=SHORT, dtype="bf16")
     wide = frame(record, implementation="fa4", dtype="bf16").one(d=80)
-    names = ("ours", "sdpa_cudnn")
-    calls = [short.one(implementation=name).get("call_ms") for name in names]
+    calls = [short.one(implementation=x).get("call_ms") for x in ("ours", "sdpa_cudnn")]
     over = {
         "bf16_both": found.column("both / sdpa_cudnn"),
         "fa4_both": found.column("both / fa4"),
@@ -250,7 +249,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def faster_everywhere(record: Record, name: str) -> Judgement:
-    found = dropna(shapes(record).column(f"both / {name}"))
+    found = dropna(all_shapes(record).where(dtype="bf16").column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
     numbers = f"Relative time: {span(found)}, slower at {slower} shapes."
     return found and (max(found) < 1, numbers)

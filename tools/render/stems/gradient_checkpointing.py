@@ -241,8 +241,8 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
 def facts(record: Record | None) -> dict[str, str]:
     found = passes(record).where(attention="flash")
     runs, predicted = select_runs(found), predict_run_lengths()
-    none = found.one(strategy="none")
-    best, p = runs.one(run=1), PASS
+    kept = runs.one(run=row_with_smallest(predicted, "predicted_kept")["run"])
+    none, best, p = found.one(strategy="none"), runs.one(run=1), PASS
     one, two = (predicted.one(run=run)["predicted_peak"] for run in (1, 2))
     n = p.shape.num_layers
     root, weighed = best_run_lengths(p)
@@ -266,6 +266,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "input": format_mib(residual_bytes(p)),
         "block": format_gib(block_saved_bytes(p)),
         "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
+        "kept_peak": format_peak(kept, kept["predicted_kept"], format_gib, "kept"),
         "slower": BY_FLOPS if slower == OUT_OF_MEMORY else slower,
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",

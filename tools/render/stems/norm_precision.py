@@ -166,14 +166,13 @@ def cell_shade(text: str) -> float:
 
 def facts(record: Record | None) -> dict[str, str]:
     """Return magnitudes at which squares overflow, and relative errors of outputs."""
-    fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    fp16 = find_norm(record, "fp16", "library")
     widest = {
         way: output_error(find_norm(record, "bf16", way, WIDEST))
         for way in ("running", "library")
     }
     return {f"bf16_{way}": fmt(error, to_percent) for way, error in widest.items()} | {
         "fp16_square_overflows": first_magnitude(fp16, "square", "∞"),
-        "bf16_square_overflows": first_magnitude(bf16, "square", "∞"),
         "fp16_smallest_output": fmt(output_error(fp16, 0), to_percent),
     }
 
