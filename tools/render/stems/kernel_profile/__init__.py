@@ -103,7 +103,7 @@ def top_nonmatmuls_table(record: Record) -> str:
     )
 
 
-@fragments.add("matmul.md", "Kernel time: shares of matmuls, and of AdamW in a step.")
+@fragments.add("matmul.md", "Shares of kernel time: matmuls, and AdamW in a step.")
 def matmul_table(record: Record) -> str:
     found = rows.passes(record).where(mode="forward")
     parts = {"inference": "matmul_forward", "forward + backward": "matmul_both"}
