@@ -476,8 +476,9 @@ def handout_kernel(module: ModuleType) -> None:
         "32 queries and 48 keys, 16 of which no query may see": (1, 32, 48, True),
     }
     for where, (batch, n_q, n_k, causal) in cases.items():
-        q, k, v = (3 * normal(batch, n, D + i) for i, n in enumerate((n_q, n_k, n_k)))
-        q, k, v = (x[..., :D].contiguous() for x in (q, k, v))
+        # The width, 64, is no size of a tile.
+        q, k, v = (3 * normal(batch, n, 64 + i) for i, n in enumerate((n_q, n_k, n_k)))
+        q, k, v = (x[..., :64].contiguous() for x in (q, k, v))
         if apart in where:
             # Each stride of q, k and v differs from those of the others.
             steps = ((q, 16), (k, 24), (v, 32))
