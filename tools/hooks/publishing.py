@@ -26,8 +26,8 @@ SEARCH = "material/search"
 # Files that the site omits, a fifth of its size: for debugging, and for search in
 # languages other than English.
 UNUSED = re.compile(r"assets/javascripts/lunr/|.*\.map$")
-# Records of more than READABLE_BYTES, too large for browsers to show, are compressed.
-RECORDS, READABLE_BYTES = "results", 1_000_000
+# Records of more than READABLE_BYTES, slow to show in a browser, are compressed.
+RECORDS, READABLE_BYTES = "results", 500_000
 LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
 # Opening tags of elements that the search index omits: figures, provenance, names of
 # tabs, code listings, tables of numbers.
