@@ -44,7 +44,7 @@ from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 from tools.rendering import fail
 
 GPU = TARGETS["h100"]
-# Steps that run the kernel of another step: `forward` differs only in its grid.
+# Steps that run another step's kernel (`forward` launches it with another grid).
 SAME_KERNEL = {"forward": "one_item_forward"}
 
 

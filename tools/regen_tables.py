@@ -170,7 +170,7 @@ def require_valid_commit() -> None:
 def require_results_folder(
     action: str, results: Path, generated: Path | None, measures: bool
 ) -> None:
-    """Exit if the action (which `measures` rows or not) can't use this folder."""
+    """Exit if the action can't use this folder; `measures` says whether it measures."""
     from tools.render.load import is_quick_folder
 
     is_own = results.resolve() == RESULTS.resolve()

@@ -57,7 +57,7 @@ from systems.running.resuming import lock_record, modified_ns
 from tools.compile_ahead import DTYPES, check_can_compile
 from tools.rendering import fail
 
-# Heads and length of the timed inputs, and length of the checked ones (one head).
+# Heads and length of the timed inputs; length of the checked inputs (one head).
 HEADS, N, CHECKED_N = 16, 4096, 512
 # To win, a candidate may take at most this share of the current configuration's time.
 TIE = 0.99
@@ -203,7 +203,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time candidates without faults. Write a case's fastest before timing the next."""
+    """Time faultless candidates. Write a case's fastest before timing the next case."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:

@@ -182,7 +182,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             ctx.save_for_backward(q, k, v, o, lse)
             return o
         if is_traced(q):
-            # Needed under a compiler only: else PyTorch rejects these by itself.
+            # PyTorch rejects these by itself, except under a compiler.
             refuse_transforms()
             refuse_forward_mode(q, k, v)
         check_arguments(q, k, v, is_causal, scale)

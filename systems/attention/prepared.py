@@ -83,7 +83,7 @@ class PreparedCall:
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run the backward pass, and return (dq, dk, dv)."""
-        # Copy a gradient without contiguous rows, such as an expanded one (of a sum).
+        # Copy a gradient with strided rows, such as the expanded gradient of a sum.
         if do.stride(-1) != 1:
             do = do.contiguous()
         launches = self.backward_launches(do.stride(), choose_arithmetic(self.dtype))

@@ -89,7 +89,7 @@ def backward_tiles(
     step = compile_tile_vjp() if q.is_cuda else tile_vjp
     for k_start in range(0, min(n_k, n_q) if causal else n_k, K_TILE):
         keys = slice(k_start, min(k_start + K_TILE, n_k))
-        # Skip queries before k_start, which see no key of this tile.
+        # Queries before k_start see no key of this tile, so skip them.
         rows = slice(k_start if causal else 0, n_q)
         tile = (
             q[..., rows, :],
@@ -118,7 +118,7 @@ def tile_vjp(
     do: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the contribution of a tile of keys to dq, and its dk and dv. q is already
+    """Return a key tile's contribution to dq, and the tile's dk and dv. q is already
     scaled. If causal, the first query has the position of the first key.
     """
     p = torch.exp(q @ k.mT - lse[..., None])

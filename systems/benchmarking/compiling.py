@@ -36,7 +36,7 @@ def fresh_caches(device: str, folder: Path | None = None) -> Iterator[None]:
     warm_up_compiler(device)
     torch.compiler.reset()
     try:
-        # Create the folder here: PyTorch would not delete its own after an error.
+        # Create the folder here: PyTorch would not delete its own folder on an error.
         with (
             TemporaryDirectory(ignore_cleanup_errors=True) as directory,
             fresh_inductor_cache(dir=directory),
@@ -44,7 +44,7 @@ def fresh_caches(device: str, folder: Path | None = None) -> Iterator[None]:
         ):
             yield
     finally:
-        # Drop compiled code, because it can keep tensors alive, which use memory.
+        # Drop compiled code, because tensors that it keeps alive take memory.
         torch.compiler.reset()
 
 

@@ -137,7 +137,7 @@ def is_raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
 @contextmanager
 def activate_flash_4() -> Iterator[None]:
     """Make FlashAttention-4 (`pip install '.[peers]'`) the flash backend of SDPA. Raise
-    `NotInstalled` without the package or a recent torch.
+    `NotInstalled` if the package is missing or torch is too old.
     """
     backends: Any = torch.nn.attention
     if not hasattr(backends, "restore_flash_attention_impl"):
@@ -162,7 +162,7 @@ def require_flash_4() -> Iterator[None]:
 
 @contextmanager
 def make_deterministic() -> Iterator[None]:
-    """Make PyTorch deterministic, without filling new tensors, which takes time."""
+    """Make PyTorch deterministic, but don't let it fill new tensors, to save time."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     fill = settings.fill_uninitialized_memory

@@ -81,7 +81,7 @@ def trace_step(
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the dtypes by part of the model, and counts of operations and casts."""
+    """Return the part's dtypes; for the transformer also counts of ops and casts."""
     device = timing.default_device()
     torch.manual_seed(0)
     if config.part == "operations":

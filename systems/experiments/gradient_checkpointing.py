@@ -35,7 +35,7 @@ STRATEGIES: dict[str, Callable[[BasicsTransformerLM], None] | None] = {
     "by_hand": checkpointing.checkpoint_by_hand,
 }
 ATTENTIONS = ("eager", "sdpa", "flash")
-# Blocks per run; the model of 2.7B parameters has 32 blocks.
+# Blocks recomputed together; the 2.7B model has 32 blocks.
 RUNS = (1, 2, 3, 4, 6, 8, 11, 16, 32)
 
 

@@ -180,7 +180,7 @@ def outside_block_bytes(p: Pass) -> Bytes:
 
 
 def loss_saved_bytes(p: Pass) -> Bytes:
-    """Return the bytes that the loss saves, without the logits. On CUDA, autocast runs
+    """Return the bytes that the loss saves besides the logits. On CUDA, autocast runs
     `nll_loss` in fp32 but not the log-softmax.
     """
     entries, cast_bytes = p.tokens * p.vocab, FP32_BYTES if p.autocast else 0
@@ -202,7 +202,7 @@ def residual_bytes(p: Pass) -> int:
 
 
 def weight_bytes(p: Pass) -> int:
-    """Return the bytes of all weights; gradients and each moment need as many."""
+    """Return the bytes of all weights; all gradients, or a moment, take as many."""
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d

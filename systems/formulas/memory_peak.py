@@ -28,7 +28,7 @@ from systems.profiling.memory.snapshot import CATEGORIES
 
 # --8<-- [start:most]
 def category_peaks(p: Pass) -> Bytes:
-    """Return the maximum over time of each category's bytes, without temporaries."""
+    """Return each category's maximum bytes over time; temporaries are left out."""
     graphs = {"forward": 0, "forward_two_graphs": 2}.get(p.mode, 1)
     trains = p.mode in ("forward_backward", "step")
     states = p.optimizer_states if p.mode == "step" else 0
@@ -61,7 +61,7 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     else:
         by_moment = {"after the forward pass": forward_with_graph(p)}
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
-    # A cuBLAS workspace per thread (backward passes have their own); ids and targets.
+    # Token ids, targets, and a cuBLAS workspace for each thread that runs matmuls.
     threads = 2 if p.mode in ("forward_backward", "step") else 1
     always = threads * p.workspace_bytes + 2 * p.tokens * INT64_BYTES
     return {
@@ -206,8 +206,8 @@ def last_forward_bytes(p: Pass, inputs: int) -> dict[str, Bytes]:
 
 @dataclass(frozen=True)
 class BackwardBlock:
-    """A block in the backward pass: its number, from 1; with recomputation also the
-    number of block inputs in memory, and of blocks before this one in its segment.
+    """A block in the backward pass: its number, from 1; if blocks are recomputed, also
+    the number of block inputs in memory and of earlier blocks in its segment.
     """
 
     block: int

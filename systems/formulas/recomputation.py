@@ -27,7 +27,7 @@ from systems.formulas.memory_peak import (
 def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
     """Return the number of block inputs in memory while `block` is recomputed."""
     if strategy == "halving":
-        # The model's input, and the input of each second half that contains the block.
+        # The model's input, and that of each nested second half around `block`.
         return 1 + sum(second for second in second_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
@@ -51,7 +51,7 @@ def count_forward_passes(strategy: str, layers: int) -> float:
 
 
 def second_halves(layers: int, block: int) -> list[bool]:
-    """Return for each of the nested halves whether the block is in the second one."""
+    """Return at each level of nesting whether the block is in the second half."""
     if layers == 1:
         return []
     middle = layers // 2
@@ -61,8 +61,8 @@ def second_halves(layers: int, block: int) -> list[bool]:
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:
-    """Return two estimates of the blocks per checkpoint with the lowest peak: √layers
-    (as if a block saved only its input), and one from the bytes that a block saves.
+    """Return two estimates of the run length that minimizes the peak: √layers (as if a
+    block saved only its input), and one from the bytes that a block saves.
     """
     layers = p.shape.num_layers
     smaller = residual_bytes(p) / block_saved_bytes(p)
@@ -116,7 +116,7 @@ def count_saved_inputs(strategy: str, layers: int) -> int:
 def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
     """Yield the bytes in the last block's forward and in each block's backward pass."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
-    # Half blocks keep two inputs per block, nested runs one for each run around it.
+    # Half blocks keep two inputs per block; nested runs keep one per enclosing run.
     two_inputs = strategy == "half_blocks"
     inputs = (
         2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)

@@ -157,7 +157,7 @@ UNSUPPORTED_BACKWARD = (
 
 
 def checkpoint_by_hand(model: BasicsTransformerLM) -> None:
-    """Checkpoint every block with `RecomputeBlock`. Call `backward()` without `inputs`
-    and `create_graph`, and not torch.autograd.grad, or ValueError is raised.
+    """Checkpoint every block with `RecomputeBlock`. Backward passes raise ValueError in
+    torch.autograd.grad, and in `backward()` with `inputs` or `create_graph`.
     """
     model.set_run_blocks(run_recompute_blocks)

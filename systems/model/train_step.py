@@ -1,7 +1,7 @@
 """One training step, divided into phases.
 
-Callers that time the step pass a clock as `phase`. Callers that only train leave the
-default.
+To time the phases, callers pass a clock as `phase`. By default, phases are marked for
+profilers.
 """
 
 from collections.abc import Callable

@@ -65,7 +65,7 @@ def binade(value: Fraction) -> Fraction:
 def find_stall(number_format: Format, term: Fraction) -> tuple[int, Fraction]:
     """Return the last step at which adding `term` increases a running sum, and the sum
     after this step. `term` must be representable in the format. Spacing is constant
-    between two powers of two, so all steps there add the same and are computed at once.
+    between powers of two, so steps there add equal amounts, and are computed at once.
     """
     total, step, before = term, 1, None
     while gain := number_format.round_to_nearest(total + term) - total:

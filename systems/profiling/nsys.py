@@ -218,5 +218,5 @@ def query_kernels(
 
 
 def process_id(identifier: int | None) -> int | None:
-    """Return nsys's id of a thread or process without the 24 bits for the thread."""
+    """Return the process in nsys's id of a thread: drop the thread's 24 bits."""
     return None if identifier is None else identifier >> 24

@@ -56,7 +56,7 @@ def visible_gpus() -> list[str]:
 
 def find_gpu(visible: str | None = None) -> Device | None:
     """Return the first GPU or MIG slice in `visible`, which defaults to
-    CUDA_VISIBLE_DEVICES. Return None without a GPU, a driver or NVML.
+    CUDA_VISIBLE_DEVICES. Return None if there is no GPU, driver or NVML.
     """
     handle = first_gpu_handle(visible)
     name = query_nvml("nvmlDeviceGetName", handle)

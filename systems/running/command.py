@@ -63,7 +63,7 @@ def main(config_class: type, run: Run) -> NoReturn:
                     raise ValueError(f"{option_name(name)} must be finite, not {value}")
             limit_host_memory()
             if sys.stderr.isatty():
-                # No progress bar, because it would disturb the measurement.
+                # Show no progress bar, because it would disturb the measurement.
                 print("measuring (on a CPU it may take minutes)", file=sys.stderr)
             row = measure_row(config_class(**settings), run)
         except ValueError as error:

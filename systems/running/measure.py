@@ -145,7 +145,7 @@ def main(
 
 
 def describe_error(error: OSError, results: Path) -> str:
-    """Return which file can't be written and why. A full disk's error names no file."""
+    """Say which file can't be written (`results` if the error names none) and why."""
     if error.errno is None:
         return str(error)
     path = error.filename2 or error.filename or results

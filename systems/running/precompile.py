@@ -29,7 +29,7 @@ from systems.running.reports import GRACE, end_with_parent, exit_when_terminated
 
 # Maximum number of processes, because each needs GPU memory for a context and tensors.
 MOST_PROCESSES = 16
-# Minimum number of rows to compile ahead: fewer compile faster than processes start.
+# Minimum rows to compile ahead: fewer rows compile faster than processes start.
 LEAST_ROWS = 8
 # Maximum seconds of compiling ahead, because a compiler may hang.
 MAX_SECONDS = 20 * 60
@@ -129,7 +129,7 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 def divide_rows(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
     """Divide rows, given the bytes that each needs, among up to `most` processes that
-    fit in `room` bytes together. The largest rows share a process, one by one.
+    fit in `room` bytes together. Rows of similar size share a process.
     """
     rows = sorted(needs, key=needs.__getitem__, reverse=True)
     for count in range(min(most, len(rows)), 0, -1):

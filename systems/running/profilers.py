@@ -9,7 +9,7 @@ import time
 # The module that runs torch.profiler: unless it was imported, no profiler has run.
 TRACE_MODULE = "systems.profiling.torch_trace"
 # Environment variable that makes CUPTI detach after a profile, and the first CUDA
-# version in which CUDA graphs still work after that.
+# version in which CUDA graphs still work after detaching.
 DETACH_VARIABLE, SINCE_CUDA = "TEARDOWN_CUPTI", (12, 6)
 # Number of CUDA calls, and the pause in seconds after each, that give CUPTI time to
 # detach. A profile that starts before CUPTI has detached would lose kernels.

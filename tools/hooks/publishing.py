@@ -64,7 +64,7 @@ def on_page_content(content: str, /, **_: object) -> str:
     return UNSEARCHED.sub(r"\g<0> data-search-exclude", content)
 
 
-# Run before the search plugin, which is slow, even at reading what it skips.
+# Run before the search plugin, which is slow even where it skips parts of a page.
 @event_priority(100)
 def shorten_content(context: dict, /, page: Page, config: MkDocsConfig, **_: object):
     """Remove what search skips from the page, and put its description below the title.

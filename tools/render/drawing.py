@@ -2,7 +2,7 @@
 Diagrams without numbers are drawn by hand, in docs/drawings.
 
 `draw_figure` draws a diagram twice, for a wide and a narrow screen, so that its text
-keeps a readable size; the style sheet shows one of the two. One unit is one pixel.
+keeps a readable size; the style sheet shows one drawing. Sizes are in pixels.
 Colours come in the order blue, grey, green; orange marks costs.
 """
 

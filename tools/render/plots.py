@@ -2,7 +2,7 @@
 
 A caller passes `plot` a function that draws and a sentence with the finding. Colours
 follow the light or dark scheme. A figure is drawn twice: for wide screens, and for
-narrow ones with its panels stacked. One unit is one pixel.
+narrow ones with its panels stacked. Sizes are in pixels.
 
 Lines are labelled at their ends. One colour marks the subject of the figure, and orange
 marks what is worse (slower, or a larger error); the rest is grey or pale blue.

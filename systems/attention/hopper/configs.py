@@ -38,8 +38,8 @@ CONFIGS = {
 }
 
 
-# One-pass backward by padded head dimension: stages of the rings for q and do, dS, and
-# partial dq; registers per thread of the warp groups for dk and dv, and of that for dq.
+# One-pass backward by padded head dimension: stages of rings (q and do; dS; partial
+# dq), and registers per thread in the key groups and in the dq group.
 ONE_PASS = {
     64: {
         "STAGES": 5,
@@ -59,7 +59,7 @@ ONE_PASS = {
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
 # SHORT_FORWARD, with four consumers, was faster at a padded head dimension of 64 up to
-# SHORT keys (SHORT / 2 without a causal mask): some compute while one starts or ends.
+# SHORT keys (SHORT / 2 if not causal): others compute while one starts or ends.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

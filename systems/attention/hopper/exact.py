@@ -38,7 +38,7 @@ def recompute_huge_rows(
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory
     n_q, n_k, heads, scale_log2 = problem
-    # The caller reduced over all threads, a barrier, so stores of lse are visible here.
+    # The caller's reduction over all threads was a barrier, so lse is visible.
     for position in range(schedule.first, schedule.end):
         number = gl.load(schedule.items_ptr + position)
         item = get_item(number, problem, BQ, BK, CAUSAL)

@@ -163,7 +163,7 @@ def process_tiles(
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Process steps `start` to `stop` - 1 of a query head. The mask of step i uses
-    `hidden` + i · `shift`. Earlier heads took `steps_done` steps, all take `end` steps.
+    `hidden` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(

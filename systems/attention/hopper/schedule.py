@@ -66,8 +66,8 @@ def make_schedule(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
-    """Return the number of heads to interleave: as many as have k and v in L2_BYTES, or
-    1 for short k. Return 1 without a causal mask: then all items take equally long.
+    """Return the number of heads to interleave: their k and v fit in L2_BYTES. Return 1
+    for short k, or if not causal, because then all items take equally long.
     """
     if not causal or k.shape[2] <= SHORT // 2:
         return 1

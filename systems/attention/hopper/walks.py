@@ -15,12 +15,12 @@ from systems.attention.relaunch import Layout
 # --8<-- [start:limits]
 # Largest narrow head dimension: from 72 on, matmuls use blocks of 64 and 32 columns.
 NARROW_HEAD = 96
-# The shift walk needs this many keys, by padded head dimension; half without a mask.
+# Minimum keys for the shift walk if causal, by padded head dimension; otherwise half.
 ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
 # The shift walk needs this SM utilization: steps / (SMs x most steps of a program).
 ONE_PASS_USE = 0.9
-# The ordered walk needs this many queries and keys, rounded up to whole tiles; half
-# without a mask. Where both walks apply, the shift walk is used, except for narrow
+# Minimum queries and keys for the ordered walk if causal, rounded up to whole tiles;
+# otherwise half. Where both walks apply, the shift walk is used, except for narrow
 # heads, whose padding only the ordered walk skips.
 ORDERED_MIN_KEYS = {64: 4096, 128: 4096}
 # Minimum number of programs, about two per SM. With fewer, the query heads of a KV head
@@ -30,8 +30,8 @@ ORDERED_MIN_PROGRAMS = 256
 # (tiles of 128 keys) x (query heads per KV head) is at least this: in longer loops
 # programs drift apart, and tiles leave the L2 cache before they are read again.
 DEALT_TILES = 256
-# Key tiles in all heads that run interleaved, about one per SM. Twice as many without a
-# mask or with DEALT_TILES; half as many under a mask if programs have several heads.
+# Key tiles in all interleaved heads, about one per SM. Doubled if not causal or if
+# DEALT_TILES applies; halved if causal programs have several query heads.
 SIDE_TILES = 128
 # Key tiles in the heads that loop backwards: at least 2 heads, at most half of all.
 BACKWARDS_TILES = 256
@@ -42,13 +42,13 @@ LONE_TILES = 512
 
 
 class ShiftWalk(NamedTuple):
-    """The walk of the module `shift`; `groups` heads run at the same time."""
+    """Parameters of the shift walk: `groups` heads run at the same time."""
 
     groups: int
 
 
 class OrderedWalk(NamedTuple):
-    """The walk of the module `ordered`, which explains the fields in its `Walk`."""
+    """Parameters of the ordered walk; `ordered.Walk` explains them."""
 
     side: int
     turn: int

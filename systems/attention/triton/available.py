@@ -37,7 +37,7 @@ def log_slow_kernels(reason: str) -> None:
 
 
 def log_hopper_refusal(q: Tensor, reason: str) -> None:
-    """Log why the Hopper kernels reject a large input, if the user can change that."""
+    """Log why the Hopper kernels reject a large input, if there is a remedy."""
     if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
         return
     if q.device.type == "cuda" and (

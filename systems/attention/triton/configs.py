@@ -98,7 +98,7 @@ def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
     """Return the number of splits (a power of two) of a loop over n rows in steps of
-    `rows`. Without splits there are `programs` programs of `warps` warps.
+    `rows`. The unsplit launch has `programs` programs of `warps` warps.
     """
     if device.type == "cpu":
         return 1

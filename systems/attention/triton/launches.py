@@ -35,7 +35,7 @@ COMBINED_ELEMENTS = 512
 LIMB_ELEMENTS = 2048
 # Maximum n, because `dkdv_kernel` indexes two statistics per row with 32 bits.
 MAX_LENGTH = 2**30
-# Number of bfloat16 limbs per float32: three give full precision, two 16 bits.
+# Number of bfloat16 limbs per float32: three limbs keep 24 bits, two keep 16.
 LIMBS = {"half": 1, "high": 2, "highest": 3}
 # Argument `input_precision` of tl.dot for operands that are not split ahead.
 PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}

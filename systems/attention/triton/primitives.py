@@ -80,7 +80,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return the first step of this split in a loop that follows `steps` steps."""
+    """Return the first step of this split in a loop after `steps` earlier steps."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
@@ -177,7 +177,7 @@ def row_lse(m, l, shift, scale_log2):
 
 @triton.jit
 def mask_huge_lse(lse):
-    """Replace huge lse by infinity, because exp(score - lse) would be wrong."""
+    """Set huge lse to infinity, so p is 0: exp(score - lse) would be wrong."""
     return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
     # --8<-- [end:huge]
 

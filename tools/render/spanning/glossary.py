@@ -20,7 +20,7 @@ def fragments() -> dict[str, str]:
     )
     return {
         "glossary-terms.md": "\n\n".join(map(fold_terms, groups)) + "\n",
-        # A blank line between terms, because Markdown parses long blocks slowly.
+        # Put a blank line between terms, because Markdown parses long blocks slowly.
         "glossary-tooltips.md": "\n\n".join(tooltips) + "\n",
     }
 

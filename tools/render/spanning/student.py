@@ -16,9 +16,9 @@ from tools.render.markdown import NOTHING_YET, items_table, table
 from tools.render.rows import NOT_MEASURED, peak_rates
 from tools.render.spanning.writeup import load_problems
 
-# GPUs for which measuring times are predicted, and for which out-of-memory rows are.
+# GPUs for which measuring times are predicted; GPUs whose OOM rows are counted.
 TIMES, MEMORY = {"h100": "H100", "a100-80": "A100"}, ("a100-80", "a100-40")
-# Problems hidden at first, because they take little time or give no points.
+# Problems whose rows are folded: they take little time or give no points.
 BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
 # A GPU that the table of GPUs leaves out.
 OLDER = "rtx3090"

@@ -86,7 +86,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def overview_table(problems: list[Problem]) -> str:
-    """Return a table of each problem's answer in one line, section and points."""
+    """Return a table of the problems: one-line answer, section, points."""
 
     def nyu_section(problem: Problem) -> str:
         return f"{problem.section} · {problem.points}" if problem.section else ""
@@ -101,7 +101,7 @@ def overview_table(problems: list[Problem]) -> str:
         ("CS336 2026", lambda p: p.stanford.get("2026", "")),
         left=2,
     )
-    caption = "Every graded problem: the answer in one line, section and points."
+    caption = "Every graded problem: one-line answer, section and points."
     return add_caption(caption, listed)
 
 

@@ -57,8 +57,8 @@ BACKWARD = {
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
 STEPS = FORWARD | BACKWARD
-# Choices at launch: (step without it, step with it, description, predicted speedups
-# forward and backward). The speedups were predicted after a few trials.
+# Choices at launch: (baseline step, step with the choice, description, predicted
+# speedups forward and backward). The speedups were predicted after a few trials.
 CHOICES = [
     (
         "unshared",

@@ -64,7 +64,7 @@ def error_ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `error_over_plain` by configuration and result, without lse in 16 bits."""
+    """Return `error_over_plain` by configuration and result; skip lse in 16 bits."""
     # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)

@@ -83,8 +83,8 @@ def shapes(record: Record | None) -> Frame:
 
 def memory_mib(x: Line) -> float:
     """Return what forward and backward allocate at the peak, in MiB; Missing on a CPU,
-    or if it is too small for o and three gradients because those of an earlier pass
-    were still allocated.
+    or if it is too small for o and three gradients, because gradients of an earlier
+    pass were still allocated.
     """
     needs = x.get("peak_allocated_bytes") - x.get("held_bytes")
     if not needs:
@@ -255,8 +255,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def predict_ms(peak: Peak) -> tuple[float, float]:
-    """Return lower bounds on forward + backward of one bf16 head of length LONGEST, in
-    ms: of plain attention by bytes, of FlashAttention by the FLOPs of its matmuls.
+    """Return lower bounds in ms on forward + backward of a bf16 head of length LONGEST:
+    plain attention's by bytes, and FlashAttention's by the FLOPs of its matmuls.
     """
     return 1e3 * PLAIN_BYTES / peak.bandwidth, 1e3 * FLASH_FLOPS / peak.bf16
 

@@ -33,8 +33,8 @@ GIB = 2**30
 # Lengths of "runs": numbers of consecutive blocks that are recomputed together.
 RUNS: tuple[int, ...] = read_constant("gradient_checkpointing", "RUNS")
 TICKS = (1, 2, 4, 8, 16, 32)
-# Metrics of peak memory: of a pass that allocates gradients, and of one before which
-# they exist.
+# Metrics of peak memory: of a pass that allocates the gradients, and of a pass whose
+# gradients exist before it.
 PEAKS = {"peak": "peak_allocated_bytes", "kept": "kept_peak_allocated_bytes"}
 WORDS = {
     "none": "nothing",
@@ -44,7 +44,7 @@ WORDS = {
     "attention": "attention alone",
     "by_hand": "every block by itself, by hand",
 }
-# Predicted time with recomputation over time without: one more forward pass.
+# Predicted slowdown by recomputation, which takes one more forward pass.
 BY_FLOPS = f"{(1 + 3) / 3:.2f} (by FLOPs)"
 PASS = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
 SHAPE = {"size": "2.7B", "context": 2048, "precision": "bf16", "batch": 4}

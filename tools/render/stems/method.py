@@ -14,8 +14,8 @@ fragments = Fragments()
 def passes(record: Record | None) -> Frame:
     """Return passes with the overheads of the guide's clock and of synchronization."""
     return frame(record).derive(
-        # How much longer (as a share) a pass takes by the guide's clock than by CUDA
-        # events, and with synchronization after each pass than if passes are queued.
+        # Overheads as shares: of the guide's clock over CUDA events, and of
+        # synchronizing after each pass over queueing all passes.
         clock_adds=lambda x: x["clock_ms"] / x["events_ms"] - 1,
         waiting_adds=lambda x: x["events_ms"] / x["queued_events_ms"] - 1,
         cupti=lambda x: x.get("step_gpu_ms"),

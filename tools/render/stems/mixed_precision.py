@@ -90,7 +90,7 @@ def second_half(values: list[float]) -> list[float]:
 
 
 def format_difference(differences: list[float]) -> str:
-    """Describe differences of losses from fp32's: "within 0.0003 nats of"."""
+    """Say how far losses are from fp32's: "within 0.0003 nats of" it."""
     if not differences:
         return NOT_MEASURED
     sizes = sorted(round(abs(difference), 4) for difference in differences)

@@ -29,7 +29,7 @@ COMPUTE = {
     "upcast": "in fp32, output rounded",
     "fused": "PyTorch's own kernel",
 }
-# The width in the figure over magnitudes, and the largest in the figure over widths.
+# The width in the figure over magnitudes; the largest width in the other figure.
 WIDTH, WIDEST = 4096, 16384
 # The ends of the colour scale of errors, as powers of ten.
 WORST, BEST = 0, -8

@@ -94,7 +94,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     )
     top = [sum(at) for at in zip(*sizes, strict=True)]
     peak = max(range(len(shown)), key=top.__getitem__)
-    # Write beside the peak, because the line between two phases may be at it.
+    # Write beside the peak, because a line between phases may be at the peak.
     side = "right" if events[peak] > 0.6 * events[-1] else "left"
     look = {"offset": (-4 if side == "right" else 4, 3), "ha": side}
     plots.label(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
