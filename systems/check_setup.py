@@ -18,7 +18,7 @@ from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
 from systems.records.device import find_gpu, why_no_gpu
 from systems.running.machine import why_unusable
-from systems.running.software import versions
+from systems.running.software import installed_versions
 
 
 # --8<-- [start:check]
@@ -61,7 +61,7 @@ def main() -> None:
     """Print versions, kernels and the times of a pass; exit with 2 on a problem."""
     device, gpu = default_device(), find_gpu()
     rows = {
-        **versions(),
+        **installed_versions(),
         "GPU by the driver": gpu.name_and_driver if gpu else "none",
         "torch runs on": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         **{f"attention: {k}": text for k, text in attention_status(device).items()},

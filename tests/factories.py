@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from systems import ROOT
 from systems.experiments import Stem
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import peak
+from systems.formulas.memory_peak import bytes_at_peak
 from systems.records import store
 from systems.records.device import CPU, Device, gpu_slug
 from systems.records.record import Record, Row
@@ -55,7 +55,7 @@ def row_peak_bytes(row: Row) -> int:
     if "size" not in c or "peak_allocated_bytes" in row.metrics:
         return row.metrics.get("peak_allocated_bytes", 0)
     mode, precision = c.get("mode", "step"), c.get("precision", "fp32")
-    return sum(peak(Pass(c["size"], c["context"], mode, precision)).values())
+    return sum(bytes_at_peak(Pass(c["size"], c["context"], mode, precision)).values())
 
 
 def simulate_smaller_gpu(record: Record, gpu: Device) -> Record:

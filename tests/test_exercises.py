@@ -74,14 +74,14 @@ MISTAKES = {
     ],
     "4_forward_loop": [
         ("l = l + tl.sum(p, 1)", "l is not rescaled"),
-        ("a = a + product(p, v)", "a is not rescaled"),
+        ("a = a + matmul(p, v)", "a is not rescaled"),
         (
-            {"l": "l = l + tl.sum(p, 1)", "a": "a = a + product(p, v)"},
+            {"l": "l = l + tl.sum(p, 1)", "a": "a = a + matmul(p, v)"},
             "neither l nor a is rescaled",
         ),
         ("shrink = tl.exp(m_new - m)", "the sign of an exp"),
         (
-            "s = product(q, tl.trans(k)) * scale",
+            "s = matmul(q, tl.trans(k)) * scale",
             "with a causal mask:\no, .* causal mask is missing",
         ),
         ("s = scores(q, k, i, j, 1.0, TILE, CAUSAL)", "scale is missing"),
@@ -96,10 +96,10 @@ MISTAKES = {
         ("return p, dp - delta[:, None]", "p is missing in ds"),
         ("p = tl.exp(s)", "lse is not subtracted"),
         ("p = tl.exp(s) / tl.exp(lse)[:, None]", "136 above .*exp overflowed"),
-        ("dq = product(ds, k)", "only the last tile"),
-        ("dq += product(ds, k) * scale", "scale counts twice"),
-        ("dq += product(ds, k) * 2", "none of the usual ones"),
-        ("dp = product(do, v)", "line 37 .*shapes don't fit"),
+        ("dq = matmul(ds, k)", "only the last tile"),
+        ("dq += matmul(ds, k) * scale", "scale counts twice"),
+        ("dq += matmul(ds, k) * 2", "none of the usual ones"),
+        ("dp = matmul(do, v)", "line 37 .*shapes don't fit"),
     ],
     "6_handout_kernel": [
         (LOAD_K, "3 batch entries .*\no, .* reads k of the first"),

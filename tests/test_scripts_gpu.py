@@ -91,7 +91,7 @@ def test_gpu_time_of_plain_attention_agrees():
         script, lambda: script["measure"](plain, 64, 4096, options), *PHASES[:2]
     )
     inputs = random_inputs((8, 1, 4096, 64), torch.float32, "cuda")
-    step = gpu_time.attention_step(plain, *inputs)
+    step = gpu_time.make_attention_step(plain, *inputs)
     assert found == pytest.approx(gpu_ms(step, *PHASES[:2]), rel=0.03)
 
 

@@ -21,7 +21,7 @@ from systems.attention.hopper import launches as hopper
 from systems.attention.hopper import one_pass_launches
 from systems.attention.hopper.walks import OrderedWalk, ShiftWalk
 from systems.attention.triton import launches
-from systems.attention.triton.chooser import architecture, pad_head_dim, select_by_mask
+from systems.attention.triton.chooser import pad_head_dim, select_by_mask, table_name
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.gpus import KIB
@@ -188,7 +188,7 @@ def table_configs(
     """Return the tables' launch configurations by kernel: first those for many query
     rows, then those for fewer rows.
     """
-    name, size = architecture(gpu.capability), pad_head_dim(d)
+    name, size = table_name(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
         {kernel: by_d.get(size, many[kernel]) for kernel, by_d in tier.configs.items()}

@@ -94,7 +94,7 @@ def plan_task(
     from systems.records.device import why_no_gpu
     from systems.records.store import RecordError
     from systems.running.machine import choose_device
-    from systems.running.resuming import modified_ns, record_path
+    from systems.running.resuming import modification_time_ns, record_path
 
     grid, entry = "quick" if quick else "full", STEMS[stem]
     device = choose_device(entry.quick if quick else entry.full)
@@ -106,7 +106,7 @@ def plan_task(
         return Outcome(stem, f"skipped: can't be measured: {missing}", skipped=True)
     try:
         path = record_path(results, device, stem, grid)
-        seen = modified_ns(path)
+        seen = modification_time_ns(path)
         state = "" if force else read_state(path)[0]
     except RecordError as error:
         # An unreadable record must not stop the other experiments.

@@ -40,7 +40,7 @@ from triton.errors import TritonError
 
 from systems.attention.reference import attention_reference
 from systems.attention.triton import tuned
-from systems.attention.triton.chooser import architecture, select_by_mask
+from systems.attention.triton.chooser import select_by_mask, table_name
 from systems.attention.triton.configs import Config
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.tables import CONFIGS
@@ -53,7 +53,7 @@ from systems.records.files import write_atomically
 from systems.running.machine import check_torch
 from systems.running.precompile import MOST_PROCESSES, available_cores
 from systems.running.reports import CannotStart, end_with_parent
-from systems.running.resuming import lock_record, modified_ns
+from systems.running.resuming import lock_record, modification_time_ns
 from tools.compile_ahead import DTYPES, check_can_compile
 from tools.rendering import fail
 
@@ -185,7 +185,7 @@ def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
     if all(old[x] == new[x] for x in ("software", "source_hash")):
         return old
     # Keep the old file, which is still valid in the environment where it was timed.
-    os.replace(path, path.with_name(f".{path.name}.{modified_ns(path)}"))
+    os.replace(path, path.with_name(f".{path.name}.{modification_time_ns(path)}"))
     return new
 
 
@@ -248,7 +248,7 @@ def main(
     if is_gpu_shared():
         print("warning: others use this GPU, see nvidia-smi", file=sys.stderr)
     check_can_compile()
-    name = architecture(torch.cuda.get_device_capability())
+    name = table_name(torch.cuda.get_device_capability())
     path, problem = tuned.file_path(device.slug), ""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ExitStack() as start:

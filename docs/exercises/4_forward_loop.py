@@ -11,9 +11,9 @@ collects p v as l collects p. The scores come tile by tile and are never stored.
 
     pytest docs/exercises -k forward
 
-Hint: `scores`, `product` and `tile` are those of systems/attention/first.py. `scores`
+Hint: `scores`, `matmul` and `tile` are those of systems/attention/first.py. `scores`
 multiplies, scales and hides later keys. A factor for each row of a tile is
-`factor[:, None]`. `product` wants both sides in one dtype: `p.to(v.dtype)`.
+`factor[:, None]`. `matmul` wants both sides in one dtype: `p.to(v.dtype)`.
 """
 
 import torch
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention.first import product, scores, tile
+from systems.attention.first import matmul, scores, tile
 
 
 # --8<-- [start:kernel]

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention.first import product, scores, tile
+from systems.attention.first import matmul, scores, tile
 
 
 # --8<-- [start:kernel]

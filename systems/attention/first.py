@@ -44,7 +44,7 @@ def tile(first, TILE: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def product(x, y):
+def matmul(x, y):
     """Return x @ y, summed in float32; "ieee" prevents rounding of float32 to TF32."""
     return tl.dot(x, y, input_precision="ieee")
     # --8<-- [end:helpers]
@@ -54,7 +54,7 @@ def product(x, y):
 @triton.jit
 def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
     """Return scores [TILE queries, TILE keys], scaled and masked with -∞."""
-    s = product(q, tl.trans(k)) * scale
+    s = matmul(q, tl.trans(k)) * scale
     if CAUSAL:
         t = tl.arange(0, TILE)
         s = tl.where((i + t)[:, None] >= (j + t)[None, :], s, float("-inf"))
@@ -90,7 +90,7 @@ def forward_kernel(
         shrink = tl.exp(m - m_new)
         p = tl.exp(s - m_new[:, None])
         l = shrink * l + tl.sum(p, 1)
-        a = shrink[:, None] * a + product(p.to(v.dtype), v)
+        a = shrink[:, None] * a + matmul(p.to(v.dtype), v)
         m = m_new
     # --8<-- [end:forward_loop]
     # --8<-- [start:forward_end]
@@ -110,7 +110,7 @@ def p_and_ds(
     """Recompute a tile of p. Return p, and ds, the gradient of the scores."""
     s = scores(q, k, i, j, scale, TILE, CAUSAL)
     p = tl.exp(s - lse[:, None])
-    dp = product(do, tl.trans(v))
+    dp = matmul(do, tl.trans(v))
     return p, p * (dp - delta[:, None])
     # --8<-- [end:p_and_ds]
 
@@ -140,8 +140,8 @@ def dk_dv_kernel(
         delta = tl.load(delta_ptr + head + i + tl.arange(0, TILE))
         # [TILE queries, TILE keys]
         p, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
-        dv += product(tl.trans(p.to(do.dtype)), do)
-        dk += product(tl.trans(ds.to(q.dtype)), q)
+        dv += matmul(tl.trans(p.to(do.dtype)), do)
+        dk += matmul(tl.trans(ds.to(q.dtype)), q)
     # --8<-- [end:dk_dv_loop]
     tl.store(dk_ptr + tile(head + j, TILE, D), (dk * scale).to(dk_ptr.dtype.element_ty))
     tl.store(dv_ptr + tile(head + j, TILE, D), dv.to(dv_ptr.dtype.element_ty))
@@ -172,7 +172,7 @@ def dq_kernel(
         v = tl.load(v_ptr + tile(head + j, TILE, D))
         # [TILE queries, TILE keys]
         _, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
-        dq += product(ds.to(k.dtype), k)
+        dq += matmul(ds.to(k.dtype), k)
     # --8<-- [end:dq_loop]
     tl.store(dq_ptr + tile(head + i, TILE, D), (dq * scale).to(dq_ptr.dtype.element_ty))
     # --8<-- [end:dq]

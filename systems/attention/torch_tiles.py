@@ -25,7 +25,7 @@ def accumulator_dtype(x: Tensor) -> torch.dtype:
 
 
 # --8<-- [start:forward]
-def forward_tiles(
+def tiled_forward(
     q: Float[Tensor, "... q d"],
     k: Float[Tensor, "... k d"],
     v: Float[Tensor, "... k d"],
@@ -69,7 +69,7 @@ def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
 
 
 # --8<-- [start:backward]
-def backward_tiles(
+def tiled_backward(
     q: Float[Tensor, "... q d"],
     k: Float[Tensor, "... k d"],
     v: Float[Tensor, "... k d"],
@@ -140,7 +140,7 @@ def compile_tile_vjp():
 # Custom operator for batched gradients, because vmap can't batch in-place writes.
 backward_operator = torch.library.custom_op(
     "systems::tiles_backward",
-    backward_tiles,
+    tiled_backward,
     mutates_args=(),
     schema="(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor do, "
     "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
@@ -173,7 +173,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         ctx.causal, ctx.scale = is_causal, inputs.default_scale(scale, q.shape[-1])
         # Disable autocast, which would round the inputs of matmuls.
         with torch.autocast(q.device.type, enabled=False):
-            o, lse = forward_tiles(q, k, v, ctx.causal, ctx.scale)
+            o, lse = tiled_forward(q, k, v, ctx.causal, ctx.scale)
         ctx.save_for_backward(q, k, v, o, lse)
         return o
 
@@ -183,7 +183,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
         # Detach, or torch 2.11 warns about .grad of tensors passed to compiled code.
         q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
         with torch.autocast(q.device.type, enabled=False):
-            run = backward_operator if inputs.is_batched(do) else backward_tiles
+            run = backward_operator if inputs.is_batched(do) else tiled_backward
             gradients = run(q, k, v, o, lse, do, ctx.causal, ctx.scale)
         # Autograd expects a gradient or None for each argument that `apply` received.
         return *gradients, *(None for _ in ctx.needs_input_grad[3:])

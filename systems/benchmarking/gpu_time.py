@@ -103,7 +103,7 @@ def add_round(
         metrics.setdefault(median_name, []).append(median(value))
 
 
-def attention_step(
+def make_attention_step(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
     """Return a step with phases "forward", "backward" and "both" that sets no .grad."""

@@ -76,13 +76,13 @@ def run(config: Config) -> dict[str, object]:
         "device_result": on_device[-1].item(),
         "device": device,
         "differing_steps": int((on_cpu != on_device).sum()),
-        "last_change": last_change(on_device),
+        "last_change": last_changing_step(on_device),
         "kept_every": stride,
         "sums": on_device[stride - 1 :: stride].tolist(),
     }
 
 
-def last_change(sums: Float[Tensor, "steps"]) -> int:
+def last_changing_step(sums: Float[Tensor, "steps"]) -> int:
     """Return the number of the last step, counted from 1, that changed the sum."""
     return 1 + int((sums != sums[-1]).sum()) if len(sums) else 0
 

@@ -19,7 +19,7 @@ from torch._dynamo.exc import TorchDynamoException
 from systems.benchmarking import compiling, gpu_time, graphs, timing
 from systems.benchmarking.workload import Workload
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import peak
+from systems.formulas.memory_peak import bytes_at_peak
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
 from systems.records.outcome import Turns, Unsupported, out_of_memory_reason
 from systems.running import precompile as precompiled
@@ -232,7 +232,7 @@ def precompile_bytes(config: Config) -> int:
     """Return the GPU bytes that `precompile` needs: CUDA context and eager peak."""
     c, mode = config, precompile_mode(config)
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
-    return CONTEXT_BYTES + sum(peak(p).values())
+    return CONTEXT_BYTES + sum(bytes_at_peak(p).values())
 
 
 def precompile_mode(config: Config) -> str:

@@ -102,7 +102,7 @@ def run(config: Config) -> Turns:
         metrics |= gpu_time.pass_times_ms(attend, q, k, v, do)
     timing.empty_cache(device)
     yield
-    step = gpu_time.attention_step(attend, q, k, v, do)
+    step = gpu_time.make_attention_step(attend, q, k, v, do)
     for _ in range(ROUNDS):
         with use_peer(config.implementation):
             gpu_time.add_round(metrics, step, device, passes=PASSES_IN_ROUND)

@@ -129,7 +129,7 @@ def run(config: Config) -> Turns:
             time = call_ms(attend, q, k, v, device)
         metrics.setdefault("call_ms", []).append(time)
         yield
-    step = gpu_time.attention_step(attend, q, k, v, do)
+    step = gpu_time.make_attention_step(attend, q, k, v, do)
     for _ in range(gpu_time.ROUNDS):
         with use_peer(name):
             gpu_time.add_round(metrics, step, device)

@@ -18,7 +18,7 @@ from systems.benchmarking import timing
 from systems.benchmarking.workload import MODES, Workload
 from systems.model.checkpointing import checkpoint_blocks
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
-from systems.profiling.memory.digest import digest
+from systems.profiling.memory.digest import summarize
 from systems.profiling.memory.recorder import Recorder
 from systems.running.command import main, option
 
@@ -161,7 +161,7 @@ def record_pass(config: Config, work: Workload) -> dict[str, Any]:
             work.step(recorder.phase)
     finally:
         hook.remove()
-    metrics = residual | digest(recorder.history(), timeline=config.timeline)
+    metrics = residual | summarize(recorder.history(), timeline=config.timeline)
     if config.keep_snapshots:
         path = snapshot_path(config)
         recorder.save(path)

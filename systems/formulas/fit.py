@@ -18,7 +18,7 @@ import typer
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
 from systems.formulas.memory_costs import Pass, count_segments, weight_bytes
-from systems.formulas.memory_peak import peak
+from systems.formulas.memory_peak import bytes_at_peak
 from systems.model.sizes import SIZES
 
 GIB = 2**30
@@ -29,7 +29,7 @@ LIMIT = 2**30
 # --8<-- [start:fit]
 def peak_bytes(p: Pass) -> int:
     """Return the peak memory of a pass in bytes."""
-    return sum(peak(p).values())
+    return sum(bytes_at_peak(p).values())
 
 
 def find_largest(p: Pass, field: str, room: int) -> int:
@@ -89,7 +89,7 @@ def floor_seconds(p: Pass, gpu: Gpu) -> float:
 def print_report(p: Pass, gpu: Gpu) -> None:
     """Print peak memory by category, largest batch and context, and minimum time."""
     room = gpu.free_bytes
-    for name, count in peak(p).items():
+    for name, count in bytes_at_peak(p).items():
         print(f"{count / GIB:10,.2f} GiB  {name}")
     fits = "fits" if peak_bytes(p) <= room else "does not fit"
     print(f"{peak_bytes(p) / GIB:10,.2f} GiB at the peak of a step")

@@ -45,7 +45,7 @@ def category_peaks(p: Pass) -> Bytes:
 
 
 # --8<-- [start:peak]
-def peak(p: Pass) -> Bytes:
+def bytes_at_peak(p: Pass) -> Bytes:
     """Return the bytes of each category at the peak, including temporaries."""
     return max(peak_candidates(p).values(), key=lambda moment: sum(moment.values()))
 
@@ -59,7 +59,7 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     elif p.mode == "forward":
         by_moment = no_graph_candidates(p)
     else:
-        by_moment = {"after the forward pass": forward_with_graph(p)}
+        by_moment = {"after the forward pass": forward_end_bytes(p)}
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
     # Token ids, targets, and a cuBLAS workspace for each thread that runs matmuls.
     threads = 2 if p.mode in ("forward_backward", "step") else 1
@@ -101,7 +101,7 @@ def no_graph_candidates(p: Pass) -> dict[str, Bytes]:
     }
 
 
-def forward_with_graph(p: Pass) -> Bytes:
+def forward_end_bytes(p: Pass) -> Bytes:
     """Return the bytes by category at the end of a forward pass with autograd graph.
     This is the peak if a block's scores are smaller than its other tensors.
     """

@@ -28,7 +28,7 @@ def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> i
     """Return the number of block inputs in memory while `block` is recomputed."""
     if strategy == "halving":
         # The model's input, and that of each nested second half around `block`.
-        return 1 + sum(second for second in second_halves(layers, block))
+        return 1 + sum(second for second in in_second_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
     return (block - 1) // run + 1
@@ -41,7 +41,7 @@ def count_forward_passes(strategy: str, layers: int) -> float:
         # each first half that contains it (but the outermost), to get the input of the
         # second half. There PyTorch stops, because it has recomputed all saved tensors.
         blocks = range(1, layers + 1)
-        firsts = sum(not s for b in blocks for s in second_halves(layers, b)[1:])
+        firsts = sum(not s for b in blocks for s in in_second_halves(layers, b)[1:])
         return 2 + firsts / layers
     if strategy == "chain":
         # A block is computed in the forward pass, and again for each backward pass of
@@ -50,14 +50,14 @@ def count_forward_passes(strategy: str, layers: int) -> float:
     return 1 if strategy == "none" else 2
 
 
-def second_halves(layers: int, block: int) -> list[bool]:
+def in_second_halves(layers: int, block: int) -> list[bool]:
     """Return at each level of nesting whether the block is in the second half."""
     if layers == 1:
         return []
     middle = layers // 2
     second = block > middle
     inner = (layers - middle, block - middle) if second else (middle, block)
-    return [second, *second_halves(*inner)]
+    return [second, *in_second_halves(*inner)]
 
 
 def best_run_lengths(p: Pass) -> tuple[float, float]:

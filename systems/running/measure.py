@@ -45,7 +45,7 @@ def measure_stem(
     path = resuming.record_path(results, device, name, grid)
     progress = resuming.partial_path(path)
     with resuming.lock_record(path), make_code_folder(path):
-        if seen not in (None, resuming.modified_ns(path)):
+        if seen not in (None, resuming.modification_time_ns(path)):
             report(event="already")
             return 0
         module = import_experiment(stem, device)

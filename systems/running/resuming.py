@@ -55,7 +55,7 @@ def lock_record(path: Path) -> Iterator[None]:
         yield
 
 
-def modified_ns(path: Path) -> int:
+def modification_time_ns(path: Path) -> int:
     """Return a file's modification time in ns, or 0 if there is no file."""
     with suppress(OSError):
         return path.stat().st_mtime_ns
@@ -68,7 +68,7 @@ def new_record(
     """Return a record without rows, with the current device, software and source."""
     module = STEMS[stem].module
     attention = software.attention_names(map(asdict, configs))
-    present = drop_unused_peer(software.versions(), configs)
+    present = drop_unused_peer(software.installed_versions(), configs)
     triton = present.get("triton", "")
     present |= software.tuning_digest(module, attention, device.slug, triton)
     option = " --quick" if grid == "quick" else ""
@@ -110,7 +110,7 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
             return fresh
         old, reason = None, str(error).removeprefix(f"{partial}: ")
     if old is None or reason:
-        backup = partial.with_name(f".{partial.name}.{modified_ns(partial)}")
+        backup = partial.with_name(f".{partial.name}.{modification_time_ns(partial)}")
         os.replace(partial, backup)
         print(f"starting over: {partial}, now {backup.name}: {reason}", file=sys.stderr)
         return fresh

@@ -27,7 +27,7 @@ PEER, FA4 = "flash-attn-4", "fa4"
 COMMIT = "GIT_COMMIT"
 
 
-def versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return versions of Python, torch, Triton, FlashAttention-4, CUDA and cuDNN."""
     by_name = {"python": platform.python_version()}
     for name in ("torch", "triton", PEER):
@@ -99,7 +99,7 @@ def tuning_digest(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
     """Return a digest of the GPU's tuned configurations if the module uses them."""
-    digest = tuned.digest(slug, triton)
+    digest = tuned.config_digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
     return {TUNED: f"tuned {digest}"}

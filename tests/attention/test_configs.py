@@ -9,10 +9,10 @@ from systems.attention.relaunch import Layout
 from systems.attention.triton import chooser, configs, launches
 from systems.attention.triton.available import TABLES
 from systems.attention.triton.chooser import (
-    architecture,
     choose_config,
     pad_head_dim,
     select_by_mask,
+    table_name,
 )
 from systems.attention.triton.configs import (
     Config,
@@ -73,7 +73,7 @@ def test_every_gpu_has_configurations():
         "sm_120": [(12, 0), (12, 1)],
     }
     for name, capabilities in named.items():
-        assert {architecture(c) for c in capabilities} == {name}
+        assert {table_name(c) for c in capabilities} == {name}
     assert set(CONFIGS) == set(FEW_ROWS) == set(TABLES) == set(named)
 
 

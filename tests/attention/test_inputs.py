@@ -202,7 +202,7 @@ def test_invalid_input_is_rejected_before_any_launch(backend, message, monkeypat
     def fail_if_run(*_):
         pytest.fail("it ran")
 
-    monkeypatch.setattr(torch_tiles, "forward_tiles", fail_if_run)
+    monkeypatch.setattr(torch_tiles, "tiled_forward", fail_if_run)
     monkeypatch.setattr(prepared.PreparedCall, "forward", fail_if_run)
     monkeypatch.setattr(dispatch, "LAUNCHERS", {})
     with pytest.raises(error, match=message):

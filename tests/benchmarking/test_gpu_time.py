@@ -123,7 +123,7 @@ def test_passes_are_timed_separately(ones_inputs):
 
 def test_a_step_of_attention_is_forward_backward_and_both(ones_inputs):
     clock = timing.Clock("cpu")
-    gpu_time.attention_step(PassLog.apply, *ones_inputs)(clock.phase)
+    gpu_time.make_attention_step(PassLog.apply, *ones_inputs)(clock.phase)
     assert list(clock.samples_ms) == ["forward_ms", "backward_ms", "both_ms"]
     assert PassLog.done == ["forward", "backward"] * 2 and ones_inputs[0].grad is None
 

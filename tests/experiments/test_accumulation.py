@@ -61,7 +61,7 @@ def test_every_sum_is_exact_and_stalls_where_predicted(config):
     step, total = find_stall(FORMATS[config.accumulator], expected[0])
     last = max(i + 1 for i, x in enumerate(expected) if not i or x != expected[i - 1])
     sums = torch.tensor([float(s) for s in expected])
-    assert accumulation.last_change(sums) == last == min(step, config.steps)
+    assert accumulation.last_changing_step(sums) == last == min(step, config.steps)
     if step <= config.steps:
         assert expected[-1] == total
 

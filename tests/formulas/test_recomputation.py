@@ -13,7 +13,7 @@ from systems.formulas.recomputation import (
     best_run_lengths,
     count_forward_passes,
     count_kept_inputs,
-    second_halves,
+    in_second_halves,
     strategy_peak_candidates,
     strategy_peaks,
 )
@@ -79,7 +79,7 @@ def test_halving_keeps_one_input_plus_one_per_set_bit():
         1 + (block - 1).bit_count() for block in range(1, 9)
     ]
     # Three layers are halved into one and two.
-    assert second_halves(3, 3) == [True, True] and second_halves(3, 1) == [False]
+    assert in_second_halves(3, 3) == [True, True] and in_second_halves(3, 1) == [False]
 
 
 def test_nested_runs_match_closed_forms():

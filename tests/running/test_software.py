@@ -48,7 +48,7 @@ def versions(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[st
 
 
 def test_tuned_configs_are_versions_where_used(write_tuned):
-    digest = tuned.digest(A100.slug, "3.7.1")
+    digest = tuned.config_digest(A100.slug, "3.7.1")
     assert digest and versions("flash_peers") == {TUNED: f"tuned {digest}"}
     assert versions("accumulation") == {}
     assert versions("flash_peers", slug="nvidia-h200") == {}
@@ -94,7 +94,7 @@ def test_changed_tuned_configs_make_a_record_stale(write_tuned):
         write_tuned.write_text(json.dumps(found | change))
         tuned.configs.cache_clear()
         assert load.is_fresh(record) == fresh
-    assert tuned.digest(A100.slug, "3.7.1") is None
+    assert tuned.config_digest(A100.slug, "3.7.1") is None
     write_tuned.unlink()
     tuned.configs.cache_clear()
     assert not load.is_fresh(record)

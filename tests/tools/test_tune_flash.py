@@ -128,7 +128,7 @@ def test_kernels_use_the_fastest_correct_config(fake_a100, capsys):
     assert choose_on_a100(rows=few.most_rows) == few.configs["dq"][64]
     text = describe_kernels(CUDA)["triton"]
     assert text == "runs, with launch configurations of the A100, 1 of them timed here"
-    assert tuned.digest(fake_a100.device.slug, "3.7.1")
+    assert tuned.config_digest(fake_a100.device.slug, "3.7.1")
 
 
 def test_ties_keep_our_config_and_searches_resume(fake_a100):
@@ -166,7 +166,7 @@ def test_damaged_tuning_file_is_ignored(damage, fake_a100, caplog):
     (line,) = caplog.messages
     assert text in line and "python tools/tune_flash.py" in line
     assert "\n" not in line and str(fake_a100.path) in line
-    assert tuned.digest(fake_a100.device.slug, "3.7.1") is None
+    assert tuned.config_digest(fake_a100.device.slug, "3.7.1") is None
 
 
 WITHOUT_PACKAGES = """

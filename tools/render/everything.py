@@ -16,7 +16,7 @@ from systems.records.record import Record
 from tools.render.claims import list_claims
 from tools.render.load import Found, is_primary, load_records, primary_gpu
 from tools.render.markdown import conditions, round_numbers, snippet_sections, typeset
-from tools.render.rows import measurements
+from tools.render.rows import measured_records
 from tools.render.spanning import pages
 
 # Modules of `spanning` whose fragments are rendered from records.
@@ -85,7 +85,7 @@ def build_stem(
     builder = import_module(f"tools.render.stems.{stem}")
     try:
         for claim in list_claims(builder):
-            for record in measurements(records):
+            for record in measured_records(records):
                 claim.judge(record)
         files = builder.fragments(records)
         return files, builder.facts(next(filter(is_primary, records), None))

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from systems.records.record import Record
 from tools.render.load import STALE, VERIFIED, record_age
-from tools.render.rows import NOT_MEASURED, Missing, fmt, measurements, span
+from tools.render.rows import NOT_MEASURED, Missing, fmt, measured_records, span
 
 
 def escape_alt(text: str) -> str:
@@ -227,7 +227,7 @@ def explorer_name(record: Record) -> str:
 
 def conditions(records: Iterable[Record]) -> str:
     """Return a paragraph for each measured record: GPU, software, commit, protocol."""
-    return "\n\n".join(map(describe_conditions, measurements(records))) + "\n"
+    return "\n\n".join(map(describe_conditions, measured_records(records))) + "\n"
 
 
 def describe_conditions(record: Record) -> str:

@@ -84,12 +84,12 @@ def missing_reason(values: Iterable[float]) -> Missing:
     return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
 
 
-def least(values: Iterable[float]) -> float:
+def nanmin(values: Iterable[float]) -> float:
     values = list(values)
     return min(dropna(values), default=missing_reason(values))
 
 
-def most(values: Iterable[float]) -> float:
+def nanmax(values: Iterable[float]) -> float:
     values = list(values)
     return max(dropna(values), default=missing_reason(values))
 
@@ -116,7 +116,7 @@ def describe_range(values: Iterable[float]) -> str:
     )
 
 
-def measurements(records: Iterable[Record]) -> list[Record]:
+def measured_records(records: Iterable[Record]) -> list[Record]:
     """Return the measured records, without records of published figures."""
     return [record for record in records if record.kind == "measured"]
 

@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from systems.attention.hopper import limits
-from systems.attention.triton.chooser import architecture, load_tuned
+from systems.attention.triton.chooser import load_tuned, table_name
 from systems.attention.triton.primitives import INTERPRETED
 
 LOG = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def check_device(device: torch.device) -> None:
         log_slow_kernels(f"triton {status}")
     elif capability < MIN_CAPABILITY:
         raise ValueError(f"triton: {status}")
-    elif architecture(capability) != TIMED_TABLE and not load_tuned(device):
+    elif table_name(capability) != TIMED_TABLE and not load_tuned(device):
         log_slow_kernels(f"triton {status}")
 
 
@@ -92,7 +92,7 @@ def describe_by_capability(
             "hopper": f"needs a compiler, found {version_text}",
             "triton": f"runs, in {version_text}: unset that, for the GPU's own speed",
         }
-    table, version_text = architecture(capability), ".".join(map(str, capability))
+    table, version_text = table_name(capability), ".".join(map(str, capability))
     status = f"runs, with launch configurations of {TABLES[table]}"
     if timed:
         status += f", {timed} of them timed here"

@@ -17,7 +17,7 @@ TUNED_FOLDER = Path(__file__).with_name("tuned")
 INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
-def architecture(capability: tuple[int, int]) -> str:
+def table_name(capability: tuple[int, int]) -> str:
     """Return the name of the table for a compute capability. Unknown GPUs get the table
     that needs the least shared memory.
     """
@@ -65,7 +65,7 @@ def choose_config(
     """
     if device.type == "cpu":
         return INTERPRETER_CONFIG
-    gpu, size = architecture(torch.cuda.get_device_capability(device)), pad_head_dim(d)
+    gpu, size = table_name(torch.cuda.get_device_capability(device)), pad_head_dim(d)
     for table in FEW_ROWS[gpu].get(arithmetic, ()):
         if rows <= table.most_rows and size in table.configs[kernel]:
             return select_by_mask(table.configs[kernel][size], causal)

@@ -95,7 +95,7 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
     return {entry_key(entry): tuple(entry["config"]) for entry in content["entries"]}
 
 
-def digest(slug: str, triton: str) -> str | None:
+def config_digest(slug: str, triton: str) -> str | None:
     """Return a short hash of the tuned configurations in use; None without any."""
     tuned = configs(slug, triton)
     text = repr(sorted(tuned.items())).encode()

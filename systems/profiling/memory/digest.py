@@ -14,7 +14,7 @@ Group = dict[str, Any]
 
 
 # --8<-- [start:digest]
-def digest(history: History, timeline: bool = False) -> dict[str, Any]:
+def summarize(history: History, timeline: bool = False) -> dict[str, Any]:
     """Summarize an allocator history: bytes by category at the peak, the maximum of
     each category and each phase, and the largest blocks.
     """

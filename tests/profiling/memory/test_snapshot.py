@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from systems.profiling.memory import digest as memory_digest
-from systems.profiling.memory.digest import TIMELINE_POINTS, digest, sample_timeline
+from systems.profiling.memory.digest import TIMELINE_POINTS, sample_timeline, summarize
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
     Block,
@@ -147,7 +147,7 @@ def test_older_blocks_live_from_the_first_event():
 
 
 def test_digest_of_a_hand_made_history_is_right(history):
-    found = digest(history, timeline=True)
+    found = summarize(history, timeline=True)
     assert found["peak_requested_bytes"] == 278 * MIB
     assert found["peak_phase"] == "backward"
     at_peak = [(c["category"], c["at_peak_bytes"] / MIB) for c in found["categories"]]
@@ -167,7 +167,7 @@ def test_digest_of_a_hand_made_history_is_right(history):
     line = found["timeline"]
     sums = [sum(at) for at in zip(*(line[name] for name in CATEGORIES), strict=True)]
     assert sums == [bytes_in_use(history)[event] for event in line["event"]]
-    assert "timeline" not in digest(history)
+    assert "timeline" not in summarize(history)
 
 
 def test_allocation_site_is_two_frames_of_systems():

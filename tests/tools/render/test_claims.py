@@ -81,27 +81,27 @@ ALTERED = {
         "deterministic_mode_is_beaten", implementation="ours"
     ),
     "cudnn_is_beaten": flip_claim("cudnn_is_beaten", implementation="ours"),
-    "backward_about_twice": scale("backward_gpu_ms", by=2, size="xl", mode="step"),
+    "backward_takes_twice": scale("backward_gpu_ms", by=2, size="xl", mode="step"),
     "passes_steady": scale("forward_ms", by=2, which=slice(0, None, 2), mode="forward"),
     "warm_up_suffices": scale("forward_ms", by=1.5, which=slice(0, 5), warmup=2),
     "top_kernel_multiplies": scale_items(
         "kernels", "total_ms", 99, {"category": "copy"}, size="large", mode="step"
     ),
-    "softmax_is_memory_traffic": scale_items(
+    "softmax_is_memory_bound": scale_items(
         "kernels", "total_ms", 3, {"phase": "forward/attention softmax"}, mode="forward"
     ),
     "kernels_are_attributed": scale_items(
         "kernels", "total_ms", 1.05, {"category": "matmul"}, size="xl", context=256
     ),
     "instruments_agree": scale("nsys_backward_gpu_busy_ms", by=1.2),
-    "saved_as_predicted": scale_items("tensors", "bytes", 2, {}, part="block"),
-    "peaks_as_predicted": scale("peak_allocated_bytes", by=1.02),
+    "saved_bytes_as_predicted": scale_items("tensors", "bytes", 2, {}, part="block"),
+    "peaks_match_prediction": scale("peak_allocated_bytes", by=1.02),
     "one_block_is_best": scale("peak_allocated_bytes", by=1.2, run=1),
     "sums_follow_from_formats": scale("last_change", by=99, value="bf16"),
     "autocast_dtypes": put("ln", "fp16", part="toy", dtype="fp16"),
     "bf16_squares_fit": put("square_nonfinite", [1.0] * 10, compute="library", **LAYER),
     "bf16_sums_need_fp32": put("output_error", [1e-3] * 10, compute="running", **LAYER),
-    "gain_grows": scale(*STEP, by=9, size="2.7B", context=512, precision="bf16"),
+    "bf16_gain_grows": scale(*STEP, by=9, size="2.7B", context=512, precision="bf16"),
     "memory_peak_moves": scale_items(
         "categories", "most_bytes", 9, {"category": "saved activations"}, mode="step"
     ),
@@ -111,27 +111,27 @@ ALTERED = {
     "largest_are_scores": lambda r: [
         row.metrics["tenth"][0].update(bytes=1) for row in find_rows(r, mode="forward")
     ],
-    "memory_as_predicted": scale_items(
+    "memory_matches_prediction": scale_items(
         "categories", "most_bytes", 1.03, {"category": "gradients"}, mode="step"
     ),
-    "two_matrices_saved": scale("before_backward_bytes", by=2, n=16384),
+    "two_matrices_are_saved": scale("before_backward_bytes", by=2, n=16384),
     "time_grows_with_square": scale(*STEP, by=3, n=16384),
-    "compiled_attention_faster": flip_claim(
-        "compiled_attention_faster", execution="compiled"
+    "compiled_attention_is_faster": flip_claim(
+        "compiled_attention_is_faster", execution="compiled"
     ),
     "compiled_is_faster": scale(*STEP, by=2, execution="compiled"),
     "bf16_gains_more": scale(*STEP, by=2, execution="compiled", precision="bf16"),
-    "forward_accurate": scale(
+    "forward_is_accurate": scale(
         "o_relative_error", by=9, implementation="triton", dtype="bf16"
     ),
-    "backward_accurate": scale(
+    "backward_is_accurate": scale(
         "dk_relative_error", by=9, implementation="hopper", dtype="bf16"
     ),
-    "calls_bitwise_equal": put("differing_calls", 1, implementation="hopper"),
+    "calls_are_bitwise_equal": put("differing_calls", 1, implementation="hopper"),
     "fused_keeps_up": scale(
         "forward_rounds_ms", by=99, implementation="ours", d=16, n=128
     ),
-    "fused_memory_linear": scale(
+    "fused_memory_is_linear": scale(
         "peak_allocated_bytes", by=1.1, implementation="ours", n=65536, d=64
     ),
 }

@@ -94,7 +94,7 @@ def test_rows_predicted_out_of_memory_on_an_h100_were(records):
         h200, h100 = (r for r in records[stem] if r.kind == "measured")
         assert h100.device.name == "NVIDIA H100 80GB HBM3"
         lost = sum(row.status == "out_of_memory" for row in h100.rows)
-        assert student.rows_too_large([h200], GPUS["h100"].free_bytes) == str(lost)
+        assert student.count_oom_rows([h200], GPUS["h100"].free_bytes) == str(lost)
 
 
 def test_records_of_the_meta_device_answer_a_problem(records):

@@ -23,7 +23,7 @@ from tools.render.editions import LABELS
 from tools.render.frame import Frame, frame
 from tools.render.load import Found, primary_gpu_key, primary_record
 from tools.render.markdown import items_table
-from tools.render.rows import fmt, most, span
+from tools.render.rows import fmt, nanmax, span
 from tools.render.stems.end_to_end.rows import BATCH
 from tools.render.stems.peak_memory import rows as peak_memory
 
@@ -65,8 +65,8 @@ def fragments(found: Found) -> dict[str, str]:
         "gpus": {name: gpu_inputs(name) for name in GPUS},
         "measured_on": primary_gpu_key(),
         "programs": dict(step_instructions()),
-        "memory": memory_points(found),
-        "steps": step_points(found),
+        "memory": measured_peaks(found),
+        "steps": timed_steps(found),
     }
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return {
@@ -129,7 +129,7 @@ def measured_steps(found: Found) -> Frame:
     )
 
 
-def memory_points(found: Found) -> list[dict[str, Any]]:
+def measured_peaks(found: Found) -> list[dict[str, Any]]:
     """Return each step's configuration and its measured peak of requested bytes."""
     points = []
     for c in measured_steps(found):
@@ -140,7 +140,7 @@ def memory_points(found: Found) -> list[dict[str, Any]]:
     return points
 
 
-def step_points(found: Found) -> list[dict[str, Any]]:
+def timed_steps(found: Found) -> list[dict[str, Any]]:
     """Return the timed steps, with plain and flash attention, and their times in ms."""
     plain = frame(primary_record(found, "end_to_end"), mode="step", batch=BATCH)
     flash = frame(primary_record(found, "model_attention"), attention="flash")
@@ -155,7 +155,7 @@ def step_points(found: Found) -> list[dict[str, Any]]:
 
 def largest_error(found: Found) -> float:
     """Return the largest relative error of the predicted peaks of requested bytes."""
-    return most(
+    return nanmax(
         abs(peak_bytes(peak_memory.make_pass(c)) / c["requested"] - 1)
         for c in measured_steps(found)
     )

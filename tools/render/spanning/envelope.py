@@ -17,7 +17,7 @@ from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
 from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
 from tools.render.markdown import percent, prose_number
-from tools.render.rows import MISSING, NOT_MEASURED, fmt, most, peak_rates
+from tools.render.rows import MISSING, NOT_MEASURED, fmt, nanmax, peak_rates
 from tools.render.stems import flash_benchmarking, warmup
 from tools.render.stems.end_to_end.rows import BATCH, matmul_flops, pass_shape
 from tools.render.stems.kernel_profile.rows import (
@@ -196,7 +196,7 @@ def agreement_facts(found: Found) -> dict[str, str]:
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
     return {
         "phases_timed_twice": str(len(pairs) or NOT_MEASURED),
-        "gpu_differs_at_most": fmt(most(differences), percent),
+        "gpu_differs_at_most": fmt(nanmax(differences), percent),
     }
 
 
@@ -280,7 +280,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
         "head_plain_over_ours": fmt(plain / flash, "{:.0f}"),
         **{
             f"{name}_elsewhere": predict_by_gpu(
-                lambda peak, i=i: flash_benchmarking.predict_ms(peak)[i]
+                lambda peak, i=i: flash_benchmarking.lower_bounds_ms(peak)[i]
             )
             for i, name in enumerate(("plain", "ours"))
         },

@@ -1,7 +1,7 @@
 """Draw the figures of docs/index.md: memory over a step, and its peak by context."""
 
 from systems.formulas.memory_costs import Pass, weight_bytes
-from systems.formulas.memory_peak import peak
+from systems.formulas.memory_peak import bytes_at_peak
 from tools.render.drawing import SMALL, Drawing
 from tools.render.load import Found, primary_record
 from tools.render.markdown import gib, missing_notice, typeset
@@ -48,9 +48,7 @@ def memory_figure(found: Found) -> str:
 
 def slider_figure() -> str:
     """Return bar charts of the peak by context length, with a slider to select one."""
-    peaks = {
-        context: peak(Pass("2.7B", context, "step", "fp32")) for context in CONTEXTS
-    }
+    peaks = {n: bytes_at_peak(Pass("2.7B", n, "step", "fp32")) for n in CONTEXTS}
     longest = max(max(parts.values()) for parts in peaks.values())
     charts = (peak_chart(context, peaks[context], longest) for context in CONTEXTS)
     opens = CONTEXTS.index(OPENS_AT)

@@ -19,7 +19,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
 from tools.render.markdown import NOTHING_YET, device_tabs, percent
 from tools.render.plots import ACCENT, GREY, INK, PALE, WARN
-from tools.render.rows import MISSING, dropna, fmt, least
+from tools.render.rows import MISSING, dropna, fmt, nanmin
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     FORWARD,
@@ -99,7 +99,7 @@ def resources_table(record: Record | None) -> str:
     if not (there := read_compiled_steps().get(version)):
         return f"Not compiled with Triton {version}: run `{COMMAND}`.\n"
 
-    def per_kernel(step: str, text: str) -> str:
+    def cell_text(step: str, text: str) -> str:
         """Format `text`, such as "{registers}", for each kernel of a step."""
         kernels = there["steps"][step]
         kib = ({"shared_kib": k["shared_bytes"] / KIB} | k for k in kernels)
@@ -117,7 +117,7 @@ def resources_table(record: Record | None) -> str:
     stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
     table = found.table(
         ("step", lambda x: STEPS[x["step"]].name),
-        *((head, lambda x, t=t: per_kernel(x["step"], t)) for head, t in shown.items()),
+        *((head, lambda x, t=t: cell_text(x["step"], t)) for head, t in shown.items()),
     )
     link = "[file](results/flash_ablation-compiled.json)"
     return (
@@ -158,7 +158,7 @@ def bars_figure(record: Record) -> str:
 
     if not dropna(rungs.column("ms")):
         return ""
-    start, end = rungs[0]["ms"], least(rungs.column("ms"))
+    start, end = rungs[0]["ms"], nanmin(rungs.column("ms"))
     return plots.plot(
         record,
         "ladder",

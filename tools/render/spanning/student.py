@@ -66,7 +66,7 @@ def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]
         return [NOT_MEASURED, *[""] * len((*others, *MEMORY))]
     minutes = sum(row.seconds or 0 for r in records for row in r.rows) / 60
     slower = (minutes * slowdown(GPUS[name]) for name in others)
-    too_large = (rows_too_large(records, GPUS[name].free_bytes) for name in MEMORY)
+    too_large = (count_oom_rows(records, GPUS[name].free_bytes) for name in MEMORY)
     return [f"{max(m, 1):.0f}" for m in (minutes, *slower)] + [*too_large]
 
 
@@ -79,7 +79,7 @@ def slowdown(gpu: Gpu) -> float:
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)
 
 
-def rows_too_large(records: list[Record], free_bytes: int) -> str:
+def count_oom_rows(records: list[Record], free_bytes: int) -> str:
     """Count rows that run out of memory with `free_bytes`; "–" if no peak is known."""
     rows = [row for record in records for row in record.rows]
     names = ("peak_allocated_bytes", "kept_peak_allocated_bytes")

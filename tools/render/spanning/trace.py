@@ -58,7 +58,7 @@ class Layer:
             if kinds[kind]
         )
 
-    def ms(self, at: float) -> float:
+    def at_ms(self, at: float) -> float:
         """Return the time since the layer's range began, in ms."""
         return (at - self.span.start) / 1e6
 
@@ -105,15 +105,15 @@ def draw_layer(figure: Figure, shown: Layer) -> None:
     for kernel, call in zip(shown.kernels, shown.calls, strict=True):
         part = layer_part(kernel)
         for lane, (start, end) in enumerate((call, (kernel.start, kernel.end)), 1):
-            draw_span(axes, lane, shown.ms(start), shown.ms(end), LOOKS[part])
+            draw_span(axes, lane, shown.at_ms(start), shown.at_ms(end), LOOKS[part])
         if part == SOFTMAX:
-            starts = (shown.ms(call[0]), shown.ms(kernel.start))
+            starts = (shown.at_ms(call[0]), shown.at_ms(kernel.start))
             axes.plot(starts, (1.3, 1.7), color=ACCENT, linewidth=1)
     draw_span(axes, 0, 0, shown.launching_ms, DARK)
     inner = {s for k in shown.kernels for s in k.marks if s.name in PARTS}
     for span in sorted(inner, key=lambda span: span.start):
         color = ACCENT if span.name == SOFTMAX else TINT
-        draw_span(axes, 0, shown.ms(span.start), shown.ms(span.end), color)
+        draw_span(axes, 0, shown.at_ms(span.start), shown.at_ms(span.end), color)
     narrow = plots.is_narrow(figure)
     names = [lane.split(": ")[1] if narrow else lane for lane in LANES]
     axes.set_yticks(range(3), names)

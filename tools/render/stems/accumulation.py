@@ -116,7 +116,7 @@ def results_table(record: Record) -> str:
 
 @fragments.add("stalls.md")
 def stalls_table(record: Record) -> str:
-    def last_change(x: Line) -> Any:
+    def last_change_text(x: Line) -> Any:
         late = x and not x["stalled"]
         return f"not within {x['steps']:,}" if late else fmt(x["last_change"], "{:,}")
 
@@ -127,7 +127,7 @@ def stalls_table(record: Record) -> str:
         ("stalls at", "top", "{:,.6g}"),
         ("spacing there", "spacing", "{:.4g}"),
         ("last step that adds, predicted", "last", "{:,}"),
-        ("found", last_change),
+        ("found", last_change_text),
         left=2,
     )
 

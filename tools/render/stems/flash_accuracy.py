@@ -14,7 +14,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.plots import ACCENT, DARK, GREY, INK
-from tools.render.rows import MISSING, count_true, dropna, fmt, most
+from tools.render.rows import MISSING, count_true, dropna, fmt, nanmax
 
 RESULTS: tuple[str, ...] = read_constant("flash_accuracy", "RESULTS")
 GRADIENTS = ("dq", "dk", "dv")
@@ -119,7 +119,7 @@ def ratio_table(record: Record) -> str:
         ("geometric mean", lambda x: geometric_mean(x["over"]), "{:.2f}"),
         ("most", lambda x: max(x["over"]), "{:.2f}"),
         ("results compared", lambda x: len(x["over"])),
-        ("most, largest error", lambda x: fmt(most(x["largest"]), "{:.2f}")),
+        ("most, largest error", lambda x: fmt(nanmax(x["largest"]), "{:.2f}")),
         left=2,
         telling=lambda x: x["dtype"] == "bf16",
     )
@@ -145,7 +145,8 @@ def ratios_figure(record: Record) -> str:
         axes.set_title("error over plain attention's")
         plots.draw_legend(figure, DTYPES)
 
-    worst = {d: most(error_ratios(accuracy_rows(record), "triton", d)) for d in DTYPES}
+    rows = accuracy_rows(record)
+    worst = {d: nanmax(error_ratios(rows, "triton", d)) for d in DTYPES}
     text = ", ".join(f"{fmt(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
     return plots.plot(
         record,
@@ -181,10 +182,10 @@ def facts(record: Record | None) -> dict[str, str]:
     with bitwise reproducible results.
     """
     found = accuracy_rows(record)
-    worst = {d: most(error_ratios(found, "triton", d)) for d in DTYPES}
+    worst = {d: nanmax(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:
-        worst[f"{d}_largest"] = most(error_ratios(found, "triton", d, by=LARGEST))
-    worst["bf16_forward"] = most(error_ratios(found, "triton", "bf16", ("o",)))
+        worst[f"{d}_largest"] = nanmax(error_ratios(found, "triton", d, by=LARGEST))
+    worst["bf16_forward"] = nanmax(error_ratios(found, "triton", "bf16", ("o",)))
     rounded = {f"once_{d}": rounding_error(bits) for d, bits in BITS.items()}
     rounded |= {
         f"twice_{d}": sqrt(2) * rounding_error(bits) for d, bits in BITS.items()
@@ -209,11 +210,11 @@ def reproducibility_rows(record: Record | None) -> Frame:
 
 def judge_errors(record: Record, *results: str) -> Judgement:
     """Judge whether both error metrics of this guide's kernels are within LIMIT."""
-    found, worst, told = accuracy_rows(record), [], []
+    rows, worst, told = accuracy_rows(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norm"), (LARGEST, "largest single error")):
-            every = {d: most(error_ratios(found, name, d, results, by)) for d in DTYPES}
-            every = {d: ratio for d, ratio in every.items() if dropna([ratio])}
+            each = {d: nanmax(error_ratios(rows, name, d, results, by)) for d in DTYPES}
+            every = {d: ratio for d, ratio in each.items() if dropna([ratio])}
             text = ", ".join(f"{d} {ratio:.2f}" for d, ratio in every.items())
             told.append(f"{NAMES[name]}, {words}: {text}")
             worst += every.values()
@@ -226,7 +227,7 @@ def judge_errors(record: Record, *results: str) -> Judgement:
     "the same dtype, over every configuration.",
     because=LIMIT_REASON,
 )
-def forward_accurate(record: Record) -> Judgement:
+def forward_is_accurate(record: Record) -> Judgement:
     return judge_errors(record, "o", "lse")
 
 
@@ -236,7 +237,7 @@ def forward_accurate(record: Record) -> Judgement:
     "attention in the same dtype, over every configuration.",
     because=LIMIT_REASON,
 )
-def backward_accurate(record: Record) -> Judgement:
+def backward_is_accurate(record: Record) -> Judgement:
     return judge_errors(record, *GRADIENTS)
 
 
@@ -245,7 +246,7 @@ def backward_accurate(record: Record) -> Judgement:
     "Calls of our kernels on the same inputs give the same bits, in every result and "
     "configuration.",
 )
-def calls_bitwise_equal(record: Record) -> Judgement:
+def calls_are_bitwise_equal(record: Record) -> Judgement:
     found = reproducibility_rows(record)
     calls, differing = (sum(found.column(c)) for c in ("calls", "differing_calls"))
     text = f"{differing} of {calls:,} calls differ, over {len(found)} configurations."

@@ -19,8 +19,8 @@ from tools.render.rows import (
     count_true,
     dropna,
     fmt,
-    least,
-    most,
+    nanmax,
+    nanmin,
     peak_rates,
     span,
 )
@@ -152,7 +152,8 @@ def describe_rounds(found: Frame) -> str:
         for of in PASSES
         for ratio in pass_ratios(x["plain"], x["ours"], of)
     )
-    return f"Rounds differ from the median speedup by {fmt(most(off), format_at_most)}."
+    largest = fmt(nanmax(off), format_at_most)
+    return f"Rounds differ from the median speedup by {largest}."
 
 
 @fragments.add(
@@ -173,7 +174,7 @@ def slower_shapes_table(record: Record) -> str:
             (LABELS[of], lambda x, of=of: count_true(r < 1 for r in x[of]))
             for of in PASSES
         ),
-        ("least ratio, forward + backward", lambda x: least(x["both"]), "{:.2f}"),
+        ("least ratio, forward + backward", lambda x: nanmin(x["both"]), "{:.2f}"),
     )
 
 
@@ -254,7 +255,7 @@ def facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def predict_ms(peak: Peak) -> tuple[float, float]:
+def lower_bounds_ms(peak: Peak) -> tuple[float, float]:
     """Return lower bounds in ms on forward + backward of a bf16 head of length LONGEST:
     plain attention's by bytes, and FlashAttention's by the FLOPs of its matmuls.
     """
@@ -263,7 +264,7 @@ def predict_ms(peak: Peak) -> tuple[float, float]:
 
 def prediction_facts(longest: Line) -> dict[str, str]:
     """Compare predicted time and memory of the longest bf16 head with measurements."""
-    plain_ms, ours_ms = predict_ms(peak_rates(primary_gpu()))
+    plain_ms, ours_ms = lower_bounds_ms(peak_rates(primary_gpu()))
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     return {
         "moves_forward": f"{PLAIN_MOVES['forward']:g}",
@@ -304,7 +305,7 @@ def fused_keeps_up(record: Record) -> Judgement:
     "dimension.",
     because="the allocator rounds each block up.",
 )
-def fused_memory_linear(record: Record) -> Judgement:
+def fused_memory_is_linear(record: Record) -> Judgement:
     def linear_mib(x: Line) -> float:
         returned, sums, of_rows = 4 * 2 * x["d"], 4 * x["d"], 3 * 4
         return LONGEST * (returned + sums + of_rows) / MIB

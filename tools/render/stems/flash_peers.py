@@ -12,7 +12,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.markdown import device_tabs, items_table, percent
 from tools.render.plots import ACCENT, DARK, GREY, INK, PALE
-from tools.render.rows import Missing, count_true, dropna, fmt, measurements, most, span
+from tools.render.rows import Missing, count_true, dropna, fmt, nanmax, span
 from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
 
 NAMES = {
@@ -84,13 +84,13 @@ def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
 
 def largest_error(x: Line, *results: str) -> float:
     """Return the largest relative error of these results."""
-    return most(x.get(f"{of}_relative_error") for of in results)
+    return nanmax(x.get(f"{of}_relative_error") for of in results)
 
 
 def error_ratio(x: Line) -> float:
     """Return the largest ratio, over results, of our kernel's error to RIVAL's."""
     rival = x[RIVAL[x["dtype"]]]
-    return most(
+    return nanmax(
         largest_error(x["ours"], of) / (largest_error(rival, of) or Missing())
         for of in RESULTS
     )
@@ -158,7 +158,7 @@ def determinism_table(record: Record) -> str:
 def published_file(records: list[Record]) -> str:
     reported = {r.device.slug: r for r in records if r.kind == "reported"}
     return device_tabs(
-        measurements(records),
+        [record for record in records if record.kind == "measured"],
         lambda r: published_table(r, reported.get(f"reported-{r.device.slug}")),
     )
 
@@ -240,7 +240,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "fp32_both": span(shapes(record, "fp32").column("both / sdpa_efficient")),
         "order_costs_fa4": ratio_range("fa4_ordered", "fa4"),
         "shapes": fmt(len(found) or Missing()),
-        "error_over_rival_most": fmt(most(map(error_ratio, found)), "{:.5f}"),
+        "error_over_rival_most": fmt(nanmax(map(error_ratio, found)), "{:.5f}"),
         "test_forward_over_any": fmt(1 / test["forward / ours_triton"], "{:.5f}"),
         "test_backward_over_any": fmt(1 / test["backward / ours_triton"], "{:.5f}"),
         "short_over_cudnn": fmt(calls[0] / calls[1], "{:.5f}"),

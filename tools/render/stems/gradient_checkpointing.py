@@ -26,7 +26,7 @@ from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.load import read_constant
 from tools.render.markdown import format_gib, format_mib
 from tools.render.plots import ACCENT, DARK, GREY
-from tools.render.rows import MISSING, OUT_OF_MEMORY, dropna, fmt, most
+from tools.render.rows import MISSING, OUT_OF_MEMORY, dropna, fmt, nanmax
 from tools.render.stems.peak_memory.rows import format_peak, missing_peak
 
 GIB = 2**30
@@ -282,11 +282,11 @@ def facts(record: Record | None) -> dict[str, str]:
     "decides what is kept.",
     because="the allocator rounds blocks up, which shapes don't show.",
 )
-def peaks_as_predicted(record: Record) -> Judgement:
+def peaks_match_prediction(record: Record) -> Judgement:
     every = passes(record)
     ratios = dropna(every.column("peak_over") + every.column("kept_over"))
     errors = [abs(ratio - 1) for ratio in ratios]
-    largest = fmt(100 * most(errors), "{:.2f} %")
+    largest = fmt(100 * nanmax(errors), "{:.2f} %")
     numbers = f"Off by at most {largest}, over {len(errors)} peaks."
     return errors and (max(errors) < 0.01, numbers)
 

@@ -6,7 +6,7 @@ from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import LAUNCH_BOUND, Frame, frame
 from tools.render.markdown import percent
-from tools.render.rows import fmt, most
+from tools.render.rows import fmt, nanmax
 
 fragments = Fragments()
 
@@ -60,8 +60,8 @@ def facts(record: Record | None) -> dict[str, str]:
     """Return the largest overhead of the clock, and of syncs in GPU-bound passes."""
     found = passes(record)
     full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
-    clock = most(map(abs, found.where(mode="forward").column("clock_adds")))
+    clock = nanmax(map(abs, found.where(mode="forward").column("clock_adds")))
     return {
         "clock_adds_at_most": fmt(clock, percent),
-        "waiting_adds_at_most": fmt(most(full.column("waiting_adds")), percent),
+        "waiting_adds_at_most": fmt(nanmax(full.column("waiting_adds")), percent),
     }

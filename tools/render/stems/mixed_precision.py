@@ -131,7 +131,7 @@ def loss_table(record: Record) -> str:
 def learning_rate_table(record: Record) -> str:
     found = all_runs(record)
 
-    def final_loss(rate: float, precision: str) -> str:
+    def loss_text(rate: float, precision: str) -> str:
         runs_at = found.where(precision=precision, learning_rate=rate)
         return format_final_loss(runs_at)
 
@@ -139,7 +139,7 @@ def learning_rate_table(record: Record) -> str:
     return Frame(Line(rate=rate) for rate in rates).table(
         ("learning rate", "rate", "{:g}"),
         *(
-            (PRECISIONS[p], lambda x, p=p: final_loss(x["rate"], p))
+            (PRECISIONS[p], lambda x, p=p: loss_text(x["rate"], p))
             for p in ("fp32", "bf16_pure")
         ),
     )

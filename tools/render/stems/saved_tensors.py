@@ -20,7 +20,7 @@ from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import device_tabs, format_mib, percent
 from tools.render.plots import ACCENT, INK
-from tools.render.rows import dropna, fmt, measurements
+from tools.render.rows import dropna, fmt, measured_records
 
 MIB = 2**20
 CONTEXTS = (128, 512, 2048)
@@ -57,7 +57,7 @@ fragments = Fragments()
 
 def rows(record: Record | None) -> Frame:
     """Return a row for each module or block, with the saved bytes by operation."""
-    found = frame(record).derive(counted=count_bytes)
+    found = frame(record).derive(counted=bytes_by_operation)
     return found.derive(total=lambda x: sum(x["counted"].values()) if x else x.missing)
 
 
@@ -69,7 +69,7 @@ def blocks(record: Record | None) -> Frame:
     )
 
 
-def count_bytes(x: Line) -> Bytes:
+def bytes_by_operation(x: Line) -> Bytes:
     """Return the saved bytes by operation, the largest first."""
     found = Counter[str]()
     for tensor in x.get("tensors") or [] if x else []:
@@ -88,7 +88,7 @@ def predict_bytes(context: int) -> Bytes:
     }
 
 
-def largest_shares(record: Record | None) -> Frame:
+def largest_operations(record: Record | None) -> Frame:
     """Return the five operations that save the most bytes, at each context."""
     return Frame(
         Line(
@@ -107,7 +107,7 @@ def largest_shares(record: Record | None) -> Frame:
     "shares.md", "The five largest shares of what a block of `2.7B` saves, in fp32."
 )
 def shares_table(record: Record) -> str:
-    return largest_shares(record).table(
+    return largest_operations(record).table(
         "context",
         "operation",
         ("counted, MiB", "counted", "{:,.1f}"),
@@ -131,7 +131,7 @@ NAMES = {
 )
 def example_file(records: list[Record]) -> str:
     reported = next((r for r in records if r.kind == "reported"), None)
-    return device_tabs(measurements(records), lambda r: example_table(r, reported))
+    return device_tabs(measured_records(records), lambda r: example_table(r, reported))
 
 
 def example_table(record: Record, reported: Record | None) -> str:
@@ -192,7 +192,7 @@ def facts(record: Record | None) -> dict[str, str]:
     )
     five = (
         f"{x['operation']} {percent(x['share'])}"
-        for x in largest_shares(record).where(context=512)
+        for x in largest_operations(record).where(context=512)
     )
     return {
         **{
@@ -212,7 +212,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "What a block saves is predicted from shapes to the byte, operation by operation, "
     "at every context.",
 )
-def saved_as_predicted(record: Record) -> Judgement:
+def saved_bytes_as_predicted(record: Record) -> Judgement:
     found = blocks(record).where(bool)
     numbers = "; ".join(
         f"context {x['context']}: {x['total']:,} bytes counted, "

@@ -24,8 +24,8 @@ def processes(record: Record | None) -> Frame:
     return frame(record).derive(
         first=lambda x: step_ms(x, 0),
         second=lambda x: step_ms(x, 1),
-        settled=settled_ms,
-        halves=first_over_second_half,
+        settled=later_steps_ms,
+        halves=half_time_ratio,
     )
 
 
@@ -54,13 +54,13 @@ def step_ms(x: Line, n: int) -> float:
     return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
 
 
-def settled_ms(x: Line) -> float:
+def later_steps_ms(x: Line) -> float:
     """Return the median time of the measured steps after the first."""
     steps = x.samples(*PASSES)[1:]
     return median(steps) if steps else x.missing
 
 
-def first_over_second_half(x: Line) -> float:
+def half_time_ratio(x: Line) -> float:
     """Return the median time of the first half of the steps over that of the second."""
     times = x.samples(*PASSES)
     middle = len(times) // 2

@@ -7,7 +7,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_ms, percent
-from tools.render.rows import MISSING, fmt, most, peak_rates
+from tools.render.rows import MISSING, fmt, nanmax, peak_rates
 
 NAMES = {
     "ours": "this kernel",
@@ -48,7 +48,7 @@ def kernels(record: Record | None) -> Frame:
         backward=lambda x: time_ms(x, "backward"),
         forward_rate=lambda x: bytes_per_second(x, "forward"),
         backward_rate=lambda x: bytes_per_second(x, "backward"),
-        error=lambda x: most(x.get(f"{of}_relative_error") for of in SUMS),
+        error=lambda x: nanmax(x.get(f"{of}_relative_error") for of in SUMS),
     )
     return found.join("copy", implementation="copy")
 

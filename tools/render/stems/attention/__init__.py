@@ -15,7 +15,7 @@ from tools.render.fragments import Drawn
 from tools.render.frame import Frame, frame
 from tools.render.markdown import format_at_most, format_ms, gib, prose_number, table
 from tools.render.plots import ACCENT, DARK
-from tools.render.rows import MISSING, fmt, most
+from tools.render.rows import MISSING, fmt, nanmax
 from tools.render.stems.attention import compiled
 from tools.render.stems.attention.columns import (
     BATCH,
@@ -34,7 +34,7 @@ from tools.render.stems.attention.columns import (
     predicted_saved_bytes,
 )
 from tools.render.stems.attention.compiled import (  # noqa: F401
-    compiled_attention_faster,
+    compiled_attention_is_faster,
 )
 
 # From this N on, tensors that grow with N² take nearly all memory.
@@ -203,7 +203,7 @@ def memory_figure(record: Record) -> Drawn:
 def largest_error(record: Record | None) -> float:
     """Return the largest relative error of predicted saved bytes, over N >= LONG."""
     found = passes(record).where(lambda x: x["n"] >= LONG)
-    return most(abs(x["kept"] / predicted_saved_bytes(x) - 1) for x in found)
+    return nanmax(abs(x["kept"] / predicted_saved_bytes(x) - 1) for x in found)
 
 
 def facts(record: Record | None) -> dict[str, str]:
@@ -237,7 +237,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "about 64 bytes per N².",
     because="memory linear in N adds less than a twentieth at this length.",
 )
-def two_matrices_saved(record: Record) -> Judgement:
+def two_matrices_are_saved(record: Record) -> Judgement:
     per_square = plain_row(passes(record))["kept"] / LONGEST**2
     numbers = f"Kept per N²: {per_square:.1f} bytes at N = {LONGEST:,}."
     return per_square and (abs(per_square / 64 - 1) < 0.05, numbers)

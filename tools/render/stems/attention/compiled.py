@@ -163,7 +163,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "Compiled attention takes less GPU time than eager attention, forward and backward "
     "together, in every configuration.",
 )
-def compiled_attention_faster(record: Record) -> Judgement:
+def compiled_attention_is_faster(record: Record) -> Judgement:
     cases = compiled_passes(record)
     found, wall = dropna(cases.column("gain")), dropna(cases.column("wall_gain"))
     numbers = f"Eager time over compiled time in {len(found)} cases: {span(found)}; "

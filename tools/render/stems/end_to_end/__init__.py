@@ -8,10 +8,10 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.markdown import gib, percent
-from tools.render.rows import MISSING, count_true, dropna, fmt, most, span
+from tools.render.rows import MISSING, count_true, dropna, fmt, nanmax, span
 from tools.render.stems.end_to_end.figures import (
+    mfu_figure,
     phases_figure,
-    shares_figure,
     speedup_figure,
 )
 from tools.render.stems.end_to_end.rows import (
@@ -28,7 +28,7 @@ MODES = ("forward", "forward_backward", "step")
 # The sizes whose rows of the TF32 table are visible without a click.
 SHOWN_SIZES = ("small", "2.7B")
 fragments = Fragments()
-fragments.figure("shares.md", "shares", height=190, narrow=380)(shares_figure)
+fragments.figure("shares.md", "shares", height=190, narrow=380)(mfu_figure)
 fragments.figure("phases.md", "phases", height=210, narrow=400)(phases_figure)
 fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure)
 
@@ -171,12 +171,12 @@ def facts(record: Record | None) -> dict[str, str]:
         "share_2_7B_512_fp32": fmt(large_512["share"], percent),
         "pass_share_fp32_2_7B_512": fmt(step_fp32["pass_share"], percent),
         "pass_share_bf16_2_7B_512": fmt(step_bf16["pass_share"], percent),
-        "variation_most": fmt(most(variations), percent),
+        "variation_most": fmt(nanmax(variations), percent),
         "growth_small_bf16": fmt(small_bf16["growth"], "{:.5f}"),
         "growth_2_7B_fp32": fmt(large_512["growth"], "{:.5f}"),
         "flops_growth_small": fmt(flops_growth, "{:.5f}"),
         "speedup_small_128": fmt(bf16.one(size="small", context=128)["gain"], "{:.5f}"),
-        "gain_most": fmt(most(gains), "{:.5f}"),
+        "gain_most": fmt(nanmax(gains), "{:.5f}"),
         "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
         "backward_over_forward": span(backward_over_forward(of_steps), "{:.5f}"),
         "steady_rows": fmt(count_true(x < 0.02 for x in variations)),
@@ -209,7 +209,7 @@ def backward_over_forward(of_steps: Frame) -> list[float]:
     "same step, which is the ratio of their FLOPs: between 1.5 and 2.5 times.",
     because="FLOPs give two, and work besides matmuls may shift it by a quarter.",
 )
-def backward_about_twice(record: Record) -> Judgement:
+def backward_takes_twice(record: Record) -> Judgement:
     ratios = backward_over_forward(steps(record))
     numbers = f"Ratios: {span(ratios)} over {len(ratios)} steps."
     return ratios and (all(1.5 <= ratio <= 2.5 for ratio in ratios), numbers)
@@ -226,7 +226,7 @@ def backward_about_twice(record: Record) -> Judgement:
 def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
     found = dropna(select_assigned_passes(grown).column("variation"))
-    largest = fmt(most(found), percent)
+    largest = fmt(nanmax(found), percent)
     numbers = f"Std over mean: at most {largest}, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)
 
@@ -236,7 +236,7 @@ def passes_steady(record: Record) -> Judgement:
     "At context 512 the gain from bf16 (forward and backward) grows with each step "
     "from small to 2.7B.",
 )
-def gain_grows(record: Record) -> Judgement:
+def bf16_gain_grows(record: Record) -> Judgement:
     bf16 = steps(record).where(context=512, precision="bf16")
     found = dropna(bf16.arrange(size=TABLE_1).column("pass_kernel_gain"))
     clock = "GPU" if has_gpu_time(record) else "wall-clock"

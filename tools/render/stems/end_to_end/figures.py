@@ -33,7 +33,7 @@ def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
     plots.fill_heat_map(axes, rows, [f"{c:,}" for c in contexts])
 
 
-def shares_figure(record: Record) -> Drawn:
+def mfu_figure(record: Record) -> Drawn:
     """Draw shares of the peak FLOP/s; nothing if the GPU's data sheet is not listed."""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
     if not dropna(found.column("share")):

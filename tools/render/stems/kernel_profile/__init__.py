@@ -15,7 +15,7 @@ from tools.render.markdown import (
     items_table,
     percent,
 )
-from tools.render.rows import count_true, dropna, fmt, most, span
+from tools.render.rows import count_true, dropna, fmt, nanmax, span
 from tools.render.stems.kernel_profile import rows
 from tools.render.stems.kernel_profile.figures import category_figure, roofline_figure
 
@@ -194,7 +194,7 @@ def facts(record: Record | None) -> dict[str, str]:
     early, late = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
     in_bf16 = forward.one(size="2.7B", context=512, precision="bf16")
     # The time of 1,000 marks in ms is the time of one mark in µs.
-    mark_us = most(found.where(bool).column("thousand_marks_ms"))
+    mark_us = nanmax(found.where(bool).column("thousand_marks_ms"))
     return {
         **{
             f"{name}_{key}": fmt(x[f"{name}_ms"], format_ms)
@@ -221,7 +221,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "idle_small_128_bf16": fmt(idle, percent),
         "copies_2_7B_128_bf16": fmt(early["copies_share"], percent),
         "copies_2_7B_1024_bf16": fmt(late["copies_share"], percent),
-        **top_facts(small),
+        **top_kernel_facts(small),
         **attention_facts(rows.attention_parts(record, size="small", context=512)),
         "mark_us": fmt(mark_us, "{:.5f} µs"),
     }
@@ -231,7 +231,7 @@ def format_ms(ms: float) -> str:
     return f"{format_significant(ms)} ms"
 
 
-def top_facts(x: Line) -> dict[str, str]:
+def top_kernel_facts(x: Line) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name in ("forward", "both"):
         top = x[f"top_{name}"]
@@ -278,7 +278,7 @@ def top_kernel_multiplies(record: Record) -> Judgement:
     because="no kernel is faster than the floor, and a memory-bound kernel reaches "
     "more than half of the bandwidth.",
 )
-def softmax_is_memory_traffic(record: Record) -> Judgement:
+def softmax_is_memory_bound(record: Record) -> Judgement:
     softmax = rows.attention_parts(record).where(
         lambda x: x["context"] >= 512, part=rows.SOFTMAX_PART
     )
@@ -297,8 +297,8 @@ def softmax_is_memory_traffic(record: Record) -> Judgement:
 )
 def kernels_are_attributed(record: Record) -> Judgement:
     ran = frame(record).where(bool)
-    lost = most(map(rows.unmarked_share, ran))
-    gap = most([0.0, *(abs(rows.matmul_time_difference(x)) for x in ran)])
+    lost = nanmax(map(rows.unmarked_share, ran))
+    gap = nanmax([0.0, *(abs(rows.matmul_time_difference(x)) for x in ran)])
     numbers = (
         f"Time outside phases: {fmt(lost, format_at_most)}; difference between names "
         f"and operations: at most {fmt(gap, percent)}."

@@ -10,7 +10,7 @@ from tools.render.fragments import Drawn
 from tools.render.frame import Frame
 from tools.render.markdown import percent
 from tools.render.plots import ACCENT, DARK, PALE, TINT
-from tools.render.rows import fmt, most
+from tools.render.rows import fmt, nanmax
 from tools.render.stems.kernel_profile import rows
 
 # Forward and backward by cause --------------------------------------------------------
@@ -96,7 +96,7 @@ def roofline_figure(record: Record) -> Drawn:
     if peak is None or not found:
         return None
     softmax = found.where(part=rows.SOFTMAX_PART)
-    reached = fmt(most(softmax.column("of_bandwidth")), percent)
+    reached = fmt(nanmax(softmax.column("of_bandwidth")), percent)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()

@@ -14,7 +14,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line
 from tools.render.markdown import format_mib, gib, items_table, percent, prose_number
-from tools.render.rows import dropna, fmt, most
+from tools.render.rows import fmt, nanmax
 from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
@@ -148,7 +148,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "place_short": fmt(find_pass("step", "fp32", 128)["place"]),
         "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),
         "agrees": format_agreement(largest_error(record)),
-        "peaks_off": fmt(most(map(abs, dropna(passes(record).column("off")))), percent),
+        "peaks_off": fmt(nanmax(map(abs, passes(record).column("off"))), percent),
         "forward_largest": format_mib(forward["largest"]),
         "forward_largest_long": format_mib(long["forward_fp32_long"]["largest"]),
         **formula_facts(),
@@ -244,7 +244,7 @@ def largest_are_scores(record: Record) -> Judgement:
     "Wherever a pass fits, shapes predict to the byte how much its weights, gradients, "
     "optimizer state, weight copies and saved activations each hold at most.",
 )
-def memory_as_predicted(record: Record) -> Judgement:
+def memory_matches_prediction(record: Record) -> Judgement:
     ran = len(passes(record).where(bool))
     error = largest_error(record)
     numbers = f"Over {ran} rows they agree {format_agreement(error)}."

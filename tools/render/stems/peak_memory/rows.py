@@ -5,11 +5,11 @@ from dataclasses import fields
 from typing import Any
 
 from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import category_peaks, peak
+from systems.formulas.memory_peak import bytes_at_peak, category_peaks
 from systems.profiling.memory.snapshot import CATEGORIES
 from systems.records.record import Record
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import OUT_OF_MEMORY, Missing, most
+from tools.render.rows import OUT_OF_MEMORY, Missing, nanmax
 
 SIZE, CONTEXTS, PRECISIONS = "2.7B", (128, 256, 512), ("fp32", "bf16")
 LONGEST, LONG = CONTEXTS[-1], 2048
@@ -39,7 +39,7 @@ def passes(record: Record | None) -> Frame:
     return frame(record).derive(
         name=lambda x: MODES[x["mode"]],
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
-        predicted=lambda x: sum(peak(make_pass(x)).values()),
+        predicted=lambda x: sum(bytes_at_peak(make_pass(x)).values()),
         peak=lambda x: x["peak_allocated_bytes"] if x else missing_peak(x),
         requested=lambda x: x["peak_requested_bytes"] if x else missing_peak(x),
         off=lambda x: x["requested"] / x["predicted"] - 1,
@@ -93,7 +93,7 @@ def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
 
 def largest_error(record: Record | None) -> float:
     """Return the largest relative error of predicted maxima of PREDICTED categories."""
-    return most(
+    return nanmax(
         abs(category_bytes(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
         for name, value in category_peaks(make_pass(x)).items()
