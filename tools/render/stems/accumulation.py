@@ -189,7 +189,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "mixed_precision_accumulation",
-    "Formats alone decide these sums: each step gives the same sum on the GPU and on "
+    "Formats alone decide our sums: each step gives the same sum on the GPU and on "
     "the CPU, and the last step that changes a sum is the one that the spacing of its "
     "format predicts.",
 )

@@ -34,7 +34,7 @@ OURS = ("triton", "hopper")
 # The claims allow errors of up to LIMIT times the error of plain attention.
 LIMIT = 2
 LIMIT_REASON = (
-    "FlashAttention's own tests allow it, as a sum in tiles is rounded in more places."
+    "FlashAttention's own tests allow it: sums over tiles are rounded in more places."
 )
 # Bits of a significand, including the leading bit.
 BITS = {"fp16": 11, "bf16": 8}

@@ -153,7 +153,7 @@ def describe_rounds(found: Frame) -> str:
         for ratio in pass_ratios(x["plain"], x["ours"], of)
     )
     largest = fmt(nanmax(off), format_at_most)
-    return f"Rounds differ from the median speedup by {largest}."
+    return f"The speedups of single rounds differ from their median by {largest}."
 
 
 @fragments.add(

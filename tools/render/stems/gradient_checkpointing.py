@@ -205,10 +205,10 @@ def run_length_figure(record: Record) -> Drawn:
     made, kept = (name_run(row_with_smallest(found, name)) for name in PEAKS)
     return (
         draw,
-        f"Recomputing {made} at a time needs least memory, or {kept} if gradients "
-        "exist before the pass; the time hardly depends on the run's length.",
+        f"Memory is least if {made} is recomputed at a time, or {kept} if gradients "
+        "exist before the pass; the time hardly depends on this number.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
-        "Kept: they exist before it, as in gradient accumulation. Dotted: the "
+        "Kept: gradients exist before it, as in gradient accumulation. Dotted: the "
         "known rule, √N, and √(N r / R), where a block keeps R bytes and its input has "
         f"r.{' Runs without points ran out of memory.' * lost}",
     )
@@ -278,9 +278,9 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "gradient_checkpointing",
-    "Every measured peak is within a hundredth of its prediction, where no compiler "
-    "decides what is kept.",
-    because="the allocator rounds blocks up, which shapes don't show.",
+    "Every measured peak is within a hundredth of its prediction, except where a "
+    "compiler decides what is kept.",
+    because="predictions leave out that the allocator rounds blocks up.",
 )
 def peaks_match_prediction(record: Record) -> Judgement:
     every = passes(record)

@@ -126,7 +126,7 @@ def loss_table(record: Record) -> str:
 @fragments.add(
     "rates.md",
     f"Mean loss of the last {LAST} steps by learning rate, with the range over seeds "
-    "in brackets. A rate beyond either end could be better.",
+    "in brackets. Rates beyond the table could be better.",
 )
 def learning_rate_table(record: Record) -> str:
     found = all_runs(record)

@@ -95,8 +95,8 @@ def intermediates_figure(record: Record) -> Drawn:
     return (
         partial(draw_heat_maps, lines, sizes, "magnitude of x"),
         f"In fp16 x² overflows from magnitude {first_magnitude(fp16, 'square', '∞')} "
-        f"on, and the output is zero from {first_magnitude(fp16, 'output', '=0')} on "
-        f"until x overflows too. In bf16 x² "
+        f"on; from {first_magnitude(fp16, 'output', '=0')} on the output is zero, or "
+        f"NaN where x overflows too. In bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; magnitude: mean and standard deviation of x; each stage is "
         f"rounded to its format, and `torch.mean` takes the means. {READ}",
@@ -179,8 +179,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "benchmarking_mixed_precision",
-    "The squares in a layer norm overflow in fp16 and not in bf16, over the magnitudes "
-    "measured.",
+    "At the magnitudes measured, the squares in a layer norm overflow in fp16 but not "
+    "in bf16.",
 )
 def bf16_squares_fit(record: Record) -> Judgement:
     both = [find_norm(record, dtype, "library") for dtype in ("fp16", "bf16")]
@@ -192,15 +192,15 @@ def bf16_squares_fit(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_mixed_precision",
-    "Sums kept in bf16 still spoil a wide layer norm: its error is more than ten times "
-    "the error with sums in fp32.",
-    because="a bf16 sum of equal terms stops growing after 256 of them, so most of a "
-    "row this wide is lost.",
+    "Sums kept in bf16 spoil a wide layer norm: its error is more than ten times the "
+    "error with sums in fp32.",
+    because="a bf16 sum of equal terms stops growing after 256 of them, so most of "
+    f"{WIDEST:,} terms are lost.",
 )
 def bf16_sums_need_fp32(record: Record) -> Judgement:
     ways = (find_norm(record, "bf16", way, WIDEST) for way in ("running", "library"))
     running, library = map(output_error, ways)
     if not (running and library):
         return None
-    texts = f"Off by {to_percent(running)} and by {to_percent(library)}"
+    texts = f"Off by {to_percent(running)} and, in fp32, {to_percent(library)}"
     return running > 10 * library, f"{texts} at width {WIDEST:,}."

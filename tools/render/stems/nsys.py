@@ -58,7 +58,7 @@ def facts(record: Record | None) -> dict[str, str]:
 @claim(
     "nsys_profile",
     "Nsight Systems and torch.profiler read the same activity records: a step has as "
-    "many kernels under both, and their total times agree within 3 %.",
+    "many kernels under both, and total kernel times agree within 3 %.",
     because="between the two runs, the GPU's clock rate may have changed by a few of "
     "its steps of about 1 %.",
 )

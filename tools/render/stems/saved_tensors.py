@@ -209,8 +209,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "memory_profiling",
-    "What a block saves is predicted from shapes to the byte, operation by operation, "
-    "at every context.",
+    "Shapes predict to the byte what each operation of a block saves, at every "
+    "context.",
 )
 def saved_bytes_as_predicted(record: Record) -> Judgement:
     found = blocks(record).where(bool)

@@ -140,7 +140,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "benchmarking_script",
     "After one, two or five warm-up steps no slow start remains: the median of the "
     "first half of the steps is at most a twentieth above that of the second half.",
-    because="the sizes and precisions that the script compares differ by far more.",
+    because="times of the sizes and precisions compared differ by far over 5 %.",
 )
 def warm_up_suffices(record: Record) -> Judgement:
     found = medians_by_warmup(record).where(warmup=(1, 2, 5)).column("halves")

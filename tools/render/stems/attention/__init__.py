@@ -235,7 +235,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "pytorch_attention",
     "Eager attention keeps two fp32 score matrices of the batch for its backward pass: "
     "about 64 bytes per N².",
-    because="memory linear in N adds less than a twentieth at this length.",
+    because=f"at N = {LONGEST:,}, memory linear in N adds less than a twentieth.",
 )
 def two_matrices_are_saved(record: Record) -> Judgement:
     per_square = plain_row(passes(record))["kept"] / LONGEST**2
@@ -247,7 +247,7 @@ def two_matrices_are_saved(record: Record) -> Judgement:
     "pytorch_attention",
     "At the longest lengths the time of both passes grows with N²: by a factor "
     "of three to five when the length doubles.",
-    because="N² gives four, and work that grows with N may shift it by a quarter.",
+    because="N² gives a factor of four; work linear in N may shift it by a quarter.",
 )
 def time_grows_with_square(record: Record) -> Judgement:
     forward, backward = (growth_factor(passes(record), of) for of in PASSES)

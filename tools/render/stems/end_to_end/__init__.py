@@ -190,7 +190,7 @@ def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
     """Return a phase's mean and standard deviation and its GPU time, as text."""
     x = found.one(**wanted)
     gpu = fmt(x.gpu_ms(phase), "{:.0f} ms")
-    return f"{x[f'{phase} ±']} ms (GPU time: {gpu})" if x else fmt(x.missing)
+    return f"{x[f'{phase} ±']} ms (GPU time {gpu})" if x else fmt(x.missing)
 
 
 def select_assigned_passes(found: Frame) -> Frame:
@@ -205,9 +205,9 @@ def backward_over_forward(of_steps: Frame) -> list[float]:
 
 @claim(
     "benchmarking_script",
-    "In fp32 a backward pass takes about twice the GPU time of the forward pass of the "
-    "same step, which is the ratio of their FLOPs: between 1.5 and 2.5 times.",
-    because="FLOPs give two, and work besides matmuls may shift it by a quarter.",
+    "In fp32 a backward pass takes 1.5 to 2.5 times the GPU time of the forward pass "
+    "of the same step, because it has twice the FLOPs.",
+    because="FLOPs give a ratio of two; other work may shift it by a quarter.",
 )
 def backward_takes_twice(record: Record) -> Judgement:
     ratios = backward_over_forward(steps(record))
@@ -221,7 +221,7 @@ def backward_takes_twice(record: Record) -> Judgement:
     "(forward alone, or forward and backward) that takes over twice as long as at the "
     "shortest context, with as many launches, has a standard deviation below a "
     "hundredth of its mean.",
-    because="then only the GPU's clock varies, in steps of about a hundredth.",
+    because="such a pass varies with the GPU's clock, in steps of about a hundredth.",
 )
 def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
@@ -233,13 +233,13 @@ def passes_steady(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_mixed_precision",
-    "At context 512 the gain from bf16 (forward and backward) grows with each step "
-    "from small to 2.7B.",
+    "At context 512 the gain from bf16 (forward and backward) grows from each size to "
+    "the next, from small to 2.7B.",
 )
 def bf16_gain_grows(record: Record) -> Judgement:
     bf16 = steps(record).where(context=512, precision="bf16")
     found = dropna(bf16.arrange(size=TABLE_1).column("pass_kernel_gain"))
     clock = "GPU" if has_gpu_time(record) else "wall-clock"
     texts = ", ".join(f"{g:.2f}" for g in found)
-    numbers = f"fp32 over bf16 in {clock} time: {texts}."
+    numbers = f"fp32 over bf16 {clock} time: {texts}."
     return len(found) == len(TABLE_1) and (found == sorted(found), numbers)

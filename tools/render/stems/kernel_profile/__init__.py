@@ -292,8 +292,8 @@ def softmax_is_memory_bound(record: Record) -> Judgement:
     "In every row at least 99 percent of the kernel time belongs to a marked phase, "
     "and the times of matmuls by kernel name and by operation agree within three "
     "percent.",
-    because="we state shares in whole percent, and an operation may launch a sum or a "
-    "memset beside its matmul.",
+    because="shares are in whole percent; times by operation may include a matmul's "
+    "extra sum or memset.",
 )
 def kernels_are_attributed(record: Record) -> Judgement:
     ran = frame(record).where(bool)

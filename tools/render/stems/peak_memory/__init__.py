@@ -185,8 +185,8 @@ def formula_facts() -> dict[str, str]:
 
 @claim(
     "memory_profiling",
-    "The peak of a full fp32 step of 2.7B moves: at context 512 it holds most of the "
-    "activations and few gradients, at 128 most of the gradients and few activations.",
+    "The peak of an fp32 step of 2.7B moves: at context 512 memory then holds most "
+    "activations and few gradients, at 128 most gradients and few activations.",
 )
 def memory_peak_moves(record: Record) -> Judgement:
     names = ("gradients", "saved activations")
@@ -203,14 +203,14 @@ def memory_peak_moves(record: Record) -> Judgement:
         for shares in (short, long)
     ]
     holds = short[0] > 0.5 > short[1] and long[1] > 0.5 > long[0]
-    numbers = f"Alive at the peak: context 128 {texts[0]}; 512 {texts[1]}."
+    numbers = f"At the peak of context 128: {texts[0]}; of 512: {texts[1]}."
     return (holds, numbers) if all(ends) else None
 
 
 @claim(
     "memory_profiling",
-    "At context 512 autocast raises the forward peak of 2.7B, by its copies of the "
-    "weights, and lowers the peak of a full step, whose activations shrink by more.",
+    "At context 512 autocast's copies of 2.7B's weights raise the forward peak; in a "
+    "full step activations shrink by more than that, so its peak falls.",
 )
 def autocast_raises_forward(record: Record) -> Judgement:
     found = passes(record).where(**AT)
@@ -247,5 +247,5 @@ def largest_are_scores(record: Record) -> Judgement:
 def memory_matches_prediction(record: Record) -> Judgement:
     ran = len(passes(record).where(bool))
     error = largest_error(record)
-    numbers = f"Over {ran} rows they agree {format_agreement(error)}."
+    numbers = f"Predictions of {ran} rows hold {format_agreement(error)}."
     return ran and (error == 0, numbers)
