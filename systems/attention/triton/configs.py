@@ -17,7 +17,7 @@ class Config(NamedTuple):
     255, the hardware's limit, where NVIDIA's assembler would use only 32 and spill.
     If `ahead`, a separate kernel first splits float32 q, k, v and do into bfloat16
     summands (limbs). `recompute` saves registers in a backward step: "addresses"
-    computes addresses of tiles again, "tiles" also loads tiles again.
+    computes tile addresses again; "tiles" also reloads tiles, to save shared memory.
     """
 
     q: int

@@ -188,8 +188,8 @@ SM_80: ConfigsByArithmetic = {
             256: Config(16, 32, 4, 1, ahead=True),
         },
     },
-    # At d = 256, set `registers`, or some assemblers use 32 and spill; "tiles" saves
-    # shared memory, so that two programs fit on an SM.
+    # At d = 256, some assemblers use 32 registers and spill unless `registers` is set;
+    # recompute="tiles" saves shared memory, so that two programs fit on an SM.
     "highest": {
         "forward": {
             16: Config(64, 64, 4, 3, ahead=True),
