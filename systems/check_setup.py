@@ -22,7 +22,7 @@ from systems.running.software import installed_versions
 
 
 # --8<-- [start:check]
-def run_once(device: str) -> dict[str, list[float]]:
+def time_small_model(device: str) -> dict[str, list[float]]:
     """Run a two-layer model forward and backward once; return times in ms by phase."""
     torch.manual_seed(0)
     with torch.device(device):
@@ -68,7 +68,7 @@ def main() -> None:
     }
     trouble = ""
     try:
-        for name, samples in run_once(device).items():
+        for name, samples in time_small_model(device).items():
             rows[f"first {name.removesuffix('_ms')}"] = f"{samples[0]:.1f} ms"
     except RuntimeError as error:
         # Print the versions before the error, because they help to find its cause.

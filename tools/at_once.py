@@ -43,7 +43,7 @@ def first_gpus(count: int) -> list[str]:
 
 def sort_longest_first(stems: Iterable[str]) -> list[str]:
     """Sort experiments by the measuring time in the guide's records, longest first, so
-    that all GPUs finish at about the same time. Experiments without a record are first.
+    that all GPUs finish at about the same time. Those that lack a record are first.
     """
     seconds: dict[str, float] = {}
     for path in list_record_files(ROOT / "docs" / "results"):

@@ -50,14 +50,14 @@ def count_ops(body: list[str], name: str) -> int:
 
 
 def instructions_per_score(assembly: str) -> float:
-    """Return instructions per attention score in the shortest loop; 0 without loops."""
+    """Return the shortest loop's instructions per attention score; 0 if none exists."""
     body = min(find_loops(assembly), key=len, default=[])
     return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0
 
 
 def hottest_loop(assembly: str) -> dict[str, int]:
     """Count instructions, register spills and reloads in the loop over unmasked tiles,
-    which has the fewest instructions per matmul. Return {} for a kernel without loop.
+    which has the fewest instructions per matmul. Return {} if there is no loop.
     """
     bodies = find_loops(assembly)
     body = min(bodies, key=lambda body: len(body) / count_ops(body, "MMA"), default=[])

@@ -200,7 +200,7 @@ def measure(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure experiments without a fresh record. Exit if kernels can't be stored."""
+    """Measure experiments that lack a fresh record. Exit if kernels can't be stored."""
     require("torch", "fcntl")
     from systems.records.device import find_gpu
     from systems.running.machine import triton_cache_folder, why_unwritable
@@ -261,7 +261,7 @@ def summarize_and_render(
 
 
 def render_records(results: Path, generated: Path | None) -> None:
-    """Render the guide's own records; others only if `generated` names a folder."""
+    """Render the guide's own records; other records only into a folder `generated`."""
     if generated or results.resolve() == RESULTS.resolve():
         write_rendered(results, generated)
     else:

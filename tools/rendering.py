@@ -75,7 +75,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
 
 def check_tree(results: Path, generated: Path | None = None) -> int:
     """Check pages, docs/generated and records. Print findings, and stale records as
-    warnings; return the exit code, 1 with findings.
+    warnings; return the exit code, 1 if there are findings.
     """
     from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages

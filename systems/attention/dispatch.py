@@ -1,4 +1,4 @@
-"""Run flash attention with the Triton or the Hopper kernels. Both save o and lse, so
+"""Run flash attention with the Triton or the Hopper kernels. All save o and lse, so
 the forward and the backward pass may use different kernels.
 """
 

@@ -29,7 +29,7 @@ def capture_stream() -> torch.cuda.Stream:
 def capture(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step]:
     """Capture each phase of `step` as a CUDA graph, and yield a step that replays the
     graphs. One eager step runs first and creates optimizer state and workspaces.
-    `clear` frees the gradients. Raise `Unsupported` without a GPU, or if capture fails.
+    `clear` frees gradients. Raise `Unsupported` if capture fails or there is no GPU.
     """
     if device != "cuda":
         raise Unsupported("a CPU has no CUDA graphs")

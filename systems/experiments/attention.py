@@ -81,7 +81,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 def plain_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the model's attention, with or without its causal mask."""
+    """Return the model's attention, with its causal mask if `causal`."""
     return (
         transformer.eager_attention
         if causal

@@ -111,7 +111,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return the dtypes that the assignment asks for, in its order, then others."""
+    """Return the dtypes that the assignment asks for, in its order, then the rest."""
     return {
         "parameters": trace.parameters["fc1"],
         "fc1": trace.outputs["fc1"],

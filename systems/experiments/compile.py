@@ -46,7 +46,7 @@ EXECUTIONS = {
 # The model compiles in its first step, AdamW in its first three: the first creates the
 # state, the second compiles for a constant step number t, and the third for any t.
 MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
-# Model sizes that may be launch-bound. For others a CUDA graph is no faster than eager.
+# Model sizes that may be launch-bound. CUDA graphs don't speed up larger sizes.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
 
 
@@ -96,9 +96,9 @@ def run(config: Config) -> Turns:
     compiled graphs and recompiles, GPU time and kernels. A turn runs some of the steps.
     """
     c, device, metrics = config, timing.default_device(), {}
-    if c.execution == "compiled" and c.warmup < compiling_steps(c):
+    if c.execution == "compiled" and c.warmup < count_compile_steps(c):
         raise ValueError(
-            f"--warmup must be {compiling_steps(c)} or more, the steps that compile"
+            f"--warmup must be {count_compile_steps(c)} or more, the steps that compile"
         )
     work, compiles = shared_workload(c, device), c.execution == "compiled"
     folder = precompiled.code_folder(folder_name(c)) if compiles else None
@@ -147,7 +147,7 @@ def measure(
 WARMUP = "warmup_"
 
 
-def compiling_steps(config: Config) -> int:
+def count_compile_steps(config: Config) -> int:
     return OPTIMIZER_COMPILES if config.optimizer else MODEL_COMPILES
 
 
@@ -257,7 +257,7 @@ def precompile(config: Config) -> None:
             samples = timing.measure(
                 work.step,
                 warmup=0,
-                repeats=compiling_steps(c),
+                repeats=count_compile_steps(c),
                 device=device,
                 between=work.model.zero_grad,
             )

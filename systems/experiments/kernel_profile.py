@@ -124,7 +124,7 @@ def pass_runner(c: Config, device: str) -> Callable[[int], dict[str, list[float]
 
 
 def select_samples(metrics: dict[str, list[float] | int]) -> dict[str, list[float]]:
-    """Return the samples of `timing.measure` in ms, without peak memory."""
+    """Return the samples in ms among the metrics of `timing.measure`."""
     return {name: x for name, x in metrics.items() if isinstance(x, list)}
 
 

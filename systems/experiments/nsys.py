@@ -49,7 +49,7 @@ def configs(quick: bool = False) -> list[Config]:
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
     """Return, per profiler and phase, wall-clock samples in ms, the sum of kernel times
-    in ms, and the number of kernels. Raise `Unsupported` without nsys.
+    in ms, and the number of kernels. Raise `Unsupported` if nsys is missing.
     """
     if not nsys.is_installed():
         raise Unsupported("no nsys on the PATH: install Nsight Systems (see nsys.md)")

@@ -164,7 +164,7 @@ def feed_forward_bytes(p: Pass) -> Bytes:
 
 
 def block_saved_bytes(p: Pass) -> int:
-    """Return the bytes that a block saves without recomputation."""
+    """Return the bytes that a block saves if nothing is recomputed."""
     return sum(attention_bytes(p).values()) + sum(feed_forward_bytes(p).values())
 
 

@@ -361,7 +361,7 @@ def bind_name(node: ast.AST) -> ast.AST:
 
 
 def drop_unhashed(nodes: list[Any]) -> list[Any]:
-    """Return a body without docstring, imports and assertions that call nothing."""
+    """Return a body minus docstring, imports, and assertions that call nothing."""
     if nodes and is_docstring(nodes[0]) and isinstance(nodes[0], ast.stmt):
         nodes = nodes[1:]
     return [node for node in nodes if not is_import(node) and not is_free(node)]

@@ -70,7 +70,7 @@ def run_next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
 
 
 def report_rows(rows: list[Row]) -> None:
-    """Report the outcome of each row, without its metrics, to the parent process."""
+    """Report each row's outcome, but not its metrics, to the parent process."""
     for row in rows:
         report(event="row", config=row.config, status=row.status, reason=row.reason)
 

@@ -85,7 +85,7 @@ def new_record(
         kernels=software.kernel_status(device) if launched else {},
         started_utc=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         command=f"python tools/regen_tables.py --only {stem}{option}",
-        git=software.git_state(),
+        git=software.find_commit(),
         source_hash=source_hash(module, attention),
     )
 
@@ -97,7 +97,7 @@ def is_same_code(record: Record, configs: list[Any]) -> bool:
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the partial record without failed rows, or `fresh` if it is unusable. The
+    """Return the partial record minus failed rows, or `fresh` if it is unusable. The
     unusable file is renamed, because its rows may be of use to other code or versions.
     """
     try:

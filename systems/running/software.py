@@ -49,7 +49,7 @@ def drop_unused_peer(software: dict[str, str], configs: list[Any]) -> dict[str, 
     return {k: v for k, v in software.items() if runs_peer or k != PEER}
 
 
-def git_state() -> Git | None:
+def find_commit() -> Git | None:
     """Return the commit in GIT_COMMIT, or git's commit; None outside a repository."""
     try:
         # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.

@@ -162,7 +162,7 @@ def test_setup_is_not_ready_without_nvml(fake_nvml, monkeypatch, capsys):
     monkeypatch.setattr(device, "DRIVERS", ["/dev/null"])
     monkeypatch.setattr(check_setup, "default_device", lambda: "cuda")
     monkeypatch.setattr(check_setup.torch.cuda, "get_device_name", lambda: "A GPU")
-    for name in ("attention_status", "run_once"):
+    for name in ("attention_status", "time_small_model"):
         monkeypatch.setattr(check_setup, name, lambda on: {})
     with pytest.raises(SystemExit) as ended:
         check_setup.main()
@@ -179,7 +179,7 @@ def test_setup_is_not_ready_without_nvml(fake_nvml, monkeypatch, capsys):
     [("2.9.1+cu128", False), ("2.15.0a0+git1", True), ("2.16.0", False)],
 )
 def test_setup_check_rejects_unsupported_torch(monkeypatch, capsys, version, fits):
-    monkeypatch.setattr(check_setup, "run_once", lambda device: {})
+    monkeypatch.setattr(check_setup, "time_small_model", lambda device: {})
     monkeypatch.setattr(metadata, "version", lambda name: version)
     with suppress(SystemExit):
         check_setup.main()
@@ -192,7 +192,7 @@ def test_setup_check_prints_findings_before_failing(monkeypatch, capsys):
     def fail(device):
         raise RuntimeError("CUDA error: out of memory\nmore")
 
-    monkeypatch.setattr(check_setup, "run_once", fail)
+    monkeypatch.setattr(check_setup, "time_small_model", fail)
     with pytest.raises(SystemExit) as ended:
         check_setup.main()
     text = capsys.readouterr().out

@@ -2,8 +2,8 @@
 
     python tools/checks/built_site.py [site]
 
-prints each finding as `page: finding`. The exit code is 0 without findings, 1 with
-findings and 2 if there are no pages.
+prints each finding as `page: finding`. The exit code is 1 if there are findings,
+2 if there are no pages, else 0.
 
 mkdocs checks Markdown links only. This script checks links in raw HTML, unconverted
 Markdown, ids, headings, alternative texts, and elements that load from other hosts.

@@ -1,6 +1,6 @@
 """A griffe extension that selects what the site's code reference shows.
 
-Functions and classes that a page links to are expanded, others are collapsed. Kernels
+Functions and classes that a page links to are expanded, the rest collapsed. Kernels
 are left out, because other pages show their code. Experiments show only `Config`,
 `configs` and `run`.
 """

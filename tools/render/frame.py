@@ -111,7 +111,7 @@ class Line(dict[str, Any]):
 
     def samples(self, *names: str) -> list[float]:
         """Return each repetition's time in ms, summed over the named phases (default:
-        all timed); [] without times.
+        all timed); [] if none are timed.
         """
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):

@@ -32,7 +32,7 @@ def table(
     telling: Sequence[bool] = (),
     alike: Collection[str] = (),
 ) -> str:
-    """Return a Markdown table, or "" without rows. The first `left` columns are row
+    """Return a Markdown table, or "" for no rows. The first `left` columns are row
     headers, which stay visible when a narrow page scrolls. A column named in `alike`
     becomes a sentence below the table if all its cells agree. A long table shows only
     rows whose flag in `telling` is true, until a click.
@@ -111,7 +111,7 @@ NOTHING_FITS = (
 
 
 def missing_notice(records: Iterable[Record]) -> str:
-    """Return the notice that replaces a table without numbers in these records."""
+    """Return the notice that replaces a table for which these records lack numbers."""
     statuses = {row.status for record in records for row in record.rows}
     return NOTHING_FITS if "out_of_memory" in statuses else NOTHING_YET
 
@@ -131,7 +131,7 @@ def items_table(
     telling: Callable[[Any], bool] | None = None,
     alike: Collection[str] = (),
 ) -> str:
-    """Return a table with a line for each item, or "" without items. Each column is a
+    """Return a table with a line per item, or "" if there are no items. A column is a
     tuple: header, function of the item, and optionally a format. If an item lacks
     numbers, its line gives the reason once. See `table` for the other parameters.
     """
@@ -142,8 +142,8 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return the cells of a table line. For numbers that a row lacks, the first cell
-    says why, and the others are empty. All are empty if they were just "not measured",
+    """Return the cells of a table line. If a row lacks numbers, the first such cell
+    says why, and the rest are empty. All are empty if they are just "not measured",
     or if `item` has numbers and only the row that it is compared with lacks some.
     """
     line, explained = [], []
@@ -164,7 +164,7 @@ def device_label(record: Record) -> str:
     return record.device.name + ", reported" * (record.kind == "reported")
 
 
-def tabs(parts: Iterable[tuple[str, str]]) -> str:
+def make_tabs(parts: Iterable[tuple[str, str]]) -> str:
     """Return tabs for pairs of label and Markdown, or the Markdown alone if there is
     only one. The "!" of the first tab starts a new set.
     """
@@ -181,17 +181,17 @@ def device_tabs(records: Iterable[Record], body: Callable[[Record], str]) -> str
     """Return a tab for each record with a non-empty body, with provenance below it."""
     records = list(records)
     shown = [
-        (device_label(r), f"{text}\n\n{provenance(r)}")
+        (device_label(r), f"{text}\n\n{provenance_line(r)}")
         for r in records
         if (text := body(r))
     ]
-    return f"{tabs(shown)}\n" if shown else missing_notice(records)
+    return f"{make_tabs(shown)}\n" if shown else missing_notice(records)
 
 
 WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
 
 
-def provenance(record: Record) -> str:
+def provenance_line(record: Record) -> str:
     """Return the line below a table that names its GPU, its date and its record."""
     link = record_link(record)
     if record.kind == "reported":

@@ -117,7 +117,7 @@ def describe_range(values: Iterable[float]) -> str:
 
 
 def measured_records(records: Iterable[Record]) -> list[Record]:
-    """Return the measured records, without records of published figures."""
+    """Return the measured records, leaving out records of published figures."""
     return [record for record in records if record.kind == "measured"]
 
 

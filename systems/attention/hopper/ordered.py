@@ -108,7 +108,7 @@ def get_tile(step, item, walk, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def producer(
+def one_pass_producer(
     descs, k_desc, v_desc, work, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr
 ):
     kv, ring, statistics, item, walk, n_k = work
@@ -292,7 +292,7 @@ def one_pass_kernel(
                  HEAD, D, HEADS_PER_KV, CAUSAL, RAGGED, NARROW),
             ),
             (dq_consumer, (dq_ring, ds_ring, work, D, HEADS_PER_KV, NARROW)),
-            (producer, (descs, k_desc, v_desc, work, HEADS_PER_KV, CAUSAL)),
+            (one_pass_producer, (descs, k_desc, v_desc, work, HEADS_PER_KV, CAUSAL)),
             (
                 dq_writer,
                 (dq_desc, semaphores_ptr, dq_ring, work, 0,

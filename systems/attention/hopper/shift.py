@@ -91,7 +91,7 @@ def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
+def one_pass_producer(descs, k_desc, v_desc, work, CAUSAL: gl.constexpr):
     kv, kv_empty, ring, statistics, program, items, heads = work
     full, empty = kv.full.index(0), kv_empty.index(0)
     steps_done = 0
@@ -237,7 +237,7 @@ def one_pass_kernel(
             (dkdv_consumer, (out, ds_ring, work, scales, 0, HEAD, D, CAUSAL)),
             (dkdv_consumer, (out, ds_ring, work, scales, 1, HEAD, D, CAUSAL)),
             (dq_consumer, (dq_ring, ds_ring, work, D, CAUSAL)),
-            (producer, (descs, k_desc, v_desc, work, CAUSAL)),
+            (one_pass_producer, (descs, k_desc, v_desc, work, CAUSAL)),
             (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 0, CAUSAL)),
             (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 1, CAUSAL)),
             (dq_writer, (dq_desc, semaphores_ptr, dq_ring, program, items, 2, CAUSAL)),

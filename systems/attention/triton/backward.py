@@ -3,8 +3,8 @@ algorithm 2). The module `forward` explains SPLITS and the letters.
 
 The first kernel computes dq: one program per tile of queries loops over keys. It also
 computes delta = rowsum(o · do). The second kernel computes dk and dv: one program per
-tile of keys loops over queries. Both recompute P = exp(S - lse). No two programs write
-the same output, so there are no atomics and results are bitwise reproducible.
+tile of keys loops over queries. Both kernels recompute P = exp(S - lse). No output is
+written by two programs, so there are no atomics and results are bitwise reproducible.
 
 lse and delta of a query are adjacent in memory, so that one load reads both.
 """

@@ -22,6 +22,7 @@ from systems.attention.triton.primitives import (
     LOWEST,
     add_matmul,
     advance_rows,
+    factor_and_shift,
     first_step,
     hint_factor,
     load_limbs,
@@ -31,7 +32,6 @@ from systems.attention.triton.primitives import (
     offsets,
     program_tile,
     row_lse,
-    row_scale,
     store_tile,
     to_limbs,
     transpose_limbs,
@@ -67,7 +67,7 @@ def update_softmax(
                 visible = visible & (rows[:, None] >= keys[None, :])
             s = tl.where(visible, s, -float("inf"))
         m = tl.maximum(m, tl.max(s, 1))
-        factor, new_shift = row_scale(m, scale_log2)
+        factor, new_shift = factor_and_shift(m, scale_log2)
         # [BQ, BK]
         p = tl.exp2(tl.fma(s, factor[:, None], -new_shift[:, None]))
         rescale = tl.exp2(shift - new_shift)
@@ -190,13 +190,13 @@ def combine_kernel(
         m = tl.maximum(
             m, tl.load(m_l_ptr + split * split_rows + row_index, mask=inside, other=0.0)
         )
-    _, shift = row_scale(m, scale_log2)
+    _, shift = factor_and_shift(m, scale_log2)
     acc = tl.zeros([ROWS, D], tl.float32)
     l = tl.zeros([ROWS], tl.float32)
     for split in tl.static_range(SPLITS):
         split_index = split * split_rows + row_index
         m_split = tl.load(m_l_ptr + split_index, mask=inside, other=0.0)
-        _, split_shift = row_scale(m_split, scale_log2)
+        _, split_shift = factor_and_shift(m_split, scale_log2)
         weight = tl.exp2(split_shift - shift)
         l += weight * tl.load(l_ptr + split_index, mask=inside, other=1.0)
         acc_split = load_tile(

@@ -151,7 +151,7 @@ def locate_rows(
 
 # --8<-- [start:huge]
 @triton.jit
-def row_scale(m, scale_log2):
+def factor_and_shift(m, scale_log2):
     """Return (factor, shift) for rows with maximum m, such that p = exp2(s · factor -
     shift).
 

@@ -96,7 +96,7 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
 
 
 def config_digest(slug: str, triton: str) -> str | None:
-    """Return a short hash of the tuned configurations in use; None without any."""
+    """Return a short hash of the tuned configurations in use; None if none are."""
     tuned = configs(slug, triton)
     text = repr(sorted(tuned.items())).encode()
     return hashlib.sha256(text).hexdigest()[:16] if tuned else None

@@ -98,7 +98,7 @@ ALTERED = {
     "peaks_match_prediction": scale("peak_allocated_bytes", by=1.02),
     "one_block_is_best": scale("peak_allocated_bytes", by=1.2, run=1),
     "sums_follow_from_formats": scale("last_change", by=99, value="bf16"),
-    "autocast_dtypes": put("ln", "fp16", part="toy", dtype="fp16"),
+    "dtypes_follow_autocast": put("ln", "fp16", part="toy", dtype="fp16"),
     "bf16_squares_fit": put("square_nonfinite", [1.0] * 10, compute="library", **LAYER),
     "bf16_sums_need_fp32": put("output_error", [1e-3] * 10, compute="running", **LAYER),
     "bf16_gain_grows": scale(*STEP, by=9, size="2.7B", context=512, precision="bf16"),

@@ -7,7 +7,7 @@ import markdown
 from mkdocs.utils.yaml import yaml_load
 
 from systems import ROOT
-from tools.render.markdown import escape_alt, items_table, table, tabs
+from tools.render.markdown import escape_alt, items_table, make_tabs, table
 
 
 @cache
@@ -52,8 +52,8 @@ def test_long_table_hides_most_rows():
 
 def test_tabs_of_a_set_share_the_number_of_their_figure():
     figure = "<figure>\n<figcaption>F</figcaption>\n</figure>"
-    one = tabs([("A", figure), ("B", figure), ("C", "None")])
-    page = to_html("\n\n".join([one, one, tabs([("A", "1"), ("B", "2")]), figure]))
+    one = make_tabs([("A", figure), ("B", figure), ("C", "None")])
+    page = to_html("\n\n".join([one, one, make_tabs([("A", "1"), ("B", "2")]), figure]))
     assert page.count('class="tabbed-set') == 3 and page.count("again") == 2
     assert re.findall(r"Figure\s(\d)", page) == ["1", "1", "2", "2", "3"]
     assert len({*re.findall(r'<figure id="(.*?)"', page)}) == 5

@@ -23,7 +23,7 @@ def test_provenance_has_age_and_link(monkeypatch):
     # Notes stand in the conditions only.
     record.notes = ["on 16 of 64 cores"]
     assert f" · {record.notes[0]} · " in markdown.conditions([record])
-    assert record.notes[0] not in markdown.provenance(record)
+    assert record.notes[0] not in markdown.provenance_line(record)
 
 
 def test_csv_links_lead_to_rows():

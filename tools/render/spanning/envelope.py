@@ -260,7 +260,7 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
 
 def head_facts(record: Record | None) -> dict[str, str]:
     """Return plain attention's lower bound by bytes, FlashAttention's by matmuls, and
-    measured times of both, for one causal head (16,384 tokens, d = 64, bf16).
+    measured times, for one causal head (16,384 tokens, d = 64, bf16).
     """
     n, d, peak = 16384, 64, peak_rates(primary_gpu())
     # Plain attention reads or writes nine bf16 numbers for each score.

@@ -93,8 +93,8 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def record_lines(record: Record) -> Iterator[list[Any]]:
-    """Yield a line of cells for each row and each of METRICS, or for a row without
-    numbers one line with its status.
+    """Yield a line of cells for each row and each of METRICS. A row that lacks numbers
+    has one line, with its status.
     """
     for row in record.rows:
         name = [

@@ -29,7 +29,7 @@ from tools.render.stems.flash_ablation import (
     Step,
     step_ms,
 )
-from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, limits_ms
+from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, bounds_ms
 from tools.render.stems.flash_peers import TEST, all_shapes
 
 
@@ -66,7 +66,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
     """Return a lower bound on the pass `of` in ms, by the resource `job` of LIMITS."""
     kernel = {"forward": "forward", "backward": "one_pass"}[of]
-    return limits_ms(record, kernel, SHAPE)[job] if record else MISSING
+    return bounds_ms(record, kernel, SHAPE)[job] if record else MISSING
 
 
 def speed_over_cudnn(found: Found, record: Record | None, of: str) -> float:

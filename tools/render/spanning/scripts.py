@@ -37,7 +37,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def console_block(command: str, lines: list[str]) -> str:
-    """Return a command and its output as a code block, or a notice without a record."""
+    """Return a command and its output as a code block; a notice if no record exists."""
     if not any(lines):
         return NOTHING_YET
     return "\n".join(["```console", f"$ python docs/scripts/{command}", *lines, "```"])

@@ -11,7 +11,7 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import Claim, list_claims, verdict
 from tools.render.load import Found, is_gpu_record, primary_gpu
-from tools.render.markdown import add_caption, items_table, snippet_sections, tabs
+from tools.render.markdown import add_caption, items_table, make_tabs, snippet_sections
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_MEASURED_YET = "not measured yet"
@@ -146,7 +146,7 @@ def claim_tabs(problem: Problem, found: Found) -> str:
         for name, text in judged
     )
     title = f"Claims that hold in the record ({held})"
-    return f'??? abstract "{title}"\n{indent(tabs(judged), "    ")}\n'
+    return f'??? abstract "{title}"\n{indent(make_tabs(judged), "    ")}\n'
 
 
 def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:

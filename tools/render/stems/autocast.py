@@ -134,7 +134,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "Under fp16 autocast the results of matmuls (first layer, logits) are fp16; "
     "parameters, layer norm, loss and gradients are fp32.",
 )
-def autocast_dtypes(record: Record) -> Judgement:
+def dtypes_follow_autocast(record: Record) -> Judgement:
     x = frame(record).one(part="toy", dtype="fp16")
     found = {name: x[name] for name in ASKED}
     expected = {name: "fp16" if name in ("fc1", "logits") else "fp32" for name in ASKED}

@@ -69,7 +69,7 @@ def device_rates(record: Record) -> dict[str, float]:
     }
 
 
-def limits_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, float]:
+def bounds_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, float]:
     """Return lower bounds in ms on a kernel's time, by each resource that it uses."""
     work, d = KERNELS[role], shape["d"]
     rows = shape["heads"] * shape["n"]
@@ -95,7 +95,7 @@ def kernel_rows(record: Record | None) -> Frame:
     for x in found:
         x |= dict.fromkeys(LIMITS, "")
         if record and x["role"] in KERNELS:
-            x |= limits_ms(record, x["role"], {key: ours[key] for key in SHAPE})
+            x |= bounds_ms(record, x["role"], {key: ours[key] for key in SHAPE})
     return found.derive(
         share=lambda x: x["ms"] / sum(times.values()),
         over_floor=lambda x: x["ms"] / x[FLOOR] if x[FLOOR] != "" else "",

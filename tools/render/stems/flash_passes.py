@@ -20,7 +20,7 @@ def pass_ratios(x: Line, other: Line, of: str) -> list[float]:
 
 
 def time_ratio(x: Line, other: Line, of: str) -> float:
-    """Return the median of `pass_ratios`; without rounds, the ratio of the medians."""
+    """Return the median of `pass_ratios`, or the ratio of medians if there are none."""
     if ratios := pass_ratios(x, other, of):
         return median(ratios)
     return x.kernel_ms(of) / other.kernel_ms(of)

@@ -40,7 +40,7 @@ def runs(record: Record | None) -> Frame:
 
 
 def loss_differences(record: Record | None, precision: str) -> list[float]:
-    """Return final losses minus those of fp32 with the same seed (weights and data)."""
+    """Return how much final losses exceed fp32's for the same seed (weights, data)."""
     return dropna(runs(record).where(precision=precision).column("against"))
 
 
@@ -163,7 +163,7 @@ def running_means(losses: list[float]) -> list[float]:
 
 
 def loss_gaps(record: Record, precision: str) -> list[list[float]]:
-    """Return each run's `running_means` minus those of fp32 with the same seed."""
+    """Return each run's `running_means` minus those of fp32's run of the same seed."""
     return [
         [a - b for a, b in zip(*map(running_means, both), strict=True)]
         for x in runs(record).where(bool, precision=precision)
