@@ -108,8 +108,8 @@ def error_table(record: Record) -> str:
 @fragments.add(
     "ratios.md",
     "Norm of the error relative to that of plain PyTorch in the same precision; below "
-    "1 is more accurate. The last column compares the largest single errors, as the "
-    "tests do.",
+    "1 is more accurate. Only fp32 rows include the log-sum-exp. The last column "
+    "compares the largest single errors, as the tests do.",
 )
 def ratio_table(record: Record) -> str:
     return ratio_rows(record).table(

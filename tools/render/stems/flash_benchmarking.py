@@ -76,6 +76,7 @@ def shapes(record: Record | None) -> Frame:
             for of in PASSES
             for name in OTHERS
         },
+        do_bench=lambda x: x["plain"].ms("both") / x["ours"].ms("both"),
         rate=lambda x: tflops(x["ours"], "both"),
         share=lambda x: x["rate"] / peak_tflops(record, x["dtype"]),
     )
@@ -242,8 +243,11 @@ def facts(record: Record | None) -> dict[str, str]:
     limb_peak = peak_tflops(record, "bf16") / LIMB_PRODUCTS
     return {
         **prediction_facts(longest),
-        "faster_bf16": span(found.where(dtype="bf16").column("both / plain"), "{:.5f}"),
-        "faster_fp32": span(found.where(dtype="fp32").column("both / plain"), "{:.5f}"),
+        **{
+            f"{name}_{dtype}": span(found.where(dtype=dtype).column(column), "{:.5f}")
+            for name, column in (("faster", "both / plain"), ("do_bench", "do_bench"))
+            for dtype in DTYPES
+        },
         "faster_forward": span(found.column("forward / plain"), "{:.5f}"),
         "faster_backward": span(found.column("backward / plain"), "{:.5f}"),
         "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),

@@ -266,7 +266,10 @@ def facts(record: Record | None) -> dict[str, str]:
         "input": format_mib(residual_bytes(p)),
         "block": format_gib(block_saved_bytes(p)),
         "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
-        "kept_peak": format_peak(kept, kept["predicted_kept"], format_gib, "kept"),
+        **{
+            f"{key}_peak": format_peak(x, x["predicted_kept"], format_gib, "kept")
+            for key, x in (("kept", kept), ("half_kept", peaks["half"]))
+        },
         "slower": BY_FLOPS if slower == OUT_OF_MEMORY else slower,
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",

@@ -185,14 +185,14 @@ def operations_figure(record: Record) -> Drawn:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    block = blocks(record).one(context=512)
+    block = blocks(record).one(context=CONTEXTS[-1])
     example = rows(record).where(heads=16)
     norm, compiled = (
         example.one(part="norm", compiled=compiled) for compiled in (False, True)
     )
     five = (
         f"{x['operation']} {percent(x['share'])}"
-        for x in largest_operations(record).where(context=512)
+        for x in largest_operations(record).where(context=CONTEXTS[-1])
     )
     return {
         **{

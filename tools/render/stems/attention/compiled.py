@@ -39,8 +39,8 @@ def compile_seconds(x: Line) -> float:
 
 @fragments.add(
     "compiled.md",
-    "Attention in fp32 without a mask, eager and compiled. Times are medians of "
-    "wall-clock time (reported ones are means), speedups are ratios of medians.",
+    "Attention in fp32 without a mask, eager and compiled. Times: wall-clock medians "
+    "(reported: means), speedups are ratios of medians, for both passes of sums.",
     reported=True,
 )
 def compiled_table(record: Record) -> str:
