@@ -83,7 +83,7 @@ PATH_OF_HOPPER: tuple[str, ...] = read_constant("flash_ablation", "HOPPER_STEPS"
 fragments = Fragments()
 
 
-@fragments.add("told.md", "**Each launch choice pays at the shape it is for.**")
+@fragments.add("told.md", "**Each launch choice gains at the shape that it targets.**")
 def choices_table(record: Record) -> str:
     found = Frame(
         Line(what=case, of=of, predicted=predicted, pair=(f"{a}_{of}", f"{b}_{of}"))

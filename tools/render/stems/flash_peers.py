@@ -152,7 +152,7 @@ def determinism_table(record: Record) -> str:
 @fragments.add_file(
     "published.md",
     "**TFLOP/s at NVIDIA's shape, measured here and by NVIDIA:** 64 query heads, 8 key "
-    "heads, 8,192 tokens, causal. Both use sums of kernel times; here the L2 cache is "
+    "heads, 8,192 tokens, causal. NVIDIA and we sum kernel times; here the L2 cache is "
     "emptied before each pass. NVIDIA ran a newer cuDNN, at an unknown clock rate.",
 )
 def published_file(records: list[Record]) -> str:
