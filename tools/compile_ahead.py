@@ -102,7 +102,7 @@ class StandInDriver:
         self.source: Any = None
         self.metadata: Any = None
         self.utils = SimpleNamespace(
-            # Report 1 GiB, so that Triton also compiles kernels that need too much.
+            # Report 1 GiB, so that kernels that need too much shared memory compile.
             get_device_properties=lambda device: {"max_shared_mem": 2**30},
             load_binary=self.record_kernel,
             unload_module=lambda module: None,

@@ -1,4 +1,4 @@
-"""Attention implementations by name. Each is loaded on first use, so importing this
+"""Attention implementations by name. Modules are loaded on first use, so importing this
 package loads no torch. tests/attention/checks.py derives the tolerances of the tests.
 
     from systems.attention import attention_reference, flash_attention

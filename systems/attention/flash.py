@@ -36,7 +36,7 @@ def flash_attention(
     A named backend runs or raises an error. All work under autocast and, except for
     "first", in `torch.compile(fullgraph=True)` and `torch.export`. CUDA graphs can
     capture both passes after one call with the same shape. "first" rejects batched
-    gradients (`is_grads_batched`); others loop over them. With "triton" and "hopper",
+    gradients (`is_grads_batched`); the rest loop over them. With "triton" and "hopper",
     rows whose largest scaled score exceeds 1.8e8 in magnitude add nothing to gradients.
 
     Raises TypeError or ValueError for unsupported arguments or a backend that can't

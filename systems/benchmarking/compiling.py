@@ -32,7 +32,7 @@ def compile_work(work: Any, dynamic: bool | None = False) -> Any:
 # --8<-- [start:clock]
 @contextmanager
 def fresh_caches(device: str, folder: Path | None = None) -> Iterator[None]:
-    """Run the context with empty compiler caches, or with those stored in `folder`."""
+    """Run the context with empty compiler caches, or with caches stored in `folder`."""
     warm_up_compiler(device)
     torch.compiler.reset()
     try:

@@ -61,7 +61,7 @@ TOOLTIP_OR_PART = re.compile(
 # Matches text up to its first full stop outside of nested elements.
 SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
-# Marks table rows that are hidden until a click; tools/render/markdown.py sets it.
+# Attribute of rows that are hidden until a click; tools/render/markdown.py sets it.
 REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")

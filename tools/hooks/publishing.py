@@ -38,8 +38,8 @@ UNSEARCHED = re.compile(
     re.DOTALL,
 )
 MARKED = re.compile(r"<(svg|table|p|div) [^>]*data-search-exclude.*?</\1>", re.DOTALL)
-# Matches the place of a page's description: below the title; in a notebook, the white
-# space at the start, which search would take for a section.
+# Matches where a page's description goes: below the title, or in a notebook in place of
+# the white space at the start, which search would take for a section.
 TOP = re.compile(r"^\s+|(?<=</h1>)\s*")
 
 

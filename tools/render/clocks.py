@@ -55,7 +55,7 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
 
 # The phases whose GPU times are compared: all but the loss, which is too short.
 PHASES = ("forward", "backward", "optimizer")
-# Names of metrics with the GPU time of a phase ({}), which differ by experiment.
+# Metrics with the GPU time of a phase ({}); experiments differ in their names.
 GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
 
 

@@ -96,11 +96,11 @@ def caption_html(finding: str, key: str, numbers: str) -> str:
     at the address `numbers`.
     """
     data = f'<a class="data" href="{numbers}">Data</a>'
-    parts = (f"<strong>{to_html(finding)}</strong>", to_html(key), data)
+    parts = (f"<strong>{code_to_html(finding)}</strong>", code_to_html(key), data)
     return " ".join(part for part in parts if part)
 
 
-def to_html(text: str) -> str:
+def code_to_html(text: str) -> str:
     """Convert a caption to HTML, with text in backticks as code."""
     code = re.compile(r"`([^`]*)`")
     return code.sub(lambda c: f"<code>{escape(c[1])}</code>", typeset(text))

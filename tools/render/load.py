@@ -20,7 +20,7 @@ from systems.running.software import attention_names, is_tuning_current
 from tools.render.clocks import attach_clock_rows
 
 GENERATED = ROOT / "docs" / "generated"
-# Records by stem; those of the primary GPU come first.
+# Records by stem; the primary GPU's records come first.
 Found = Mapping[str, list[Record]]
 
 

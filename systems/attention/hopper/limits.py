@@ -10,7 +10,7 @@ from torch import Tensor
 from triton import knobs
 
 # --8<-- [start:limits]
-# Supported Triton versions: only tested ones, because Gluon changes with each. All
+# Tested Triton versions. Others are rejected, because each version changes Gluon. All
 # passed the tests on an H200; 3.8 and 3.9 also passed a memory checker on an H100.
 VERSIONS = ("3.6.", "3.7.", "3.8.", "3.9.")
 CAPABILITY = (9, 0)

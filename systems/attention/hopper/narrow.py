@@ -1,6 +1,6 @@
 """Steps of the one-pass backward for head dimensions from 72 to 96. Unlike in
-`one_pass`, the matmul for the next step's S is queued behind those for dv and dk, and
-one wait covers all three, so that tensor cores don't idle between steps.
+`one_pass`, the matmul for the next step's S is queued behind the matmuls for dv and dk,
+and one wait covers all three, so that tensor cores don't idle between steps.
 """
 
 from triton.experimental import gluon

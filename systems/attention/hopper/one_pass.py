@@ -68,7 +68,7 @@ def allocate_shared(
     )
     statistics = make_statistics(STAGES, QUERIES)
     kv, ring = SharedKeys(k, v, make_barriers(1, 1)), make_ring(q_desc, STAGES, 2)
-    gl.static_assert(DQ_STAGES <= 3)  # Each stage has a writer; there are three.
+    gl.static_assert(DQ_STAGES <= 3)  # Each stage has one of three writers.
     dq_ring = TileBuffers(
         gl.allocate_shared_memory(
             gl.float32, [DQ_STAGES, QUERIES * D // 32, 32], DQ_LAYOUT

@@ -6,10 +6,10 @@ share it, so that dk and dv stay in registers. Partials are added to a tile of d
 order of program numbers. There is no deadlock, because a program waits only for smaller
 numbers, which GPUs start first (in practice, although no manual guarantees it).
 
-Under a causal mask, the programs of most heads loop over queries forwards, and those of
-the last keys start first: no program waits, but the longest start last. In the last
-heads, programs loop backwards, and those of the first keys start first: the shortest
-programs start last, and fill the SMs at the end.
+Under a causal mask, the programs of most heads loop over queries forwards, and programs
+of the last keys start first: no program waits, but the longest programs start last. In
+the last heads, programs loop backwards, and programs of the first keys start first: the
+shortest programs start last, and fill the SMs at the end.
 
 The module `walks` decides whether the query heads of a KV head are divided among some
 programs, whose dk and dv are summed afterwards.

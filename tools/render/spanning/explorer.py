@@ -2,7 +2,7 @@
 
 The file is a script, because a page opened from file:// can load scripts but no JSON.
 To keep it small, each text is listed once and lines contain its index. A line omits the
-leading texts that equal those of the previous line, and begins with their number.
+leading texts that it shares with the previous line, and begins with their number.
 Curves, such as loss by step, are left out. Two metrics are derived: the time of a step
 as the sum of its phases, and times relative to cuDNN.
 """

@@ -43,7 +43,7 @@ def passes(record: Record | None) -> Frame:
         peak=lambda x: x["peak_allocated_bytes"] if x else missing_peak(x),
         requested=lambda x: x["peak_requested_bytes"] if x else missing_peak(x),
         off=lambda x: x["requested"] / x["predicted"] - 1,
-        place=peak_place,
+        place=describe_peak_time,
         largest=lambda x: x["tenth"][0]["bytes"] if x else x.missing,
         saved=lambda x: category_bytes(x, "saved activations", "most_bytes"),
     )
@@ -69,7 +69,7 @@ def format_peak(x: Line, predicted: float, text: Callable, name: str = "peak") -
     return f"{text(predicted)} (predicted)" if lost else text(x[name])
 
 
-def peak_place(x: Line) -> str | Missing:
+def describe_peak_time(x: Line) -> str | Missing:
     """Describe when a pass reaches its peak: "in the forward pass"."""
     if not x:
         return x.missing
