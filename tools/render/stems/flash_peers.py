@@ -251,7 +251,7 @@ def facts(record: Record | None) -> dict[str, str]:
 def faster_everywhere(record: Record, name: str) -> Judgement:
     found = dropna(all_shapes(record).where(dtype="bf16").column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
-    numbers = f"Time relative to it: {span(found)}, slower at {slower} shapes."
+    numbers = f"Our time is {span(found)} of the rival's, slower at {slower} shapes."
     return found and (max(found) < 1, numbers)
 
 

@@ -166,5 +166,5 @@ def facts(record: Record | None) -> dict[str, str]:
 def compiled_attention_is_faster(record: Record) -> Judgement:
     cases = compiled_passes(record)
     found, wall = dropna(cases.column("gain")), dropna(cases.column("wall_gain"))
-    numbers = f"Eager time over compiled time in {len(found)} cases: {span(found)}; "
+    numbers = f"Eager time over compiled time in {len(found)} cases is {span(found)}, "
     return found and (min(found) > 1, f"{numbers}{span(wall)} in wall-clock time.")
