@@ -78,8 +78,8 @@ def run(config: Config) -> Turns:
     else:
         peer = attention(name, causal=True, n=config.n, device=device)
 
-        # Libraries take (b, h, n, d). Don't drop the output's batch dimension: autograd
-        # would copy the gradient of the sum, which is an expanded scalar.
+        # Libraries take (b, h, n, d). Keep the output's batch dimension: the backward
+        # pass of o[0] would copy the gradient of o, which is an expanded scalar.
         def attend() -> Any:
             return peer(q[None], k[None], v[None])
 

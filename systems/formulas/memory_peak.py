@@ -135,12 +135,12 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
         run_end = minimum((whole_run + 1) * p.checkpoint, layers)
         first_end = minimum(p.checkpoint, layers)
         ends = {
-            "last block": backward_block(p, last, layers),
-            "first block of the last run": backward_block(p, last),
-            "last block of a whole run": backward_block(p, whole_run, run_end),
-            "first block of that run": backward_block(p, whole_run),
-            "last block of the first run": backward_block(p, 0, first_end),
-            "first block": backward_block(p, 0),
+            "last block": block_position(p, last, layers),
+            "first block of the last run": block_position(p, last),
+            "last block of a whole run": block_position(p, whole_run, run_end),
+            "first block of that run": block_position(p, whole_run),
+            "last block of the first run": block_position(p, 0, first_end),
+            "first block": block_position(p, 0),
         }
     else:
         ends = {"last block": BackwardBlock(layers), "first block": BackwardBlock(1)}
@@ -215,7 +215,7 @@ class BackwardBlock:
     before: int = 0
 
 
-def backward_block(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
+def block_position(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
     """Return a block (by default the first) of segment number `run`, from 0."""
     first = run * p.checkpoint + 1
     block = first if block is None else block

@@ -15,8 +15,8 @@ from systems.formulas.costs import INT64_BYTES
 from systems.formulas.memory_costs import Pass, residual_bytes
 from systems.formulas.memory_peak import (
     BackwardBlock,
-    backward_block,
     block_backward_bytes,
+    block_position,
     bytes_at_peak,
     category_peaks,
     peak_candidates,
@@ -156,7 +156,7 @@ def test_peak_formula_equals_the_allocator_s_peak(monkeypatch, p):
     for block in range(1, p.shape.num_layers + 1):
         place = p.shape.num_layers + 2 - block
         run = (block - 1) // p.checkpoint if p.checkpoint else 0
-        at = backward_block(p, run, block) if p.checkpoint else BackwardBlock(block)
+        at = block_position(p, run, block) if p.checkpoint else BackwardBlock(block)
         halves = [sum(half.values()) for half in block_backward_bytes(p, at).values()]
         assert lasting + max(halves) == pytest.approx(seen[place], abs=8)
     moments = {at: sum(moment.values()) for at, moment in peak_candidates(p).items()}

@@ -14,7 +14,7 @@ from tools.render.markdown import escape_alt, typeset
 
 WIDE, NARROW = 720, 340
 SMALL, TITLE = 11, 14
-# MIME type of a figure in a notebook for the site; notebook viewers ignore it.
+# MIME type of the HTML of a notebook's figure; notebook viewers ignore it.
 PAGE = "application/vnd.page+html"
 
 

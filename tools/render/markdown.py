@@ -293,9 +293,9 @@ def typeset(text: str) -> str:
 
 
 def round_numbers(text: str) -> str:
-    """Round the decimal numbers in a text: to integers from 10 on, to one decimal from
-    1.2 on (with a unit: from 1), smaller ones to two if they have over four decimals.
-    Leave texts with "±" unchanged.
+    """Round decimal numbers in a text: from 10 to integers, from 1.2 (with a unit, 1)
+    to one decimal, smaller ones with over four decimals to two. Leave texts with "±"
+    unchanged.
     """
 
     def shorten(found: re.Match[str]) -> str:

@@ -64,8 +64,8 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
         return 0
     groups = min(processors // tiles, batch * heads)
     walks = triton.cdiv(batch * heads, groups)
-    # Here a step has 128 queries. Under a causal mask, a program takes tiles + 1 steps
-    # for two heads, and at most `tiles` for a last head without a pair.
+    # Here a step has 128 queries. Under a causal mask heads are paired: a program takes
+    # tiles + 1 steps for a pair, and at most `tiles` for a last head alone.
     longest = walks // 2 * (tiles + 1) + walks % 2 * tiles if causal else walks * tiles
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2

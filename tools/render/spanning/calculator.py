@@ -182,7 +182,7 @@ def sizes_table() -> str:
         "flash, bf16, blocks recomputed": {**flash, "checkpoint": 1},
     }
 
-    def gib(name: str, size: str) -> float:
+    def peak_gib(name: str, size: str) -> float:
         return peak_bytes(Pass(size, 512, "step", **steps[name])) / 2**30
 
     shown = ((name, partial(gib, name), "{:.1f}") for name in steps)

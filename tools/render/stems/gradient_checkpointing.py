@@ -60,7 +60,7 @@ def passes(record: Record | None) -> Frame:
     )
 
 
-def predict_run_lengths() -> Frame:
+def peaks_by_run_length() -> Frame:
     """Return the predicted peaks for each length in RUNS; this needs no record."""
     more = {"strategy": "runs", "attention": "flash", "blocks_compiled": False}
     return add_predictions(Frame(Line(SHAPE | more, run=run) for run in RUNS))
@@ -82,7 +82,7 @@ def describe_recomputation(x: Line) -> str:
 
 
 def predict_peaks(x: Line) -> tuple[float, float]:
-    """Predict both PEAKS in bytes; Missing if a compiler chooses what is saved."""
+    """Predict peaks without and with kept gradients, in bytes; Missing if compiled."""
     if x["blocks_compiled"]:
         return MISSING, MISSING
     # SDPA keeps what FlashAttention keeps: its output and the log-sum-exp.
@@ -159,7 +159,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
     "median of two passes (nested: one pass), GPU time the median of two others.",
 )
 def rows_table(record: Record) -> str:
-    best = row_with_smallest(predict_run_lengths(), "predicted_kept")
+    best = row_with_smallest(peaks_by_run_length(), "predicted_kept")
     runs = {1, 2, best["run"]}
 
     def is_telling(x: Line) -> bool:
@@ -215,7 +215,7 @@ def run_length_figure(record: Record) -> Drawn:
 
 
 def draw_peaks(axes: Axes, found: Frame) -> None:
-    predicted = predict_run_lengths()
+    predicted = peaks_by_run_length()
     # Place notes above the upper line and below the lower line.
     below, above = {"va": "top", "offset": (0, -6)}, {"va": "bottom", "offset": (0, 5)}
     for name, label, color, side in (
@@ -240,7 +240,7 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
 
 def facts(record: Record | None) -> dict[str, str]:
     found = passes(record).where(attention="flash")
-    runs, predicted = select_runs(found), predict_run_lengths()
+    runs, predicted = select_runs(found), peaks_by_run_length()
     kept = runs.one(run=row_with_smallest(predicted, "predicted_kept")["run"])
     none, best, p = found.one(strategy="none"), runs.one(run=1), PASS
     one, two = (predicted.one(run=run)["predicted_peak"] for run in (1, 2))
