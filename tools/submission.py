@@ -123,9 +123,11 @@ def run_command(failure: str, *command: str) -> str:
         fail(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["no message"]
-        # mkdocs prints further lines after the warning that made it fail.
-        found = [line for line in lines if line.startswith(("WARNING", "ERROR"))]
-        fail(f"{failure}: {(found or lines)[-1]}")
+        # mkdocs prints more after the warning that made it fail, which may end in ":".
+        starts = [i for i, x in enumerate(lines) if x.startswith(("WARNING", "ERROR"))]
+        last = starts[-1] if starts else len(lines) - 1
+        end = last + 1 + lines[last].endswith(":")
+        fail(f"{failure}: {' '.join(lines[last:end])}")
 
 
 def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) -> None:
@@ -196,12 +198,12 @@ def main(
         if not into.is_dir():
             fail(f"--into {into}: no such folder")
         # Also list files that a global gitignore hides from `git add -A`.
-        options = "-c core.excludesFile= status --porcelain -unormal".split()
-        changes = run_git(*options).splitlines()
+        options = "-c core.excludesFile= -c core.quotePath=off status --porcelain"
+        changes = run_git(*options.split(), "-unormal").splitlines()
         write_zip(into / "code.zip")
         print("wrote code.zip")
         for change in changes:
-            print(f"not in code.zip, not committed: {change[3:]}", file=sys.stderr)
+            print(f"change not in code.zip, not committed: {change}", file=sys.stderr)
         find_chromium()
         if render_texts(load_records(results)) != read_texts(GENERATED):
             remedy = "run tools/regen_tables.py --render"
@@ -211,7 +213,8 @@ def main(
             run_command("the site does not build, see make build", *build)
             name, subject = records[0].device.name, describe_records(records)
             write_pdf(into / "writeup.pdf", name, not gpu, subject, Path(site))
-        print(f"wrote writeup.pdf with the numbers of {records[0].device.slug}")
+        slug = records[0].device.slug
+        print(f"wrote writeup.pdf with the numbers of {slug}; each table names its GPU")
     except RecordError as error:
         fail(str(error))
     except OSError as error:

@@ -91,7 +91,10 @@
   const element = (tag, className, text) => Object.assign(document.createElement(tag), { className, textContent: text ?? "" })
 
   // What is wrong with an entry, in words; null where nothing is.
+  let unknown = null
+
   function wrong() {
+    if (unknown) return [unknown[0], `no ${WORDS[unknown[0]] ?? unknown[0]} is named \u201c${unknown[1]}\u201d`]
     for (const name of [...COUNTS, ...(field.recomputed.value === "blocks" ? ["checkpoint"] : [])]) {
       const text = field[name].value.trim()
       if (!/^[0-9]+$/.test(text)) return [name, `${WORDS[name]} must be a whole number, not \u201c${text}\u201d`]
@@ -277,6 +280,7 @@
   function recall() {
     const state = new URLSearchParams(location.hash.slice(1))
     const known = (name, value) => field[name].tagName === "INPUT" || [...field[name].options].some((option) => option.value === value)
+    unknown = [...state].find(([name, value]) => NAMES.includes(name) && !known(name, value))
     for (const [name, value] of Object.entries(DEFAULTS)) field[name].value = value
     for (const name of ["size", "gpu"]) {
       const value = state.get(name)
@@ -299,6 +303,7 @@
   form.hidden = false
   form.addEventListener("submit", (event) => event.preventDefault())
   form.addEventListener("input", ({ target }) => {
+    unknown = null
     choose(target.name)
     show()
     remember()

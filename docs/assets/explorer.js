@@ -192,7 +192,7 @@
     const ticks = logarithmic ? ticksOfDecades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((share) => share * high)
     for (const tick of ticks) {
       svg.append(mark("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: "grid" }))
-      svg.append(mark("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick, 2)))
+      svg.append(mark("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick, 3)))
     }
     const labels = []
     for (const [name, points] of series) {

@@ -98,10 +98,10 @@ def test_run_command_decodes_output_and_reports_errors(capsys, monkeypatch):
     assert submission.run_command("", sys.executable, "-c", script) == "False\n"
     script = "import sys; sys.stdout.buffer.write(b'\\xe9')"
     assert submission.run_command("", sys.executable, "-c", script) == "\ufffd"
-    script = "import sys; sys.exit('WARNING - no such link\\nINFO - copied')"
+    script = "import sys; sys.exit('WARNING - no nav:\\n- a.md\\nINFO - copied')"
     with pytest.raises(SystemExit):
         submission.run_command("no site", sys.executable, "-c", script)
-    assert capsys.readouterr().err.endswith("no site: WARNING - no such link\n")
+    assert capsys.readouterr().err.endswith("no site: WARNING - no nav: - a.md\n")
 
 
 def test_uncommitted_files_and_no_browser_are_reported(run_main, tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_uncommitted_files_and_no_browser_are_reported(run_main, tmp_path, monke
     monkeypatch.setattr(submission, "gpu_records", lambda *_: [])
     code, text = run_main()
     assert code == 2
-    assert text.startswith("not in code.zip, not committed: forgotten\nerror: ")
+    assert text.startswith("change not in code.zip, not committed: ?? forgotten\nerror")
     assert "error: no Chromium to print with: install it" in text
     names = zipfile.ZipFile(tmp_path / "code.zip").namelist()
     assert names == ["code/", "code/tracked"]

@@ -185,5 +185,5 @@ def sizes_table() -> str:
     def peak_gib(name: str, size: str) -> float:
         return peak_bytes(Pass(size, 512, "step", **steps[name])) / 2**30
 
-    shown = ((name, partial(gib, name), "{:.1f}") for name in steps)
+    shown = ((name, partial(peak_gib, name), "{:.1f}") for name in steps)
     return items_table(SIZES, ("size", str), *shown) + "\n"
