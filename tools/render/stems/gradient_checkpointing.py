@@ -106,7 +106,7 @@ def row_with_smallest(found: Frame, name: str) -> Line:
 
 
 def name_run(x: Line) -> str:
-    return "one block" if x["run"] == 1 else f"{x['run']} blocks"
+    return "1 block" if x["run"] == 1 else f"{x['run']} blocks"
 
 
 @fragments.add_file(
@@ -202,14 +202,14 @@ def run_length_figure(record: Record) -> Drawn:
             plots.set_log2_axis(axes.xaxis, TICKS, "blocks in a run")
 
     lost = any(x.reason == OUT_OF_MEMORY for x in found)
-    made, kept = (name_run(row_with_smallest(found, name)) for name in PEAKS)
+    made, kept = (row_with_smallest(found, name) for name in PEAKS)
     return (
         draw,
-        f"Memory is least if {made} is recomputed at a time, or {kept} if gradients "
-        "exist before the pass; the time hardly depends on this number.",
+        f"Memory is least if {name_run(made)} is recomputed at a time, or "
+        f"{kept['run']} in gradient accumulation; the time hardly depends on how many.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
-        "Kept: gradients exist before it, as in gradient accumulation. Dotted: the "
-        "known rule, √N, and √(N r / R), where a block keeps R bytes and its input has "
+        "Kept: gradients exist before it, as in gradient accumulation. Dotted: run "
+        "lengths √N, the known rule, and √(N r / R); a block keeps R bytes, its input "
         f"r.{' Runs without points ran out of memory.' * lost}",
     )
 
@@ -301,10 +301,10 @@ def peaks_match_prediction(record: Record) -> Judgement:
 )
 def one_block_is_best(record: Record) -> Judgement:
     found = passes(record)
-    flash = dropna(select_runs(found).column("peak"))
-    runs = found.where(strategy="runs", attention="eager").arrange(run=RUNS)
-    plain = dropna(runs.column("peak"))
+    eager = found.where(strategy="runs", attention="eager").arrange(run=RUNS)
+    flash, plain = (dropna(x.column("peak")) for x in (select_runs(found), eager))
     if len(flash) < 2 or len(plain) < 2:
         return None
-    numbers = f"Peaks, GiB: {', '.join(f'{v / GIB:.1f}' for v in [*flash, *plain])}."
+    texts = (", ".join(f"{peak / GIB:.1f}" for peak in x) for x in (flash, plain))
+    numbers = "GiB by rising run: flash {}; plain {}.".format(*texts)
     return flash[0] == min(flash) and plain[0] == min(plain), numbers
