@@ -208,7 +208,7 @@
 
   function show() {
     const complaint = wrong()
-    for (const input of form.querySelectorAll("input")) input.toggleAttribute("aria-invalid", complaint?.[0] === input.name)
+    for (const input of form.querySelectorAll("input, select")) input.setAttribute("aria-invalid", complaint?.[0] === input.name)
     root.classList.toggle("invalid", Boolean(complaint))
     field.checkpoint.closest("label").hidden = field.recomputed.value !== "blocks"
     if (complaint) {

@@ -120,7 +120,7 @@
     show()
     const search = new URLSearchParams(FILTERS.filter((name) => state.chosen[name]).map((name) => [name, state.chosen[name]]))
     history.replaceState(null, "", `#${String(search) || "all"}`)
-    for (const link of presets) link.toggleAttribute("aria-current", String(new URLSearchParams(link.hash.slice(1))) === String(search))
+    for (const link of presets) link.setAttribute("aria-current", String(new URLSearchParams(link.hash.slice(1))) === String(search))
   }
 
   // What the URL says; the first of the ready-made choices where it says nothing.
