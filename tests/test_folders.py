@@ -116,11 +116,11 @@ def test_systems_has_few_top_level_entries():
 
 # Maximum lines of Python by folder. Only lower them: the goal is 45,000 in all.
 MOST_LINES = {
-    "systems/attention": 6_902,
-    "systems/experiments": 3_526,
-    "systems": 17_954,
-    "tools/render": 8_973,
-    "tools": 11_946,
+    "systems/attention": 6_867,
+    "systems/experiments": 3_503,
+    "systems": 17_923,
+    "tools/render": 8_866,
+    "tools": 11_919,
     "tests": 18_100,
 }
 
