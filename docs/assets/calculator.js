@@ -90,9 +90,10 @@
   const gib = (bytes) => (Number(bytes) / GIB).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })
   const element = (tag, className, text) => Object.assign(document.createElement(tag), { className, textContent: text ?? "" })
 
-  // What is wrong with an entry, in words; null where nothing is.
+  // The address's first [name, value] that names nothing here, until the reader types.
   let unknown = null
 
+  // What is wrong with an entry, in words; null where nothing is.
   function wrong() {
     if (unknown) return [unknown[0], `no ${WORDS[unknown[0]] ?? unknown[0]} is named \u201c${unknown[1]}\u201d`]
     for (const name of [...COUNTS, ...(field.recomputed.value === "blocks" ? ["checkpoint"] : [])]) {

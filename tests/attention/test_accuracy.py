@@ -82,7 +82,6 @@ def test_large_scores_are_accurate(cls, dtype, sigma, causal, device):
     tile=[(16, 32), (32, 16), (64, 16), (16, 64), (32, 32)], causal=CAUSAL
 )
 def test_tiles_of_any_shape_are_accurate(tile, causal, device):
-    """Causal loops have a part with and a part without masking, for any tile shape."""
     x = make_inputs(97, 70, 16, device=device)
     t = Config(*tile, warps=4, stages=2)
     check_against_reference(launch_passes(x, causal, t, t, t), *x, causal, 0.25)

@@ -63,7 +63,6 @@ LAYOUTS = {
 
 @parametrize_pairs(cls=CLASSES, layout=list(LAYOUTS), causal=[False, True])
 def test_results_do_not_depend_on_strides(cls, layout, causal, device):
-    """Results don't depend on strides, and no memory between elements is read."""
     inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
     expected = run_class(cls, *inputs, causal)
     views = tuple(LAYOUTS[layout](x) for x in inputs)

@@ -219,7 +219,6 @@ def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash", "flash_torch"])
 def test_model_gradients_agree_across_attentions(attention, device):
-    """Errors are at most twice eager attention's, plus a margin for rounding."""
 
     def seeded_model(name: str) -> BasicsTransformerLM:
         torch.manual_seed(0)

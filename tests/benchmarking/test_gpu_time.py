@@ -113,7 +113,6 @@ def ones_inputs(monkeypatch):
 
 
 def test_passes_are_timed_separately(ones_inputs):
-    """Backward calls share one graph, and gradients don't accumulate."""
     times, calls = pass_times_ms(PassLog.apply, *ones_inputs), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
     alone, both = ["forward"] * calls, ["forward", "backward"] * calls

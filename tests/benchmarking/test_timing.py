@@ -25,7 +25,6 @@ def test_clock_keeps_samples_by_phase():
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_sample_is_the_time_inside_a_phase(monkeypatch, device):
-    """The GPU is synchronized before the clock is read, at start and end of a phase."""
     calls, ticks = [], count(step=0.25)
     names = "synchronize", "reset_peak_memory_stats", "empty_cache"
     peaks = {"max_memory_allocated": 7, "max_memory_reserved": 9}

@@ -91,7 +91,6 @@ def test_autocast_adds_only_casts(use_cpu):
 
 
 def test_cuda_autocast_fixture_equals_a_gpu(use_cpu, monkeypatch):
-    """On a CPU, `cuda_autocast` gives the dtypes and counts of the H200's record."""
     config = Config("transformer", "bf16")
     row = read_record("autocast").row(asdict(config))
     assert row is not None

@@ -575,7 +575,6 @@ def test_row_out_of_memory_leaves_no_shared_inputs(use_cpu, monkeypatch):
 
 @pytest.mark.parametrize("n", [flash_peers.SHORT, flash_peers.SHORT + 1])
 def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
-    """Peers that can't run give rows with the reason."""
     flash_peers.make_problem.cache_clear()
     turns, calls, alone = [], [], []
     real, timed = flash_peers.use_peer, flash_peers.call_ms

@@ -69,7 +69,6 @@ def test_attention_memory_formulas_equal_measured_bytes(dtype, causal):
 
 
 def test_attention_flops_equal_pytorch_s_counter():
-    """PyTorch counts two matmuls forward and five backward."""
     inputs = torch.randn(3, 2, 3, 40, 16, device="meta")
     q, k, v = (x.requires_grad_() for x in inputs)
     shape = {"batch": 2, "heads": 3, "n": 40, "d": 16}

@@ -49,7 +49,6 @@ AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": Tru
 
 @pytest.mark.parametrize("again", AGAIN, ids=str)
 def test_step_flops_equal_pytorch_s_counter(again):
-    """Count the FLOPs of a step with plain attention, for each recomputation."""
     p = Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
     d_model, d_ff, layers, heads = astuple(p.shape)
     model = BasicsTransformerLM(p.vocab, p.context, d_model, layers, heads, d_ff)

@@ -308,7 +308,6 @@ def test_only_experiments_that_use_changed_code_are_stale(tmp_path):
 
 
 def test_registered_code_is_part_of_the_hash():
-    """The hash covers registered operators and the models' attention functions."""
     code = {}
     for stem in ("flash_leaderboard", "warmup"):
         reach = ReachedCode(ROOT)

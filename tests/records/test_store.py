@@ -77,7 +77,6 @@ def test_json_starts_with_the_schema_and_has_a_line_per_row():
 
 
 def test_times_are_rounded_to_nanoseconds():
-    """Single times and other metrics, such as losses, keep all digits."""
     samples = {"forward_ms": [0.2016629999985753, 1], "loss": [0.1234567891]}
     record = example_record()
     record.rows = [Row({}, "ok", samples | {"last_ms": 0.1234567})]

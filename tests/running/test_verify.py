@@ -97,7 +97,6 @@ def test_verify_skips_first_start_metrics(run, monkeypatch, old_record):
 
 
 def test_verify_covers_attentions_without_numbers(run, monkeypatch, record_file):
-    """The verified hash covers the attention of rows out of memory, too."""
 
     @dataclass(frozen=True)
     class Config:

@@ -152,6 +152,10 @@ def test_calculator_responds_fast_and_explains_errors(page, site):
     expect(verdict).to_contain_text(re.compile("[Ff]it"))
     root.locator("input[name=kv_heads]").fill("3")
     expect(verdict).to_contain_text("do not share 3")
+    page.goto((site / "calculator.html").as_uri() + "#size=huge")
+    expect(verdict).to_contain_text("no size is named “huge”")
+    root.locator("input[name=batch]").fill("2")
+    expect(verdict).to_contain_text(re.compile("[Ff]it"))
     expect(root.locator(".most")).to_contain_text("on which it fits: ")
     # An address that contradicts itself names neither a size nor a GPU.
     other = "#size=2.7B&d_model=512&gpu=h200&memory=9"

@@ -51,7 +51,6 @@ def test_copied_commands_contain_no_prompt(page: Page, pages: list[Path]) -> Non
 
 
 def test_wide_elements_align_and_folds_break_in_print(page, site):
-    """On a page, all wide elements have the same right edge."""
     edges = """() => [...document.querySelectorAll(
             "article > :is(.highlight, .table-frame:has(.dense), details, figure)")]
         .filter((one) => one.checkVisibility())

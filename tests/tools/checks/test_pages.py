@@ -104,6 +104,11 @@ def test_unclosed_code_block_hides_no_number(tmp_path):
     assert finding.startswith("docs/page.md:2: the measured number '12 ms'")
 
 
+def test_merge_conflict_is_found(tmp_path):
+    findings = check_pages(write_tree(tmp_path, PAGE + "\n>>>>>>> fork\n"))
+    assert findings == ["docs/page.md: has a merge conflict"]
+
+
 TWO = "# --8<-- [start:two]\nx = 1\n# --8<-- [end:two]\n"
 MARKERS = [
     (SOURCE.replace("# --8<-- [end:one]\n", ""), "section 'one' needs one start"),

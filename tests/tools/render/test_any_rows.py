@@ -75,7 +75,6 @@ def test_missing_rows_leave_no_nan_in_facts_and_claims(stem, pattern, status):
 )
 @pytest.mark.parametrize("stem", STEMS)
 def test_missing_rows_leave_no_nan_in_tables_and_figures(stem, pattern, status):
-    """Text of two GPUs, one without half of the rows, has each GPU's own lines."""
     full = full_record(stem)
     smaller = lose_rows(full, pattern, status)
     records = [smaller] if pattern == "all" else [full, move_to_unknown_gpu(smaller)]

@@ -9,7 +9,7 @@ from systems.experiments import peak_memory as memory_experiment
 from tests.factories import make_gpu, make_record, make_row, read_record
 from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
-from tools.render.rows import fmt
+from tools.render.rows import dropna, fmt
 from tools.render.stems import attention, compile, nsys, peak_memory
 from tools.render.stems import flash_accuracy as accuracy
 from tools.render.stems import flash_benchmarking as benchmarking
@@ -27,6 +27,11 @@ def make_pass_row(both: float, **metrics) -> Line:
     errors = {f"{result}_relative_error": 1e-3 for result in RESULTS}
     times = {"forward_ms": [both / 3], "backward_ms": [2 * both / 3], "both_ms": [both]}
     return Line.from_row(make_row({"n": 1}, **errors | times | metrics))
+
+
+def test_recorded_peaks_are_predicted():
+    off = memory_rows.passes(read_record("peak_memory")).column("off")
+    assert max(map(abs, dropna(off))) < 0.002
 
 
 def test_passes_with_wrong_results_have_no_ratio():
