@@ -125,6 +125,8 @@ class WeightedSum(torch.autograd.Function):
         refuse_second_derivative("the weighted sum")
         refuse_batched_gradients(dy, "the weighted sum")
         x, w = ctx.saved_tensors
+        # Kernels read memory, which lacks a sign that PyTorch keeps as a flag.
+        dy = dy.resolve_neg()
         n, d = x.shape
         programs = triton.cdiv(n, ROWS_TILE)
         dx = torch.empty((n, d), dtype=x.dtype, device=x.device)
@@ -172,4 +174,5 @@ def weighted_sum(
     if (rows := x.shape[:-1].numel()) > MAX_ROWS:
         raise ValueError(f"x must have at most {MAX_ROWS} rows, got {rows}")
     with torch.cuda.device_of(x):
-        return WeightedSum.apply(x.reshape(-1, x.shape[-1]), w).view(x.shape[:-1])
+        rows = x.reshape(-1, x.shape[-1]).resolve_neg()
+        return WeightedSum.apply(rows, w.resolve_neg()).view(x.shape[:-1])
