@@ -36,14 +36,11 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: Table 1 at 512 tokens, `small` also in bf16 and at 128."""
+    """Return configurations: Table 1 at contexts 128 to 1024; `small` also in bf16."""
     if quick:
         return [Config(context=128, batch=1, warmup=1, passes=2)]
-    return [
-        *map(Config, TABLE_1),
-        Config("small", precision="bf16"),
-        Config("small", context=128),
-    ]
+    fp32 = [Config(size, n) for size in TABLE_1 for n in (128, 256, 512, 1024)]
+    return [*fp32, Config("small", precision="bf16")]
 
 
 # --8<-- [start:run]

@@ -11,17 +11,16 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with kernel times by nsys and torch.profiler, the longest first."""
-    found = frame(record).derive(
+    """Return steps with kernels by nsys and torch.profiler, and the ratios of times."""
+    return frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,
         nsys_ms=lambda x: pass_ms(x, "nsys_{}_gpu_busy"),
-        torch_ms=lambda x: pass_ms(x, "torch_{}_gpu_busy"),
-        nsys_kernels=lambda x: count_kernels(x, "nsys"),
-        torch_kernels=lambda x: count_kernels(x, "torch"),
-        ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
+        ratio=lambda x: x["nsys_ms"] / pass_ms(x, "torch_{}_gpu_busy"),
+        forward_ratio=lambda x: (
+            x["nsys_forward_gpu_busy_ms"] / x["torch_forward_gpu_busy_ms"]
+        ),
     )
-    return Frame(sorted(found, key=lambda x: -x["torch_ms"] if x else 0))
 
 
 def count_kernels(x: Line, instrument: str) -> float:
@@ -30,20 +29,25 @@ def count_kernels(x: Line, instrument: str) -> float:
 
 @fragments.add(
     "kernels.md",
-    "A step under nsys: number and time of kernels (copies and fills included), this "
-    "time over torch.profiler's, and the wall-clock time without a profiler.",
+    "Training steps, and their forward passes, under nsys: number and time of kernels "
+    "(copies and fills included), this time over torch.profiler's, and the step's "
+    "wall-clock time without a profiler.",
 )
 def kernels_table(record: Record) -> str:
     def kernel_counts(x: Line) -> object:
-        nsys, torch = x["nsys_kernels"], x["torch_kernels"]
+        nsys, torch = count_kernels(x, "nsys"), count_kernels(x, "torch")
         return nsys if not x or nsys == torch else f"{nsys}, torch.profiler {torch}"
 
     return steps(record).table(
         "step",
-        ("kernels", kernel_counts),
-        ("kernel time, ms", "nsys_ms", "{:.1f}"),
+        ("forward: kernels", "nsys_forward_kernels"),
+        ("ms", "nsys_forward_gpu_busy_ms", "{:.1f}"),
+        ("nsys / torch", "forward_ratio", "{:.3f}"),
+        ("step: kernels", kernel_counts),
+        ("ms", "nsys_ms", "{:.1f}"),
         ("nsys / torch", "ratio", "{:.3f}"),
-        ("wall, ms", lambda x: fmt(x["wall_ms"], "{:.1f}") if x else x.missing),
+        ("wall, ms", "wall_ms", "{:.1f}"),
+        telling=lambda x: x["context"] == 512,
     )
 
 
@@ -65,6 +69,6 @@ def facts(record: Record | None) -> dict[str, str]:
 def instruments_agree(record: Record) -> Judgement:
     found = steps(record).where(bool)
     ratios = dropna(found.column("ratio"))
-    as_many = all(x["nsys_kernels"] == x["torch_kernels"] for x in found)
+    as_many = all(count_kernels(x, "nsys") == count_kernels(x, "torch") for x in found)
     numbers = f"nsys over torch.profiler: {span(ratios, '{:.3f}')}."
     return ratios and (as_many and all(abs(r - 1) <= 0.03 for r in ratios), numbers)
