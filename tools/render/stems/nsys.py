@@ -4,7 +4,7 @@ from systems.records.record import PHASES, Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import NOT_MEASURED, dropna, fmt, span
+from tools.render.rows import NOT_MEASURED, dropna, span
 from tools.render.stems.kernel_profile.rows import pass_ms, wall_ms
 
 fragments = Fragments()
@@ -34,16 +34,12 @@ def count_kernels(x: Line, instrument: str) -> float:
     "wall-clock time without a profiler.",
 )
 def kernels_table(record: Record) -> str:
-    def kernel_counts(x: Line) -> object:
-        nsys, torch = count_kernels(x, "nsys"), count_kernels(x, "torch")
-        return nsys if not x or nsys == torch else f"{nsys}, torch.profiler {torch}"
-
     return steps(record).table(
         "step",
         ("forward: kernels", "nsys_forward_kernels"),
         ("ms", "nsys_forward_gpu_busy_ms", "{:.1f}"),
         ("nsys / torch", "forward_ratio", "{:.3f}"),
-        ("step: kernels", kernel_counts),
+        ("step: kernels", lambda x: count_kernels(x, "nsys")),
         ("ms", "nsys_ms", "{:.1f}"),
         ("nsys / torch", "ratio", "{:.3f}"),
         ("wall, ms", "wall_ms", "{:.1f}"),
