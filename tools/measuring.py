@@ -111,8 +111,8 @@ def plan_task(
     except RecordError as error:
         # An unreadable record must not stop the other experiments.
         return Outcome(stem, f"error: {error} (--force measures again)", 2)
-    if state in ("fresh", "verified"):
-        return Outcome(stem, f"{state} already (--force measures again)")
+    if state == "fresh":
+        return Outcome(stem, "fresh already (--force measures again)")
     if time.time() >= deadline:
         # Don't spend seconds on starting a child that would stop at once.
         return Outcome(stem, OUT_OF_TIME)

@@ -35,7 +35,7 @@ import typer  # noqa: E402
 from systems.experiments import STEMS  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
-from tools.measuring import Outcome, Task, measure_all, run_tasks  # noqa: E402
+from tools.measuring import Outcome, measure_all  # noqa: E402
 from tools.rendering import check_tree, fail, write_rendered  # noqa: E402
 from tools.states import print_states  # noqa: E402
 
@@ -85,13 +85,6 @@ def command(
     listed: bool = flag("--list", "Instead, show the state of each record."),
     render: bool = flag("--render", "Instead, rewrite tables, figures and facts."),
     check: bool = flag("--check", "Instead, fail if --render would change a file."),
-    verify: str | None = option(
-        "--verify",
-        "STEM",
-        "Instead, measure three rows again, each with those that alternate with it; if "
-        "they agree, the record is verified.",
-        parser=parse_stem,
-    ),
     results: Path | None = option(
         "--results", "FOLDER", "Folder of records (docs/results).", parser=parse_folder
     ),
@@ -105,7 +98,6 @@ def command(
 ) -> int:
     results = results or RESULTS
     switches = {"--list": listed, "--render": render, "--check": check}
-    switches["--verify"] = bool(verify)
     action, *others = [x for x, is_set in switches.items() if is_set] or ["measuring"]
     measuring = {
         "--only": only,
@@ -121,18 +113,16 @@ def command(
             fail(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
         fail(f"{[*others, '--generated'][0]} does not go with {action}")
-    with report_errors(measures := action in ("measuring", "--verify")):
-        if action == "measuring":
+    with report_errors(measures := action == "measuring"):
+        if measures:
             require_valid_commit()
-        require_results_folder(action, results, generated, measures)
+        require_results_folder(action, results, generated)
         if listed:
             return print_states(results)
         if render:
             return write_rendered(results, generated)
         if check:
             return check_tree(results, generated)
-        if verify:
-            return verify_record(verify, results, generated)
         # `--only` may name a stem twice.
         stems = list(dict.fromkeys(only or STEMS))
         deadline = time.time() + time_limit * 60 if time_limit else 1e18
@@ -167,16 +157,15 @@ def require_valid_commit() -> None:
         fail(str(error))
 
 
-def require_results_folder(
-    action: str, results: Path, generated: Path | None, measures: bool
-) -> None:
-    """Exit if the action can't use this folder; `measures` says whether it measures."""
+def require_results_folder(action: str, results: Path, generated: Path | None) -> None:
+    """Exit if the action can't use this folder."""
     from tools.render.load import is_quick_folder
 
+    measures = action == "measuring"
     is_own = results.resolve() == RESULTS.resolve()
     if results.exists() and not results.is_dir():
         fail(f"--results {results}: is a file, not a folder")
-    if not (action == "measuring" or is_own or results.is_dir()):
+    if not (measures or is_own or results.is_dir()):
         fail(f"--results {results}: no such folder")
     if any((results / f"{stem}.json").exists() for stem in STEMS):
         fail(f"--results {results}: contains records; give its parent folder")
@@ -213,20 +202,6 @@ def measure(
 
     gpus, stems = first_gpus(at_once), sort_longest_first(stems)
     return measure_all(stems, results, quick, force, deadline, gpus)
-
-
-def verify_record(stem: str, results: Path, generated: Path | None) -> int:
-    """Measure three rows of a stale record. If they agree with it, mark the record
-    verified and render; otherwise exit.
-    """
-    require("torch", "fcntl")
-    arguments = [str(results.resolve()), "--verify"]
-    (outcome,) = run_tasks(iter([Task(stem, arguments)]))
-    if outcome.code:
-        fail(outcome.message.removeprefix("error: "), outcome.code)
-    print(f"{stem}: rows measured again agree, the record is verified")
-    render_records(results, generated)
-    return 0
 
 
 def summarize_and_render(

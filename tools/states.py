@@ -13,11 +13,11 @@ def read_state(path: Path) -> tuple[str, Any]:
     """Return a record's state, and the record or None. Raise RecordError if damaged."""
     from systems.records import store
     from systems.running.resuming import partial_path
-    from tools.render.load import read_record, record_age
+    from tools.render.load import is_fresh, read_record
 
     if os.path.lexists(path):
         record = read_record(path)
-        return record_age(record), record
+        return "fresh" if is_fresh(record) else "stale", record
     try:
         return "partial", store.read(partial_path(path))
     except store.UnreadableError:

@@ -26,7 +26,7 @@ from systems.running import precompile as precompiled
 from systems.running.command import main, option
 
 IN_TURNS = "execution"
-# Prefixes of metrics of the first compilation, which are measured only once.
+# Unused, but in the source hash: delete it when the record is measured again.
 ONCE = ("warmup_", "again_", "compiled_at_once")
 PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",

@@ -57,8 +57,6 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
     command: Plain | None = None
     git: Git | None = None
     source_hash: Plain | None = None
-    # Source hashes of later code with which `regen_tables.py --verify` succeeded.
-    verified_hashes: list[Plain] = []
     # The publication that a reported record's numbers come from.
     source: Name | None = None
     # Remarks on the numbers.

@@ -16,7 +16,7 @@ from systems.records.files import open_regular, write_atomically
 from systems.records.record import Record
 from systems.records.rules import record_faults
 
-SCHEMA = 2
+SCHEMA = 3
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"
 # Maximum size of a record's file in bytes, about twice the size of the largest.
 LONGEST_BYTES = 2**23

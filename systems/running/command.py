@@ -123,14 +123,14 @@ def _print_table(row: Row) -> None:
         console.print(table)
     for name, value in row.metrics.items():
         label = name.replace("_", " ")
-        if name not in times and is_table(value):
+        if name not in times and _is_table(value):
             console.print(_make_table(label, value))
         elif name not in times:
             gib = f" ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
-            console.print(f"{label}: {format_metric(value)}{gib}", highlight=False)
+            console.print(f"{label}: {_format_metric(value)}{gib}", highlight=False)
 
 
-def is_table(value: Any) -> bool:
+def _is_table(value: Any) -> bool:
     """Return whether a metric is a list of objects."""
     rows = value if isinstance(value, list) else []
     return bool(rows) and all(isinstance(item, dict) for item in rows)
@@ -143,14 +143,14 @@ def _make_table(title: str, items: list[dict[str, Any]]) -> Table:
     names = (key.replace("_", " ") for key in items[0])
     table = Table(*names, title=title, title_justify="left")
     for item in items[:30]:
-        table.add_row(*map(format_metric, item.values()))
+        table.add_row(*map(_format_metric, item.values()))
     return table
 
 
-def format_metric(value: Any) -> str:
+def _format_metric(value: Any) -> str:
     """Format a metric; shorten a long list to its first and last items."""
     if isinstance(value, list):
         if len(value) > 12:
             value = [*value[:3], "...", *value[-3:]]
-        return ", ".join(map(format_metric, value))
+        return ", ".join(map(_format_metric, value))
     return f"{value:.8g}" if isinstance(value, float) else escape_text(str(value))

@@ -27,7 +27,6 @@ from systems.running.groups import gpu_is_broken, make_groups, measure_rows, rep
 from systems.running.precompile import compile_ahead, make_code_folder
 from systems.running.processes import has_own_process
 from systems.running.reports import CannotStart, report
-from systems.running.verify import verify_stem
 
 
 def measure_stem(
@@ -120,7 +119,6 @@ def main(
     results: Path,
     grid: str = "full",
     deadline: float = 1e18,
-    verify: bool = False,
     seen: int | None = None,
     parent: int | None = None,
 ):
@@ -131,8 +129,6 @@ def main(
         for value, choices in ((stem, STEMS), (grid, ("full", "quick"))):
             if value not in choices:
                 raise CannotStart(f"{value!r} is none of {', '.join(choices)}")
-        if verify:
-            raise typer.Exit(verify_stem(stem, results))
         raise typer.Exit(measure_stem(stem, results, grid, deadline, seen))
     except (CannotStart, RecordError) as error:
         exit_with_error(str(error))

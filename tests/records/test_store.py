@@ -42,7 +42,6 @@ def example_record() -> Record:
         command="python tools/regen_tables.py",
         git=Git("abc", dirty=False),
         source_hash="0123",
-        verified_hashes=["4567"],
         notes=["one"],
     )
 
@@ -71,7 +70,7 @@ def test_record_round_trips_through_a_file(tmp_path):
 
 def test_json_starts_with_the_schema_and_has_a_line_per_row():
     lines = store.to_json(example_record()).splitlines()
-    assert lines[1] == ' "schema": 2,' and lines[2].startswith(' "digest": "')
+    assert lines[1] == ' "schema": 3,' and lines[2].startswith(' "digest": "')
     rows = [json.loads(x.rstrip(",")) for x in lines if x.startswith("  ")]
     assert rows == to_builtins(example_record().rows)
 
@@ -108,7 +107,7 @@ FAULTS = [
     ("rows.1.extra", 1, "Object contains unknown field `extra` - at `$.rows[1]`"),
     ("edited", False, "Object contains unknown field `edited`"),
     ("expected_rows", True, "`bool` - at `$.expected_rows`"),
-    ("verified_hashes", ["a", 3], "at `$.verified_hashes[1]`"),
+    ("notes", ["a", 3], "at `$.notes[1]`"),
     ("stem", "../../x", "at `$.stem`"),
     ("rows.1.status", "fine", "'fine' - at `$.rows[1].status`"),
     ("git.commit", "<b>", "at `$.git.commit`"),
@@ -131,7 +130,7 @@ FAULTS = [
     ),
     ("source", "a paper", "source is 'a paper', which no measured record has"),
     ("kind", "reported", "source is None, which no reported record has"),
-    ("schema", 1, "schema is 1, this version reads 2; measure again"),
+    ("schema", 2, "schema is 2, this version reads 3; measure again"),
     ("rows.0.metrics.a_ms", [True, 1.0], "a_ms[0]: is True, no time in ms above 0"),
     ("rows.0.metrics.a_ms", [1.0, 0], "a_ms[1]: is 0, no time in ms above 0"),
     ("rows.0.metrics.a_ms", ["1"], "a_ms[0]: is '1', no time in ms above 0"),
@@ -244,10 +243,10 @@ def test_non_finite_metrics_are_rejected(path, value, at):
         b"no JSON",
         b"<<<<<<< HEAD\n{}",
         b"\xff\xfe",
-        b'{"schema": 2} {}',
-        b'{"schema": 2, "rows": [{"config": {"n": 1, "n": 2}}]}',
-        b'\xef\xbb\xbf{"schema": 2}',
-        b'{"schema": 2, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"schema": 3} {}',
+        b'{"schema": 3, "rows": [{"config": {"n": 1, "n": 2}}]}',
+        b'\xef\xbb\xbf{"schema": 3}',
+        b'{"schema": 3, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
 def test_invalid_json_is_reported(path, content):

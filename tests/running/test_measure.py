@@ -196,7 +196,7 @@ def test_rows_of_another_setup_are_not_resumed(run, record_file, partial_file, o
     assert kept == [store.to_json(record)]
 
 
-@pytest.mark.parametrize("content", ["", '{"schema": 3, "rows": []}', None])
+@pytest.mark.parametrize("content", ["", '{"schema": 2, "rows": []}', None])
 def test_damaged_partial_record_starts_over(run, record_file, partial_file, content):
     run()
     edited = record_file.read_text().replace("[6.0, 6.0", "[1.0, 6.0")
@@ -431,7 +431,6 @@ def test_experiment_that_needs_a_gpu_refuses_a_cpu(run, monkeypatch):
     monkeypatch.setattr(machine, "find_gpu", lambda: None)
     needs = "fake needs a GPU and none was found"
     assert run().error == f"{needs}; --quick runs what a CPU can"
-    assert run(verify=True).error == needs
     assert run(grid="quick").code == 0
 
 

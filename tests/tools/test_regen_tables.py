@@ -77,7 +77,7 @@ INVALID = "Invalid value for"
 WANTED = "nothing was measured: warmup needs a GPU and none was found"
 WRONG = {
     "--only nope": f"{INVALID} '--only': {UNKNOWN}",
-    "--verify ''": f"{INVALID} '--verify': {UNKNOWN.replace('nope', '')}",
+    "--only ''": f"{INVALID} '--only': {UNKNOWN.replace('nope', '')}",
     "--time-limit 0": f"{INVALID} '--time-limit': Input should be greater",
     "--at-once 2": "--at-once 2 needs a GPU and none was found: leave it out",
     "--colour": "No such option: --colour",
@@ -85,7 +85,6 @@ WRONG = {
     "--list --generated x": "--generated does not go with --list",
     "--render --only warmup": "--only goes with measuring, not with --render",
     "--check --no-render": "--no-render goes with measuring, not with --check",
-    "--verify warmup --quick": "--quick goes with measuring, not with --verify",
     # An unset shell variable gives an empty argument.
     "--results ''": f"{INVALID} '--results': ",
     "--only warmup --only compile": f"{WANTED}; --quick runs it on a CPU, compile need",
@@ -175,7 +174,7 @@ def test_reduced_grid_has_its_own_records_and_tables(tree, tmp_path):
     assert (done.returncode, done.stderr) == (2, message)
 
 
-@pytest.mark.parametrize("options", ["", "--quick", "--verify warmup"])
+@pytest.mark.parametrize("options", ["", "--quick"])
 def test_folder_of_reduced_grids_is_rejected(run_regen, tmp_path, options):
     """In such a folder, records of full grids would be rejected."""
     (quick := tmp_path / "results/quick").mkdir(parents=True)
@@ -186,23 +185,13 @@ def test_folder_of_reduced_grids_is_rejected(run_regen, tmp_path, options):
 
 
 @pytest.mark.slow
-def test_verify_marks_a_stale_record_verified(tree):
+def test_record_of_changed_code_is_measured_again(tree):
     regen_tables(tree, "--only", "fake")
     with open(tree / "systems/experiments/fake.py", "a") as file:
         file.write("EXTRA = 1\n")
     assert listed_state(regen_tables(tree, "--list").stdout, "fake") == "stale"
-    done = regen_tables(tree, "--verify", "fake")
-    message = "rows measured again agree, the record is verified"
-    assert done.returncode == 0 and message in done.stdout
-    # A verified record is not measured again.
-    assert "verified already" in regen_tables(tree, "--only", "fake").stdout
-    table = tree / "docs/generated/fake-table.md"
-    table.write_text("as it was")
-    done = regen_tables(tree, "--verify", "crash")
-    message = "does not exist: there is nothing to verify"
-    assert done.returncode == 2 and message in done.stderr
-    # A failure changes no file.
-    assert table.read_text() == "as it was"
+    assert "fake: measured\n" in regen_tables(tree, "--only", "fake").stdout
+    assert listed_state(regen_tables(tree, "--list").stdout, "fake") == "fresh"
 
 
 @pytest.mark.slow
@@ -324,7 +313,7 @@ def test_unreadable_record_is_named_in_one_line(run_regen, tmp_path, options):
     """With --only, the error begins with the name of the experiment."""
     path = tmp_path / "results/meta/model_sizes.json"
     path.parent.mkdir(parents=True)
-    path.write_text('{"schema": 2')
+    path.write_text('{"schema": 3')
     before = file_contents(tmp_path)
     done = run_regen(*options.split())
     whose = "model_sizes: " if "--only" in options else ""
@@ -332,14 +321,13 @@ def test_unreadable_record_is_named_in_one_line(run_regen, tmp_path, options):
     assert done.err.count("\n") == 1 and file_contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("options", ["--render", "--verify warmup"])
 @pytest.mark.parametrize("name", ["typo", "file", "gpu"])
-def test_invalid_results_folder_is_rejected(rerun, tmp_path, options, name):
+def test_invalid_results_folder_is_rejected(rerun, tmp_path, name):
     (tmp_path / "file").touch()
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu/warmup.json").touch()
     before, other = file_contents(tmp_path), tmp_path / name
-    done = rerun(*options.split(), "--results", str(other))
+    done = rerun("--render", "--results", str(other))
     texts = {"typo": "no such folder", "file": "is a file, not a folder"}
     text = texts.get(name, "contains records; give its parent folder")
     message = f"error: --results {other}: {text}\n"
@@ -484,9 +472,9 @@ def test_stale_record_is_a_warning(rerun, tmp_path):
     assert rerun("--check").code == 1
     assert rerun("--render").code == 0
     assert "**stale**" in (tmp_path / "generated/model_sizes-table.md").read_text()
-    message = "meta/model_sizes.json is stale: its source has changed since; measure"
+    message = "meta/model_sizes.json is stale: its source has changed since"
     done = rerun("--check")
-    assert done.code == 0 and done.out.startswith(f"warning: {message} or --verify")
+    assert done.code == 0 and done.out.startswith(f"warning: {message}; measure it")
 
 
 @pytest.mark.slow

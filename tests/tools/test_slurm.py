@@ -137,7 +137,7 @@ def test_preempted_tasks_resume_and_render(slurm, tree, tmp_path):
     assert text.count("rendered") == 1
 
 
-@pytest.mark.parametrize("options", ["", "--only=warmup", "--verify warmup", "--list"])
+@pytest.mark.parametrize("options", ["", "--only=warmup", "--only warmup", "--list"])
 def test_slurm_script_passes_options_that_name_an_action(tmp_path, options):
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')

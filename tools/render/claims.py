@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from systems.records.record import Record
-from tools.render.load import FRESH, record_age
+from tools.render.load import is_fresh
 from tools.render.markdown import record_link, typeset
 
 # Whether the claim holds, and a sentence with the numbers that decide it. If this is no
@@ -58,7 +58,7 @@ def verdict(claim: Claim, record: Record) -> str:
             "**No data here:** the rows that decide this are missing or ran out of "
             f"memory. {claim.sentence}"
         )
-    mark = "" if (known_age := record_age(record)) == FRESH else f", {known_age}"
+    mark = "" if is_fresh(record) else ", stale"
     holds, numbers = judgement
     outcome = "Holds" if holds else "Does not hold here"
     why = f" *Why this bar:* {claim.because}" if claim.because else ""

@@ -57,26 +57,15 @@ def gpu_record(found: Found, stem: str, slug: str) -> Record | None:
     return next((r for r in same if r.kind == "measured"), None)
 
 
-FRESH, VERIFIED, STALE = ("fresh", "verified", "stale")
-
-
 def is_fresh(record: Record) -> bool:
-    """Return whether `record_age` is fresh or verified."""
-    return record_age(record) != STALE
-
-
-def record_age(record: Record) -> str:
-    """Return the age of a record: fresh (measured with the current source code),
-    verified (older code, but three rows measured again with the current code agreed) or
-    stale. Tuned launch configurations count as source code.
+    """Return whether a record is fresh: measured with the current source code. Other
+    records are stale. Tuned launch configurations count as source code.
     """
     if not is_tuning_current(record):
-        return STALE
+        return False
     attention = attention_names(row.config for row in record.rows)
     present = current_hash(STEMS[record.stem].module, tuple(attention))
-    if present == record.source_hash:
-        return FRESH
-    return VERIFIED if present in record.verified_hashes else STALE
+    return present == record.source_hash
 
 
 @cache
@@ -187,5 +176,5 @@ def is_gpu_record(record: Record) -> bool:
 def stale_warnings(records: Iterable[Record]) -> list[str]:
     """Return a warning for each stale record."""
     stale = (r for r in records if r.kind == "measured" and not is_fresh(r))
-    text = "is stale: its source has changed since; measure or --verify"
+    text = "is stale: its source has changed since; measure it again by --only"
     return [f"{record.results_path} {text} {record.stem}" for record in stale]

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from systems.records.record import Record
-from tools.render.load import STALE, VERIFIED, record_age
+from tools.render.load import is_fresh
 from tools.render.rows import NOT_MEASURED, Missing, fmt, measured_records, span
 
 
@@ -198,7 +198,7 @@ def provenance_line(record: Record) -> str:
         source = " ".join([record.source or "", *record.notes])
         return f"Reported, not measured here: {source} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    mark = {STALE: "**stale**{ .old }", VERIFIED: VERIFIED}.get(record_age(record))
+    mark = "" if is_fresh(record) else "**stale**{ .old }"
     parts = (record.device.name, mark, day, link, rows_link(record))
     return f"{' · '.join(filter(None, parts))}\n{{ .provenance }}"
 

@@ -143,7 +143,7 @@ def test_every_claim_has_an_alteration():
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_altered_record_reverses_its_claim(name, monkeypatch):
-    monkeypatch.setattr(claims, "record_age", lambda record: "stale")
+    monkeypatch.setattr(claims, "is_fresh", lambda record: False)
     claim = BY_NAME[name]
     gpu = "meta" if "meta" in STEMS[claim.stem].full else "nvidia-h200"
     record = read_record(claim.stem, gpu)

@@ -11,9 +11,8 @@ from tools.render.stems import warmup
 
 def test_provenance_has_age_and_link(monkeypatch):
     record = read_record("warmup")
-    marks = {"fresh": "", "verified": " · verified", "stale": " · **stale**{ .old }"}
-    for age, shown in marks.items():
-        monkeypatch.setattr(markdown, "record_age", lambda record, age=age: age)
+    for fresh, shown in ((True, ""), (False, " · **stale**{ .old }")):
+        monkeypatch.setattr(markdown, "is_fresh", lambda record, fresh=fresh: fresh)
         table, line = markdown.device_tabs([record], lambda r: "| a |").split("\n\n")
         assert table == "| a |" and line.startswith(f"NVIDIA H200{shown} · 20")
     # The link leads to the rows in the explorer.
