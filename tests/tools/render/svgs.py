@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
+from matplotlib.transforms import Bbox
 
 from tools.render import plots
 
@@ -136,25 +137,10 @@ def find_crossed_texts(svg: html.HtmlElement) -> list[str]:
 
 
 def crosses(word: Word, segment: Segment) -> bool:
-    left, right = word.left + 1, word.right - 1
     top, bottom = word.bottom - 0.68 * word.size, word.bottom - 0.04 * word.size
+    box = Bbox.from_extents(word.left + 1, top, word.right - 1, bottom)
     x1, y1, x2, y2 = segment
-    # Clip the line to the box (Liang-Barsky): keep the part from `start` to `end`.
-    start, end = 0.0, 1.0
-    for step, room in (
-        (x1 - x2, x1 - left),
-        (x2 - x1, right - x1),
-        (y1 - y2, y1 - top),
-        (y2 - y1, bottom - y1),
-    ):
-        if step == 0:
-            if room < 0:
-                return False
-        elif step < 0:
-            start = max(start, room / step)
-        else:
-            end = min(end, room / step)
-    return start <= end
+    return Path([(x1, y1), (x2, y2)]).intersects_bbox(box, filled=False)
 
 
 def sample_figures(lot: str, one_in: int = 1):
