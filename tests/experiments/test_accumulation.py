@@ -14,42 +14,13 @@ from systems.records.record import Record
 from tests.factories import make_gpu, make_record, read_record
 from tools.render.stems import accumulation as builder
 
-# Bits of the fraction, and exponent of the smallest positive number, by format. All
-# numbers are multiples of the smallest.
-BITS = {"fp32": (23, -149), "fp16": (10, -24), "bf16": (7, -133)}
-
-
-def add_rounded(a: int, b: int, fraction_bits: int) -> int:
-    """Return a + b in units of the smallest number, rounded with ties to even."""
-    exact = a + b
-    excess = exact.bit_length() - (fraction_bits + 1)
-    if excess <= 0:
-        return exact
-    kept, dropped = exact >> excess, exact & ((1 << excess) - 1)
-    half = 1 << (excess - 1)
-    up = dropped > half or (dropped == half and kept & 1)
-    return (kept + up) << excess
-
-
-def count_units(value: float, dtype: str) -> int:
-    scaled = Fraction(value) / Fraction(2) ** BITS[dtype][1]
-    assert scaled.denominator == 1
-    return int(scaled)
-
-
 def rounded_sums(config: accumulation.Config) -> list[Fraction]:
-    """Return the accumulator after every step, rounded in integer arithmetic."""
-    fraction_bits, lowest = BITS[config.value]
-    digits = Fraction(str(config.term)) / Fraction(2) ** lowest
-    excess = int(digits).bit_length() - (fraction_bits + 1)
-    quotient, rest = divmod(digits.numerator, digits.denominator << excess)
-    quotient += 2 * rest > (digits.denominator << excess)
-    rounded = float(Fraction(quotient << excess) * Fraction(2) ** lowest)
-    term = count_units(rounded, config.accumulator)
-    total, sums = 0, []
-    for _ in range(config.steps):
-        total = add_rounded(total, term, BITS[config.accumulator][0])
-        sums.append(total * Fraction(2) ** BITS[config.accumulator][1])
+    """Return the accumulator after every step, rounded in rational arithmetic."""
+    add_to = FORMATS[config.accumulator]
+    term = FORMATS[config.value].round_to_nearest(Fraction(str(config.term)))
+    sums = [term]
+    while len(sums) < config.steps:
+        sums.append(add_to.round_to_nearest(sums[-1] + term))
     return sums
 
 
