@@ -96,13 +96,6 @@ def test_run_writes_a_complete_record(run, record_file):
     assert sorted(os.listdir(record_file.parent)) == [".fake.json.lock", "fake.json"]
 
 
-def test_reduced_grid_has_its_own_folder(run, tmp_path, record_file):
-    assert run(grid="quick").code == 0
-    record = store.read(tmp_path / "quick" / "meta" / "fake.json")
-    assert record.grid == "quick" and len(record.rows) == record.expected_rows == 2
-    assert not record_file.exists()
-
-
 def test_garbage_collection_skips_older_objects(run, monkeypatch):
     older, collected, real = [], [], fake_stem.run
 
