@@ -35,8 +35,8 @@ def test_digest_has_spans_sums_and_counts_by_pass():
     assert "loss_gpu_span_ms" not in metrics
     top = metrics["kernels"][0]
     assert (top["phase"], top["calls"], top["category"]) == ("forward", 1.5, "matmul")
-    times = [top[f"{of}_ms"] for of in ("total", "median", "max", "start")]
-    assert times == [0.0175, 0.01, 0.02, 0.0]
+    times = [top[f"{of}_ms"] for of in ("total", "median", "min", "max", "start")]
+    assert times == [0.0175, 0.01, 0.005, 0.02, 0.0]
     # Kernels outside of all phases have a row, too.
     rows = metrics["kernels"]
     assert [row["total_ms"] for row in rows if row["phase"] == ""] == [0.0005]
