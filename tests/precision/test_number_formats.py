@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from systems.precision.dtypes import relative_error
-from systems.precision.number_formats import FORMATS, binade, find_stall
+from systems.precision.number_formats import FORMATS, find_stall
 
 TORCH = {
     "fp64": torch.float64,
@@ -46,13 +46,6 @@ def test_rounding_equals_torch(name):
     for value in values:
         found = FORMATS[name].round_to_nearest(Fraction(value))
         assert float(found) == torch.tensor(value, dtype=TORCH[name]).item()
-
-
-def test_spacing_changes_at_powers_of_two():
-    below_two = Fraction(2**24 - 1, 2**23)
-    third, quarter = Fraction(1, 3), Fraction(1, 4)
-    for value, power in ((1, 1), (below_two, 1), (2, 2), (third, quarter), (7, 4)):
-        assert binade(Fraction(value)) == power
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
