@@ -182,17 +182,6 @@ def test_deterministic_sdpa_fills_no_memory():
         assert how.fill_uninitialized_memory  # pyright: ignore
 
 
-@pytest.mark.parametrize("name", ["sdpa_flash", "ours"])
-def test_grouped_heads_are_shared(name, device):
-    q, k, v, _ = random_inputs((1, 4, 24, 16), torch.float32, device)
-    k, v = k[:, :2], v[:, :2]
-    with use_peer("sdpa" if device == "cuda" and name != "ours" else name):
-        o = attention(name, True, 24, device, grouped=True)(q, k, v)
-    shared = (x.repeat_interleave(2, 1) for x in (k, v))
-    expected, _ = attention_reference(q, *shared, True)
-    torch.testing.assert_close(o, expected)
-
-
 def test_find_backend_names_the_backend_of_sdpa():
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     assert find_backend("sdpa", q, k, v, True) == "flash_attention"
