@@ -10,12 +10,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from systems import ROOT
 from systems.experiments import Stem
-from systems.formulas.memory_costs import Pass
-from systems.formulas.memory_peak import bytes_at_peak
 from systems.records import store
 from systems.records.device import CPU, Device, gpu_slug
 from systems.records.record import Record, Row
@@ -47,29 +43,6 @@ def make_record(stem: str, *rows: Row, device: Device = CPU, **fields: Any) -> R
 def read_record(stem: str, device: str = "nvidia-h200") -> Record:
     """Return a record in docs/results."""
     return store.read(RESULTS / device / f"{stem}.json")
-
-
-def row_peak_bytes(row: Row) -> int:
-    """Return the peak memory of a row, measured or by formula; 0 without a model."""
-    c = row.config
-    if "size" not in c or "peak_allocated_bytes" in row.metrics:
-        return row.metrics.get("peak_allocated_bytes", 0)
-    mode, precision = c.get("mode", "step"), c.get("precision", "fp32")
-    return sum(bytes_at_peak(Pass(c["size"], c["context"], mode, precision)).values())
-
-
-def simulate_smaller_gpu(record: Record, gpu: Device) -> Record:
-    """Copy a record to a GPU that can't run Hopper's rows or rows with larger peaks."""
-    room = gpu.memory_bytes or 0
-    lost = {
-        "out_of_memory": lambda row: row_peak_bytes(row) > room,
-        "unsupported": lambda row: row.config.get("implementation") == "hopper",
-    }
-    rows = []
-    for x in record.rows:
-        why = [name for name, of in lost.items() if x.status == "ok" and of(x)]
-        rows.append(replace(x, status=why[0], metrics={}, reason="why") if why else x)
-    return replace(record, device=gpu, rows=rows)
 
 
 def fake_stem_entry(*kinds: str) -> Stem:

@@ -14,6 +14,7 @@ from systems.records.record import Record
 from tests.factories import make_gpu, make_record, read_record
 from tools.render.stems import accumulation as builder
 
+
 def rounded_sums(config: accumulation.Config) -> list[Fraction]:
     """Return the accumulator after every step, rounded in rational arithmetic."""
     add_to = FORMATS[config.accumulator]

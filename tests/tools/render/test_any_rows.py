@@ -8,17 +8,32 @@ import pytest
 from msgspec.structs import replace
 
 from systems.experiments import STEMS
+from systems.formulas.memory_costs import Pass
+from systems.formulas.memory_peak import bytes_at_peak
 from systems.records import store
-from systems.records.record import Record
-from tests.factories import RESULTS, make_gpu, read_record
-from tools.render import everything
+from systems.records.record import Record, Row
+from tests.factories import RECORDS, RESULTS, make_gpu, read_record
+from tools.render import everything, load
 from tools.render.claims import list_claims, verdict
 from tools.render.markdown import NOTHING_FITS, NOTHING_YET
 
-# Indices of the rows to remove from n rows.
+
+def peak_bytes(row: Row) -> int:
+    """Return the peak memory of a row, measured or by formula; 0 without a model."""
+    c = row.config
+    if "size" not in c or "peak_allocated_bytes" in row.metrics:
+        return row.metrics.get("peak_allocated_bytes", 0)
+    mode, precision = c.get("mode", "step"), c.get("precision", "fp32")
+    return sum(bytes_at_peak(Pass(c["size"], c["context"], mode, precision)).values())
+
+
+# Indices of the rows to remove.
 LOST = {
-    "all": lambda n: range(n),
-    "half": lambda n: random.Random(0).sample(range(n), n // 2),
+    "all": lambda rows: range(len(rows)),
+    "half": lambda rows: random.Random(0).sample(range(len(rows)), len(rows) // 2),
+    "over 40 GiB": lambda rows: [
+        i for i, row in enumerate(rows) if peak_bytes(row) > 40 * 2**30
+    ],
 }
 STATUSES = (None, "out_of_memory")
 NO_NUMBER = re.compile(r"\bnan\b|None")
@@ -31,7 +46,7 @@ def full_record(stem: str) -> Record:
 
 def lose_rows(record: Record, pattern: str, status: str | None) -> Record:
     """Return a copy without these rows, or with rows of this status in their place."""
-    lost = set(LOST[pattern](len(record.rows)))
+    lost = set(LOST[pattern](record.rows))
     rows = [
         row if i not in lost else replace(row, status=status, metrics={}, reason="why")
         for i, row in enumerate(record.rows)
@@ -102,7 +117,8 @@ def test_everything_is_rendered_with_missing_rows(tmp_path):
     lot = random.Random(0)
     for stem in STEMS:
         full = full_record(stem)
-        smaller = lose_rows(full, lot.choice([*LOST]), lot.choice(STATUSES))
+        status = lot.choice((*STATUSES, "unsupported"))
+        smaller = lose_rows(full, lot.choice([*LOST]), status)
         records = (full, move_to_unknown_gpu(smaller))
         if lot.random() < 0.5:
             records = (smaller, move_to_unknown_gpu(full))
@@ -113,3 +129,26 @@ def test_everything_is_rendered_with_missing_rows(tmp_path):
         texts = [text for name, text in files.items() if name.startswith(f"{stem}-")]
         shown = "\n".join(text for text in texts if not text.startswith("<svg"))
         assert shown and not NO_NUMBER.search(shown), stem
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_figures")
+def test_rows_that_do_not_fit_are_out_of_memory(tmp_path):
+    """No page says "not measured" more often than with all rows."""
+    for path in RECORDS:
+        record = store.read(path)
+        if path.parent.name == "nvidia-h200":
+            record = lose_rows(record, "over 40 GiB", "out_of_memory")
+        store.write(record, tmp_path / path.parent.name / path.name)
+    files = everything.render_all(tmp_path)
+
+    def list_increases(pattern: str) -> set[str]:
+        count = {
+            name: len(re.findall(pattern, (load.GENERATED / name).read_text("utf-8")))
+            for name in files
+        }
+        return {x for x in files if len(re.findall(pattern, files[x])) > count[x]}
+
+    assert not list_increases(r"(?i)not\s+measured|\bnan\b")
+    stems = {name.partition("-")[0] for name in list_increases("out of memory|OOM")}
+    assert stems >= {"end_to_end", "attention", "peak_memory", "kernel_profile"}
