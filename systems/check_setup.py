@@ -23,7 +23,7 @@ from systems.running.software import installed_versions
 
 # --8<-- [start:check]
 def time_small_model(device: str) -> dict[str, list[float]]:
-    """Run a two-layer model forward and backward once; return times in ms by phase."""
+    """Time a small model's phases in ms. Raise RuntimeError if gradients are wrong."""
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(

@@ -213,7 +213,7 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast q, k and v to autocast's dtype, except float64, as SDPA does."""
+    """Under autocast, cast q, k and v to its dtype, except float64, as SDPA does."""
     # On other devices, querying autocast would cause graph breaks in torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v

@@ -32,7 +32,7 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class PreparedCall:
-    """Triton launches for one layout (b, n, d) or (b, h, n, d) with contiguous rows."""
+    """Triton launches for one set of shapes, strides, dtype, device and options."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class PreparedCall:
 def prepare_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
-    """Return a prepared call. Return None where `dispatch` must choose kernels or raise
-    an error: under a compiler, for large inputs on "auto", for strided rows.
+    """Return a prepared call, or None where `dispatch` must decide: under a compiler,
+    for large inputs on "auto", for strided rows. Raises as `check_properties` does.
     """
     # Check types first, because True and 1 are equal as cache keys.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):

@@ -90,7 +90,7 @@ class Launch:
 
     # --8<-- [start:launch]
     def __call__(self, *tensors: Any) -> None:
-        """Launch on the current stream. The first call compiles."""
+        """Launch on the current stream; compile once. Raise ValueError if too large."""
         arguments, aligned = [], True
         for x in tensors:
             if isinstance(x, Tensor):

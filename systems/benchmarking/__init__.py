@@ -1,1 +1,1 @@
-"""Clocks, phases, workloads, GPU time, and the attention implementations compared."""
+"""Time steps and kernels: wall-clock and GPU time, phases, graphs, attention peers."""

@@ -62,8 +62,8 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 def attention(
     name: str, causal: bool, n: int, device: str, grouped: bool = False
 ) -> Attention:
-    """Return the attention function of this name for n queries and keys. `grouped`
-    means that k and v have fewer heads, each shared by adjacent query heads.
+    """Return the attention function of this name for n queries and keys; `grouped` if
+    adjacent query heads share KV heads. Raise ValueError for an unknown name.
     """
     if name in OURS:
         options = (causal, None, OURS[name])
@@ -162,7 +162,7 @@ def require_flash_4() -> Iterator[None]:
 
 @contextmanager
 def make_deterministic() -> Iterator[None]:
-    """Make PyTorch deterministic, but don't let it fill new tensors, to save time."""
+    """Use deterministic algorithms in this context; don't fill new tensors."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     fill = settings.fill_uninitialized_memory
@@ -176,7 +176,7 @@ def make_deterministic() -> Iterator[None]:
 
 
 def find_backend(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """Return the backend an implementation uses; call this inside `use_peer(name)`."""
+    """Inside `use_peer(name)`, return the backend in use, or `name` if it has none."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:

@@ -83,7 +83,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 def last_changing_step(sums: Float[Tensor, "steps"]) -> int:
-    """Return the number of the last step, counted from 1, that changed the sum."""
+    """Return the last step, from 1, that changed a rising sum; 0 without steps."""
     return 1 + int((sums != sums[-1]).sum()) if len(sums) else 0
 
 

@@ -208,7 +208,7 @@ OPERATIONS = {
 
 
 def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return each operation's result dtypes for inputs in `low`, fp32 and a mixture."""
+    """Return dtypes of results: low, fp32, mixed inputs in autocast, mixed without."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     dtypes: dict[str, object] = {}

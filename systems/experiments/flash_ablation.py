@@ -309,7 +309,7 @@ def run(config: Config) -> Turns:
 
 
 def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
-    """Return the arguments that override a launcher's choices for a technique."""
+    """Return a technique's keyword arguments for the launcher of the pass `of`."""
     overrides = OVERRIDES[technique]
     if technique == "cut_in_steps":
         if q.is_cpu:

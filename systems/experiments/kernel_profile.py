@@ -182,7 +182,7 @@ def trace_path(config: Config, suffix: str) -> Path:
 def profile_with_nsys(
     config: Config,
 ) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """Profile with nsys; return samples in ms, the kernels and the report's path."""
+    """Return samples in ms, kernels and report path by nsys, or raise NsysError."""
     report = trace_path(config, nsys.REPORT)
     options = config_options(replace(config, profiler="capture"))
     module = "systems.experiments.kernel_profile"

@@ -46,7 +46,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return a block at three contexts, and CS336's example, eager and compiled."""
+    """Return configurations: a block at three contexts, and CS336's example."""
     if quick:
         return [Config("norm", 128), Config("block", 128)]
     example = [("norm", 512), ("block", 2048), ("four_blocks", 2048)]
@@ -130,7 +130,7 @@ class SavedStorages:
 
 
 def find_model_line() -> str:
-    """Return the function and line of the model that saved the current tensor."""
+    """Return the model's function and line that saved a tensor, or "compiled"."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

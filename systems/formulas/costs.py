@@ -128,7 +128,7 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
 # --8<-- [start:kernels]
 @dataclass(frozen=True)
 class KernelWork:
-    """Lower bound on the work of an attention kernel, per score and per head."""
+    """Least work: matmuls and exponentials per score, tensors and vectors per head."""
 
     matmuls: int
     exponentials: int

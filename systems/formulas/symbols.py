@@ -54,7 +54,7 @@ NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
 def simplify(name: str, left: Any, right: Any) -> Any:
-    """Return a simplified expression. Raise TypeError for operands of other types."""
+    """Return `left` <name> `right`, simplified. Raise TypeError for other types."""
     for value in (left, right):
         if not isinstance(value, (int, Expression)):
             raise TypeError(f"an expression has no operand of {type(value).__name__}")
@@ -105,7 +105,7 @@ class Program:
         return self.indices[value]
 
     def evaluate(self, names: dict[str, int]) -> list[int]:
-        """Evaluate all instructions for these values of the variables."""
+        """Return the value of each instruction for these values of the variables."""
         values: list[int] = []
         for instruction in self.instructions:
             match instruction:

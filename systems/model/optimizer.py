@@ -46,7 +46,7 @@ class AdamW(torch.optim.Optimizer):
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Update every parameter that has a gradient."""
+        """Update parameters that have gradients. Return the closure's loss, or None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -121,7 +121,7 @@ def join_names(dtypes: Iterable[str]) -> str:
 
 
 def is_view(func: Any) -> bool:
-    """Return whether the result of an operation aliases an input."""
+    """Return whether an operation returns a view; in-place operations don't count."""
     aliases = any(
         a.alias_info is not None and not a.alias_info.is_write
         for a in func._schema.arguments

@@ -37,7 +37,7 @@ class Format:
         return max(binade(value), self.smallest_normal) / 2**self.fraction_bits
 
     def round_to_nearest(self, value: Fraction) -> Fraction:
-        """Round to nearest, ties to even. `value` must be far below `max_finite`."""
+        """Round a positive value far below `max_finite` to nearest, ties to even."""
         unit = self.spacing(value)
         return round(value / unit) * unit
 

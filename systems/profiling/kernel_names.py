@@ -116,7 +116,7 @@ def short_name(name: str) -> str:
 
 
 def _drop_schedule(name: str) -> str:
-    """Remove the schedule from an xmma kernel's name, after its tile size."""
+    """Cut an xmma kernel's name after its tile size, but mark split-K sums."""
     if match := SCHEDULED_NAME.fullmatch(name):
         return match[1] + (" split-K sum" if is_split_k_sum(name) else "")
     return name
@@ -132,7 +132,7 @@ def _find_operation(arguments: str) -> str:
 
 @cache
 def demangle(name: str) -> str:
-    """Return the identifiers in a mangled C++ name (`_ZN2at6native...`)."""
+    """Return a mangled C++ name's (`_ZN2at...`) identifiers; other names unchanged."""
     if not name.startswith("_Z"):
         return name
     words, position = [], 2

@@ -68,8 +68,8 @@ def command_line(program: str, report: Path, work: Sequence[str]) -> list[str]:
 
 
 def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
-    """Run the command `work` under nsys; write the report (.nsys-rep) and, beside it,
-    an SQLite export. Return the command's standard output and the export's path.
+    """Run the command `work` under nsys; write `report` (.nsys-rep) and, beside it, an
+    SQLite export. Return the command's output and the export's path. Raise NsysError.
     """
     assert report.suffix == REPORT
     program = find_nsys()

@@ -129,7 +129,7 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """Return for each kernel name its time in ms in each call, summed over launches."""
+    """Return times in ms per call by kernel name. Raise TraceError if calls differ."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)

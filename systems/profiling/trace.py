@@ -140,7 +140,7 @@ def kernel_rows(
 
 
 def span_ms(kernels: Iterable[Kernel]) -> float:
-    """Return the time from the first kernel's start to the last one's end, in ms."""
+    """Return the ms from the first kernel's start to the last one's end, 0 if none."""
     kernels = list(kernels)
     return (
         (max(k.end for k in kernels) - min(k.start for k in kernels)) / 1e6

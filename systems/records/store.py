@@ -134,7 +134,7 @@ def digest_record(data: dict[str, Any]) -> str:
 
 
 def round_to_nanoseconds(name: str, value: Any) -> Any:
-    """Round the samples of a metric in ms to nanoseconds."""
+    """Round a metric's samples in ms to nanoseconds; return other values unchanged."""
     if isinstance(value, list) and name.endswith("_ms"):
         return [round(x, 6) if isinstance(x, float) else x for x in value]
     return value

@@ -1,4 +1,4 @@
-"""Measure rows in alternating turns if they differ only in the field IN_TURNS."""
+"""Measure rows in alternation if they differ only in the field `IN_TURNS` names."""
 
 import time
 import traceback
@@ -60,7 +60,7 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
 
 
 def run_next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
-    """Run the next turn of a configuration. Return its row after the last turn."""
+    """Run a configuration's next turn. Return its row after the last turn, or None."""
     try:
         return next(turns_left)
     except Exception as error:

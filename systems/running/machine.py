@@ -110,7 +110,7 @@ def limit_host_memory() -> None:
 
 
 def available_host_bytes(root: Path = Path("/")) -> int | None:
-    """Return the free bytes of the system or the control group, whichever is less."""
+    """Return the lesser of system's and control group's free bytes; None if unknown."""
     free = []
     with suppress(OSError, ValueError):
         for line in (root / "proc" / "meminfo").read_text().splitlines():

@@ -51,7 +51,7 @@ def grid_configs(stem: str, grid: str) -> list[Any]:
 
 
 def implementation_or_execution(config: Any) -> str | None:
-    """Return the configuration's implementation or else its execution, or None."""
+    """Return what `Stem.rehearsed` selects by: implementation, execution or None."""
     return getattr(config, "implementation", getattr(config, "execution", None))
 
 

@@ -50,7 +50,7 @@ def drop_unused_peer(software: dict[str, str], configs: list[Any]) -> dict[str, 
 
 
 def find_commit() -> Git | None:
-    """Return the commit in GIT_COMMIT, or git's commit; None outside a repository."""
+    """Return GIT_COMMIT's or git's commit, or None. Raise CannotStart if malformed."""
     try:
         # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.
         if commit := environment_commit():
@@ -98,7 +98,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuning_digest(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return a digest of the GPU's tuned configurations if the module uses them."""
+    """Return a digest of the GPU's tuned configurations if used, else {}."""
     digest = tuned.config_digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
@@ -123,7 +123,7 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernel_status(device: Device) -> dict[str, str]:
-    """Describe which of our attention kernels run on a GPU. This imports torch."""
+    """Describe which attention kernels run on a GPU, {} if unknown. Imports torch."""
     if device.capability is None:
         return {}
     if text := find_missing("torch", "triton"):

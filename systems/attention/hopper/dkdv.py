@@ -36,7 +36,7 @@ STATISTICS_LAYOUT = gl.constexpr(
 
 
 class Statistics(NamedTuple):
-    """lse (for `dkdv_kernel`, lse · log2(e)) and delta by stage, in shared memory."""
+    """lse (in `dkdv_kernel`, times log2(e)) and delta by stage, in shared memory."""
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor

@@ -40,7 +40,7 @@ def missing_requirement(capability: tuple[int, int], version: str) -> str:
 
 @cache
 def missing_on_device(device: torch.device) -> str:
-    """Return what the Hopper kernels lack on this GPU with the installed Triton."""
+    """Return what the Hopper kernels lack here with the installed Triton, or ""."""
     if knobs.runtime.interpret:
         return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
     return missing_requirement(
@@ -50,7 +50,7 @@ def missing_on_device(device: torch.device) -> str:
 
 @cache
 def unsupported_triton(device: torch.device) -> str:
-    """Return which Triton versions are needed if only the version is wrong, or ""."""
+    """Return the Triton versions needed, or "" if the version isn't the problem."""
     if device.type != "cuda" or knobs.runtime.interpret:
         return ""
     capability = torch.cuda.get_device_capability(device)

@@ -117,7 +117,7 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Store x in `out` from row `start`, column FIRST; cut it at row n, column HEAD."""
+    """Store x in `out` from row `start`, column FIRST; cut at HEAD, if RAGGED at n."""
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr = out.ptr

@@ -177,7 +177,7 @@ def process_tiles(
 def store_dk_dv(
     dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
 ):
-    """Store dk and dv of 64 rows from `start`, except rows from n on."""
+    """Store scaled dk, unscaled dv of 64 rows from `start`; if RAGGED, below row n."""
     dk_out, dv_out = out
     for i in gl.static_range(len(dk)):
         store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)

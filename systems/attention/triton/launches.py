@@ -145,7 +145,7 @@ def forward_launches(
     *tensors: ShapeAndStrides,
 ) -> ForwardLaunches:  # fmt: skip
     """Return the launches of a forward pass for q, k, v and o of these layouts. `dtype`
-    serves as cache key only, because compiled kernels depend on it.
+    is only a cache key. Raise ValueError for more than MAX_LENGTH queries or keys.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape

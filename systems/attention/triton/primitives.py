@@ -80,7 +80,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return the first step of this split in a loop after `steps` earlier steps."""
+    """Return this split's first step, counted from the end of `steps` earlier steps."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 

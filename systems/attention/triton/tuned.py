@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_valid_entry(entry: dict[str, Any]) -> bool:
-    """Return whether a file's entry has a known kernel and a valid `Config`."""
+    """Return whether an entry's values are valid. Raise an error for wrong fields."""
     arithmetic, kernel, d, causal = entry_key(entry)
     q, k, warps, stages, registers, ahead, recompute = entry["config"]
     return (

@@ -128,7 +128,7 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
 
 
 def owner_pattern(owner: str | None) -> str:
-    """Return an owner's name with numbers replaced by "*": `layers.*.ffn.w1.weight`."""
+    """Replace numbers in an owner's name by "*" (`layers.*.w1.weight`); "" for None."""
     return (
         ".".join("*" if part.isdigit() else part for part in owner.split("."))
         if owner
@@ -137,7 +137,7 @@ def owner_pattern(owner: str | None) -> str:
 
 
 def allocation_site(block: Block) -> str:
-    """Return where a block was allocated: the two innermost frames in `systems`."""
+    """Return the two innermost frames in `systems` that allocated a block, or ""."""
     frames = [
         f"{PurePath(file).name}:{line} {function}"
         for function, file, line in block.stack
