@@ -197,19 +197,6 @@ def test_exported_program_runs_other_lengths(device, tmp_path):
         assert torch.equal(loaded(q, k, v), expected)
 
 
-class AttendInAutocast(torch.nn.Module):
-    def forward(self, q, k, v):
-        with torch.autocast(q.device.type, dtype=torch.bfloat16):
-            return flash_attention(q, k, v, causal=True)
-
-
-def test_autocast_inside_an_exported_program_equals_eager(device):
-    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(1, 2))
-    module = AttendInAutocast()
-    o = torch.export.export(module, (q, k, v)).module()(q, k, v)
-    assert o.dtype == torch.bfloat16 and torch.equal(o, module(q, k, v))
-
-
 def loss_and_gradients(model: BasicsTransformerLM, ids: torch.Tensor):
     loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
     names, parameters = zip(*model.named_parameters(), strict=True)
