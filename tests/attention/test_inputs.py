@@ -158,7 +158,8 @@ META = zeros(2, 8, 4, device="meta")
 # Wrong arguments by error message, in the order of the parameters.
 WRONG_TYPES = {
     "q must be a torch.Tensor, got list": [[1.0], zeros(2, 8, 4), zeros(2, 8, 4)],
-    "k must be a strided .*sparse": [zeros(8, 4), zeros(8, 4).to_sparse(), zeros(4)],
+    "q must be a strided .*sparse": [zeros(2, 8, 4).to_sparse()] * 3,
+    "k must be a strided .*sparse": qkv(K=zeros(2, 8, 4).to_sparse()),
     "q must be one of .*float32.*, got int64": [zeros(8, dtype=torch.int64)] * 3,
     "v must have the dtype of q, torch.float32, got torch.float16": qkv(V=HALF),
     "causal must be True or False, got 1; .* SDPA takes attn_mask": qkv(1),
@@ -174,6 +175,7 @@ WRONG_VALUES = {
     "k must be on the device of q, cpu, got meta": qkv(K=META),
     "q must be on a .*device.*, got meta": [META] * 3,
     r"q must have two or more .* got shape \(4,\)": [zeros(4)] * 3,
+    r"k must have two or more .* got shape \(\)": qkv(K=torch.tensor(0.0)),
     r"k must have as many dimensions as q, 3, got shape \(8, 4\)": qkv(K=zeros(8, 4)),
     r"k must not be empty, got .*2, 0, 4": qkv(K=zeros(2, 0, 4), V=zeros(2, 0, 4)),
     r"v must have the head dimension of q, 4, got .*2, 8, 5": qkv(V=zeros(2, 8, 5)),
