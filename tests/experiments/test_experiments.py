@@ -16,7 +16,6 @@ import torch
 from torch._dynamo.utils import counters
 
 from systems import ROOT
-from systems.attention.reference import attention_reference
 from systems.benchmarking import compiling, gpu_time, timing, workload
 from systems.experiments import (
     STEMS,
@@ -39,7 +38,7 @@ from systems.records.outcome import measure_row, out_of_memory_reason
 from systems.records.record import Row
 from systems.running import command, groups, precompile
 from systems.running.command import config_options
-from tests.attention.checks import make_inputs
+from tests.attention.checks import make_inputs, run_reference
 from tests.factories import RESULTS
 from tests.needed import compiles_cpp
 from tools.render.load import is_fresh, primary_gpu
@@ -639,13 +638,10 @@ def test_exact_gradients_equal_those_of_autograd(causal, group, monkeypatch):
     monkeypatch.setattr(flash_peers, "EXACT_ROWS", 7)
     heads = {"lead": (1, 2 * group), "lead_k": (1, 2)}
     q, k, v, do = make_inputs(30, 30, 8, torch.float64, **heads)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    shared = (x.repeat_interleave(group, 1) for x in leaves[1:])
-    o, _ = attention_reference(leaves[0], *shared, causal)
-    expected = (o, *torch.autograd.grad(o, leaves, do))
+    expected = run_reference(q, k, v, do, causal)
     found = flash_peers.exact_attention(q, k, v, do, causal=causal)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
+    for name, result in zip(("o", "dq", "dk", "dv"), found, strict=True):
+        torch.testing.assert_close(result, expected[name], rtol=1e-12, atol=1e-12)
 
 
 def test_leaderboard_expands_a_scalar_output_gradient(use_cpu, monkeypatch):
