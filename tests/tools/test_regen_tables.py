@@ -351,22 +351,6 @@ def test_results_elsewhere_keep_the_guide_s_tables(rerun, tmp_path):
     assert file_contents(tmp_path / "generated") == before
 
 
-def test_rendering_replaces_symbolic_links(rerun, tmp_path):
-    """A reader that opened the old file before still reads all of its content."""
-    path, other = tmp_path / "generated/model_sizes-table.md", tmp_path / "other"
-    other.write_text("not ours")
-    before = path.read_text()
-    path.unlink()
-    path.symlink_to(other)
-    facts = tmp_path / "generated/facts.yml"
-    facts.write_text("cut")
-    with open(facts) as reader:
-        assert rerun("--render").code == 0
-        assert reader.read() == "cut" and facts.read_text() != "cut"
-    assert other.read_text() == "not ours" and not path.is_symlink()
-    assert path.read_text() == before
-
-
 def test_rendering_rejects_folders_of_other_files(rerun, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").touch()
