@@ -37,18 +37,6 @@ def measure(step, warmup: int, repeats: int) -> dict:
     return compiling.measure(step, warmup=warmup, repeats=repeats, **options)
 
 
-def test_warm_up_steps_are_separate_samples():
-    with compiling.fresh_caches("cpu"):
-        step = make_step(compiling.compile_work(torch.sin), [4] * 5)
-        metrics = measure(step, 2, 3)
-    lengths = {name: len(metrics[name]) for name in metrics if name.endswith("_ms")}
-    expected = {"warmup_forward_ms": 2, "warmup_backward_ms": 2}
-    assert lengths == expected | {"forward_ms": 3, "backward_ms": 3}
-    assert (metrics["graphs"], metrics["recompiles"]) == (1, 0)
-    # Only the first call compiles.
-    assert metrics["warmup_forward_ms"][0] > 5 * min(metrics["forward_ms"])
-
-
 def test_recompiling_after_warm_up_is_an_error():
     with compiling.fresh_caches("cpu"):
         metrics = measure(make_step(compiling.compile_work(torch.sin), [4, 5, 5]), 2, 1)
