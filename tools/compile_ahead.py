@@ -185,8 +185,8 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return the tables' launch configurations by kernel, from tables for many query
-    rows to tables for few.
+    """Return {kernel: configuration} for each table: first the table for many query
+    rows, then those for few.
     """
     name, size = table_name(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}

@@ -104,7 +104,7 @@ def launch_first_backward(
 
 
 def compile_step(step: str) -> list[Kernel]:
-    """Return the resources of a step's kernels that compute attention scores."""
+    """Return resources of a step's kernels that compute scores. Exit on an error."""
     result = compile_launch(GPU, make_launch(step))
     if isinstance(result, str):
         fail(f"{step}: {result}", 1)

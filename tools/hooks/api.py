@@ -44,7 +44,7 @@ class ReferenceFilter(Extension):
 
 
 def field_lines(cls: Class) -> str:
-    """Return the source lines that declare a class's fields, with their comments."""
+    """Return the source lines of a class's fields, with their comments, or ""."""
     fields = [
         member
         for member in cls.members.values()

@@ -1,4 +1,4 @@
-"""Find rows of different experiments that ran the same pass with equal settings."""
+"""Match rows of different experiments that ran the same pass (equal settings)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "ns
 
 
 def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
-    """Return pairs (median GPU time in ms, experiment) by (pass settings, phase)."""
+    """Return (median GPU ms, experiment) of eager rows by (pass settings, phase)."""
     times: dict[Any, list[tuple[float, str]]] = defaultdict(list)
     for record in records:
         for row in record.rows:

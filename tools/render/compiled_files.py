@@ -32,7 +32,7 @@ class CompiledSteps(TypedDict):
 
 
 def read_compiled_steps(path: Path = PATH) -> dict[str, CompiledSteps]:
-    """Return compiled ladder steps by Triton version. A bad file raises RecordError."""
+    """Return steps by Triton version, {} without file. Raise RecordError if invalid."""
     remedy = f"restore it, or delete it and run `{COMMAND}`"
     try:
         return store.read_json(path, dict[str, CompiledSteps], remedy)

@@ -125,11 +125,11 @@ class Line(dict[str, Any]):
         return summarize(samples) if samples else Summary(0, *[self.missing] * 7)
 
     def ms(self, *names: str) -> float:
-        """Return the median of `samples`."""
+        """Return the median of `samples(*names)` in ms, or Missing."""
         return self.summary(*names).median
 
     def mean_std(self, *names: str) -> Any:
-        """Return mean and standard deviation of `samples`, such as "38.32 ± 0.36"."""
+        """Return mean ± standard deviation of `samples`: "38.32 ± 0.36", or Missing."""
         s = self.summary(*names)
         digits = 2 if s.mean < 100 else 1
         text = f"{s.mean:.{digits}f} ± {s.std:.{digits}f}"

@@ -47,12 +47,12 @@ def is_primary(record: Record) -> bool:
 
 
 def primary_record(found: Found, stem: str) -> Record | None:
-    """Return the record of a stem that was measured on the primary GPU."""
+    """Return a stem's record of the primary GPU or the meta device, or None."""
     return next(filter(is_primary, found.get(stem, [])), None)
 
 
 def gpu_record(found: Found, stem: str, slug: str) -> Record | None:
-    """Return the record of a stem that was measured on the GPU `slug`."""
+    """Return the record of a stem that was measured on the GPU `slug`, or None."""
     same = (r for r in found.get(stem, []) if r.device.slug == slug)
     return next((r for r in same if r.kind == "measured"), None)
 
@@ -70,7 +70,7 @@ def is_fresh(record: Record) -> bool:
 
 @cache
 def current_hash(module: str, attention: tuple[str, ...]) -> str:
-    """Return the hash of an experiment's current source code, which is read once."""
+    """Return the hash of an experiment's current source code, cached."""
     return source_hash(module, attention)
 
 

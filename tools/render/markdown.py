@@ -178,7 +178,7 @@ def make_tabs(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def device_tabs(records: Iterable[Record], body: Callable[[Record], str]) -> str:
-    """Return a tab for each record with a non-empty body, with provenance below it."""
+    """Return a tab per record with a non-empty body and its provenance, or a notice."""
     records = list(records)
     shown = [
         (device_label(r), f"{text}\n\n{provenance_line(r)}")
@@ -213,7 +213,7 @@ def record_link(record: Record) -> str:
 
 
 def rows_link(record: Record) -> str:
-    """Return a link to the record's rows in the explorer, which can export CSV."""
+    """Return a link to a record's rows in the explorer, or "" if it omits them."""
     if record.stem in ("autocast", "norm_precision", "saved_tensors"):
         return ""  # Their metrics are texts and lists, which the explorer leaves out.
     chosen = urlencode({"GPU": explorer_name(record), "stem": record.stem})

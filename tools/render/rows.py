@@ -18,7 +18,7 @@ Text = str | Callable[[Any], str]
 
 
 class Missing(float):
-    """A missing number, which prints as `words`, is false and spreads like NaN."""
+    """A missing number: prints as `words`, is false, and propagates like NaN."""
 
     words: str
     # The row that lacks the number.

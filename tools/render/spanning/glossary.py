@@ -9,7 +9,7 @@ FILE = Path(__file__).with_name("glossary.toml")
 
 
 def fragments() -> dict[str, str]:
-    """Return the list of terms for a page, and the tooltips of every page."""
+    """Return Markdown by file name: the terms, and tooltips for every page."""
     groups = tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
     terms = [term for group in groups for term in group["term"]]
     tooltips = sorted(

@@ -84,7 +84,7 @@ def compile_seconds(x: Line, start: str, *phases: str) -> float:
 
 
 def break_even_steps(x: Line) -> Any:
-    """Return after how many steps compiling has saved more time than it took."""
+    """Return after how many steps the saved time exceeds compile time, or "never"."""
     if x["saved_ms"] <= 0:
         return "never"
     return math.ceil(x["compile_s"] / (x["saved_ms"] / 1e3))

@@ -73,8 +73,8 @@ def all_shapes(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return the time of the pass `of` with `whose` over that with `name`; Missing if
-    the results of `name` are wrong.
+    """Return `whose` time over the time of `name` in the pass `of`; Missing if the
+    results of `name` are wrong.
     """
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:

@@ -50,12 +50,12 @@ def medians_by_warmup(record: Record | None) -> Frame:
 
 
 def step_ms(x: Line, n: int) -> float:
-    """Return the time of the n-th measured step, counted from 0."""
+    """Return the time in ms of the n-th measured step, from 0, or Missing."""
     return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
 
 
 def later_steps_ms(x: Line) -> float:
-    """Return the median time of the measured steps after the first."""
+    """Return the median time in ms of measured steps after the first, or Missing."""
     steps = x.samples(*PASSES)[1:]
     return median(steps) if steps else x.missing
 

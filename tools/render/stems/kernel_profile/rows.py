@@ -164,7 +164,7 @@ def kernels_by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
 
 
 def top_kernel(x: Line, phases: Phases) -> Line | Missing:
-    """Return the kernel with the largest total time, with its share of kernel time."""
+    """Return the kernel with the most time and its share of kernel time, or Missing."""
     found = kernels_by_name(x, phases)
     if not found:
         return x.missing
@@ -179,7 +179,7 @@ def unmarked_share(x: Line) -> float:
 
 
 def matmul_time_difference(x: Line) -> float:
-    """Return the relative difference of matmul time by kernel name and by operation."""
+    """Return matmul time by kernel names over matmul time by operation, minus 1."""
     return total_ms(x, category=MATMUL) / x.get("matmul_ops_ms") - 1
 
 

@@ -42,7 +42,7 @@ DRAWN_EVENTS = 200
 def timeline_figure(
     record: Record, mode: str, finding: str = "", more: str = ""
 ) -> str:
-    """Draw the memory timeline of a pass in fp32 and in bf16."""
+    """Return the memory timeline of a pass in fp32 and bf16 as a figure, or ""."""
     tried = passes(record).where(size=SIZE, context=LONGEST, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
         lambda x: x.metrics.get("timeline")
