@@ -77,6 +77,7 @@ def shapes(record: Record | None) -> Frame:
             for name in OTHERS
         },
         do_bench=lambda x: x["plain"].ms("both") / x["ours"].ms("both"),
+        do_bench_forward=lambda x: x["plain"].ms("forward") / x["ours"].ms("forward"),
         rate=lambda x: tflops(x["ours"], "both"),
         share=lambda x: x["rate"] / peak_tflops(record, x["dtype"]),
     )
@@ -124,9 +125,10 @@ def format_small_share(share: float) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape, in ms: forward (fwd), backward "
     "(bwd) and both, without a loss. Columns *flash* and *plain* are medians by "
-    "`do_bench`, whose CUDA events count launch overhead; it varies, and is most of a "
-    "short pass's time. Columns *GPU* are medians of GPU time (without a GPU, of wall-"
-    "clock time); *plain / flash* are speedups in GPU time, medians over rounds.",
+    "`do_bench` (of 20 ms of calls, or of one longer call), whose CUDA events count "
+    "launch overhead; it varies, and is most of a short pass's time. Columns *GPU* "
+    "are medians of GPU time (without a GPU, of wall-clock time); *plain / flash* are "
+    "speedups in GPU time, medians over rounds.",
 )
 def latency_table(record: Record) -> str:
     found, short = shapes(record), {"forward": "fwd", "backward": "bwd", "both": "both"}
@@ -249,6 +251,7 @@ def facts(record: Record | None) -> dict[str, str]:
             for dtype in DTYPES
         },
         "faster_forward": span(found.column("forward / plain"), "{:.5f}"),
+        "do_bench_forward": span(found.column("do_bench_forward"), "{:.5f}"),
         "faster_backward": span(found.column("backward / plain"), "{:.5f}"),
         "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),
         "faster_bf16_65536": fmt(longest["both / plain"], "{:.5f}"),

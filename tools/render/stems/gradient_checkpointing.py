@@ -246,10 +246,11 @@ def facts(record: Record | None) -> dict[str, str]:
     one, two = (predicted.one(run=run)["predicted_peak"] for run in (1, 2))
     n = p.shape.num_layers
     root, weighed = best_run_lengths(p)
+    half = found.one(strategy="half_blocks")
     slower = fmt(best["step_ms"] / none["step_ms"], "{:.2f}")
     peaks = {
         "none": none,
-        "half": found.one(strategy="half_blocks"),
+        "half": half,
         "best": best,
         "next": runs.one(run=2),
         "attention": passes(record).one(strategy="attention", attention="eager"),
@@ -268,7 +269,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
         **{
             f"{key}_peak": format_peak(x, x["predicted_kept"], format_gib, "kept")
-            for key, x in (("kept", kept), ("half_kept", peaks["half"]))
+            for key, x in (("kept", kept), ("half_kept", half), ("best_kept", best))
         },
         "slower": BY_FLOPS if slower == OUT_OF_MEMORY else slower,
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",

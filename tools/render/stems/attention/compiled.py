@@ -39,8 +39,8 @@ def compile_seconds(x: Line) -> float:
 
 @fragments.add(
     "compiled.md",
-    "Attention in fp32 without a mask, eager and compiled. Times: wall-clock medians "
-    "(reported: means), speedups are ratios of medians, for both passes of sums.",
+    "Attention in fp32 without a mask, eager and compiled: wall-clock medians (means "
+    "if reported). Speedups are ratios of medians, for *both* of forward + backward.",
     reported=True,
 )
 def compiled_table(record: Record) -> str:

@@ -159,19 +159,32 @@ def facts(record: Record | None) -> dict[str, str]:
     step_fp32, step_bf16 = (
         of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
     )
+    timed = {"forward": forward, "backward": of_steps, "optimizer": of_steps}
     return {
         "forward_small_128_fp32": fmt(
             forward.one(size="small", **short)["step_ms"], "{:.5f} ms"
         ),
         **{
-            f"mean_{phase}_{key}_128_fp32": mean_std_ms(rows, phase, size=size, **short)
-            for phase, rows in (("forward", forward), ("backward", of_steps))
+            f"mean_{phase}_{key}_128_fp32": fmt(
+                rows.one(size=size, **short)[f"{phase} ±"]
+            )
+            for phase, rows in timed.items()
             for key, size in (("small", "small"), ("2_7B", "2.7B"))
         },
         "share_2_7B_512_fp32": fmt(large_512["share"], percent),
         "pass_share_fp32_2_7B_512": fmt(step_fp32["pass_share"], percent),
         "pass_share_bf16_2_7B_512": fmt(step_bf16["pass_share"], percent),
-        "variation_most": fmt(nanmax(variations), percent),
+        "forwards_small_128": span(
+            found.where(size="small", **short).column("forward_ms"), "{:.5f}"
+        ),
+        **{
+            f"{phase}_{size.replace('.', '_')}_512": (
+                f"{x[f'fp32.{phase}_ms']:.5f} to {x[f'{phase}_ms']:.5f} ms"
+            )
+            for size in ("small", "2.7B")
+            for x in [bf16.one(size=size, context=512)]
+            for phase in ("forward", "backward")
+        },
         "growth_small_bf16": fmt(small_bf16["growth"], "{:.5f}"),
         "growth_2_7B_fp32": fmt(large_512["growth"], "{:.5f}"),
         "flops_growth_small": fmt(flops_growth, "{:.5f}"),
@@ -184,13 +197,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "slower_alone": fmt(count_true(gain < 1 for gain in alone)),
         "gpu_memory": fmt(memory or MISSING, lambda v: f"{gib(v, 5)} GiB"),
     }
-
-
-def mean_std_ms(found: Frame, phase: str, **wanted: object) -> str:
-    """Return a phase's mean and standard deviation and its GPU time, as text."""
-    x = found.one(**wanted)
-    gpu = fmt(x.gpu_ms(phase), "{:.0f} ms")
-    return f"{x[f'{phase} ±']} ms (GPU time {gpu})" if x else fmt(x.missing)
 
 
 def select_assigned_passes(found: Frame) -> Frame:

@@ -85,12 +85,7 @@ def format_name(kernel: rows.Kernel) -> str:
 )
 def top_nonmatmuls_table(record: Record) -> str:
     x = frame(record).one(**LISTED, mode="forward")
-    whole = rows.total_ms(x)
-    found = [
-        k
-        for k in rows.kernels_by_name(x)
-        if k.category != MATMUL and k.ms / whole >= LISTED_SHARE
-    ]
+    found, whole = top_nonmatmuls(x), rows.total_ms(x)
     return items_table(
         found,
         ("kernel", format_name),
@@ -101,6 +96,12 @@ def top_nonmatmuls_table(record: Record) -> str:
         left=2,
         telling=found[:OPEN].__contains__,
     )
+
+
+def top_nonmatmuls(x: Line) -> list[rows.Kernel]:
+    least = LISTED_SHARE * rows.total_ms(x)
+    found = rows.kernels_by_name(x)
+    return [k for k in found if k.category != MATMUL and k.ms >= least]
 
 
 @fragments.add("matmul.md", "Shares of kernel time: matmuls, and AdamW in a step.")
@@ -218,6 +219,12 @@ def facts(record: Record | None) -> dict[str, str]:
         "matmul_step_2_7B_bf16": fmt(in_bf16["matmul_step"], percent),
         "softmax_small": fmt(rows.category_share(small, "softmax"), percent),
         "elementwise_small": fmt(rows.category_share(small, "elementwise"), percent),
+        "copies_small": fmt(rows.category_share(small, "copy"), percent),
+        "others_small": ", ".join(
+            f"`{k.table_name}` {percent(k.ms / rows.total_ms(small))}"
+            for k in top_nonmatmuls(small)[:4]
+        )
+        or fmt(small.missing),
         "idle_small_128_bf16": fmt(idle, percent),
         "copies_2_7B_128_bf16": fmt(early["copies_share"], percent),
         "copies_2_7B_1024_bf16": fmt(late["copies_share"], percent),
