@@ -5,8 +5,8 @@
     x  row 4   [ x x x x  | x x x x  | x x . . ] -> y
        row 5   [ . . . .  | . . . .  | . . . . ]
 
-A program owns ROWS rows and walks along COLUMNS columns at a time. What is drawn as a
-point lies past the end: there may be anything, even NaN, and NaN times 0 is NaN.
+A program owns ROWS rows and walks along COLUMNS columns at a time. A point (.)
+is past the end, where memory may hold anything, even NaN, and NaN times 0 is NaN.
 
     pytest docs/exercises -k weighted
 

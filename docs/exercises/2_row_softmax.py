@@ -1,7 +1,7 @@
 """Exercise 2: the softmax of each row, where a whole row fits into one tile.
 
     x   [ 2  1  3  0  1  .  .  . ]     . lies past the end of the row
-          less the largest, 3
+          minus the largest, 3
         [-1 -2  0 -3 -2  .  .  . ]
           exp: nothing exceeds 1, so nothing overflows
     e   [.37 .14 1 .05 .14  0  0  0 ]  past the end: 0, which adds nothing
@@ -12,8 +12,8 @@ A program owns one row. A tile's length is a power of two, so it reaches past th
 
     pytest docs/exercises -k row_softmax
 
-Hint: what must `other` be, so that exp makes 0 of it, and so that it is never the
-largest?
+Hint: which value of `other` has the exponential 0, and is never the largest number
+of a row?
 """
 
 import torch
@@ -28,9 +28,9 @@ def row_softmax_kernel(x_ptr, p_ptr, stride_x, d, COLUMNS: tl.constexpr):
     """Compute p for one row."""
     row = tl.program_id(0)
     columns = tl.arange(0, COLUMNS)
-    # [COLUMNS]: the row, and past its end what exp makes 0 of
+    # [COLUMNS]: the row, and past its end a number whose exp is 0
     x = ...
-    # [COLUMNS]: exp of the row less its largest number
+    # [COLUMNS]: exp of the row minus its largest number
     e = ...
     # [COLUMNS]
     p = ...

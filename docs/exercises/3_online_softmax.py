@@ -5,13 +5,13 @@
     l     0 ->    Σ e^x/e  ->  old sum · e^(1-3)  -> ...   Σ exp(x - m) so far
                                + Σ e^(x-3)
 
-The sum so far was taken relative to an m that may turn out too small. When m rises,
-the old sum must shrink, as if it had been taken relative to the new m all along.
+The sum so far is relative to an m that may turn out too small. When m rises, the old
+sum must shrink, as if it had been relative to the new m from the start.
 
     pytest docs/exercises -k online
 
 Hint: exp(x - m) = exp(x - m_old) · exp(m_old - m). In the first tile m_old is -∞, and
-exp(-∞) = 0, so no case is special.
+exp(-∞) = 0, so the first tile needs no special case.
 """
 
 import torch

@@ -6,13 +6,13 @@
     program     +--------+--------+--------+
                   m, l, a   m, l, a   m, l, a     ->  o = a / l,  lse = m + log l
 
-Exercise 3 with two things more: m and l are one number for each of TILE queries, and a
-collects p v as l collects p. The scores come tile by tile and are never stored.
+Exercise 3 with two additions: m and l are one number for each of TILE queries, and a
+sums p v as l sums p. The scores are computed tile by tile and never stored.
 
     pytest docs/exercises -k forward
 
 Hint: `scores`, `matmul` and `tile` are those of systems/attention/first.py. `scores`
-multiplies, scales and hides later keys. A factor for each row of a tile is
+returns scaled scores, -inf for later keys. A factor for each row of a tile is
 `factor[:, None]`. `matmul` wants both sides in one dtype: `p.to(v.dtype)`.
 """
 

@@ -8,12 +8,12 @@
 
 The forward pass saved lse, the logarithm of each row's sum. So each p follows from its
 own score, with neither a maximum nor a sum: p = exp(s - lse). From o = p v follows
-dp = do vᵀ. Of softmax's gradient, ds = p (dp - delta), delta = rowsum(do · o) is given.
+dp = do vᵀ. Softmax's gradient is ds = p (dp - delta); delta = rowsum(do · o) is given.
 
     pytest docs/exercises -k dq
 
-Hint: `tl.trans` transposes a tile. lse and delta are one number for each query, so for
-each row of a tile: `[:, None]`. The scale is multiplied in once, at the end.
+Hint: `tl.trans` transposes a tile. lse and delta have one number for each query,
+so one for each row of a tile: `[:, None]`. Multiply by the scale once, at the end.
 """
 
 import torch
@@ -31,7 +31,7 @@ def p_and_ds(
 ):  # fmt: skip
     """Return p and the gradient of the scores, ds: [TILE queries, TILE keys]."""
     s = scores(q, k, i, j, scale, TILE, CAUSAL)
-    # The probabilities, computed again
+    # The probabilities, recomputed
     p = ...
     # The gradient of p
     dp = ...

@@ -5,9 +5,8 @@
       program (i, b) has queries           row r at    r · stride_n
       i · Q_TILE_SIZE ... of batch b       number c at c · stride_d
 
-Exercise 4 assumed one head whose rows lie one after the other. Here nothing lies where
-you might expect it: q, k, v and o may be transposed or cut out of something larger.
-Only the strides say where.
+Exercise 4 assumed one head whose rows lie one after the other. Here q, k, v and o may
+be transposed or slices of larger tensors, so only the strides say where a number lies.
 
     pytest docs/exercises -k handout
 
