@@ -105,8 +105,8 @@ def kernel_rows(record: Record | None) -> Frame:
 @fragments.add(
     "table.md",
     "**The leaderboard test of 2025.** The median and TFLOP/s are by `do_bench`, one "
-    "implementation after the other; for GPU times they alternate. Both are worse here "
-    "than in the table above: the test sums o, too, and `do_bench` counts gaps.",
+    "implementation after the other; for GPU times they alternate. Rates are lower "
+    "than in the table above, because the test also sums o and `do_bench` counts gaps.",
 )
 def leaderboard_table(record: Record) -> str:
     found = frame(record).arrange(implementation=NAMES)

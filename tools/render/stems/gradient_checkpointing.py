@@ -307,5 +307,5 @@ def one_block_is_best(record: Record) -> Judgement:
     if len(flash) < 2 or len(plain) < 2:
         return None
     texts = (", ".join(f"{peak / GIB:.1f}" for peak in x) for x in (flash, plain))
-    numbers = "GiB by rising run: flash {}; plain {}.".format(*texts)
+    numbers = "GiB by run length: flash {}; plain {}.".format(*texts)
     return flash[0] == min(flash) and plain[0] == min(plain), numbers

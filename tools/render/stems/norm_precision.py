@@ -133,7 +133,7 @@ def widths_figure(record: Record) -> Drawn:
         partial(draw_heat_maps, lines, [f"{width:,}" for width in widths], "width"),
         f"At width {WIDEST:,} the output of LayerNorm in bf16 is off by {running} "
         f"with a running sum in bf16, and by {library} if the sum is kept in fp32.",
-        f"Inputs have magnitude 1. Each row of a panel is a way to compute it. {READ}",
+        f"Inputs have magnitude 1. Each row computes the norm differently. {READ}",
     )
 
 

@@ -30,7 +30,7 @@ def count_kernels(x: Line, instrument: str) -> float:
 @fragments.add(
     "kernels.md",
     "Training steps, and their forward passes, under nsys: number and time of kernels "
-    "(copies and fills included), this time over torch.profiler's, and the step's "
+    "(copies and fills included), ratio to torch.profiler's time, and the step's "
     "wall-clock time without a profiler.",
 )
 def kernels_table(record: Record) -> str:

@@ -141,7 +141,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "benchmarking_script",
     "After one, two or five warm-up steps no slow start remains: the median of the "
     "first half of the steps is at most a twentieth above that of the second half.",
-    because="times of the sizes and precisions compared differ by far over 5 %.",
+    because="times of the compared sizes and precisions differ by far more than 5 %.",
 )
 def warm_up_suffices(record: Record) -> Judgement:
     found = medians_by_warmup(record).where(warmup=(1, 2, 5)).column("halves")

@@ -116,5 +116,5 @@ def speedup_figure(record: Record) -> Drawn:
     return (
         draw,
         f"bf16 changes the speed of a pass by a factor of {ranges}.",
-        "A step's forward, loss and backward count. Orange: bf16 is slower (below 1).",
+        "Forward, loss and backward of a step. Orange: bf16 is slower (below 1).",
     )

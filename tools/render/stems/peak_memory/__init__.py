@@ -185,7 +185,7 @@ def formula_facts() -> dict[str, str]:
 
 @claim(
     "memory_profiling",
-    "The peak of an fp32 step of 2.7B moves: at context 512 memory then holds most "
+    "What an fp32 step of 2.7B holds at its peak depends on context: at 512 most "
     "activations and few gradients, at 128 most gradients and few activations.",
 )
 def memory_peak_moves(record: Record) -> Judgement:
