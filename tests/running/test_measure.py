@@ -367,19 +367,6 @@ def test_full_disk_keeps_finished_rows(run, monkeypatch, partial_file, call):
     assert len(os.listdir(partial_file.parent)) == 2
 
 
-def test_unwritable_folder_gives_a_remedy(run, tmp_path, partial_file):
-    other = "remove what is in the way, or give another --results"
-    (tmp_path / "file").write_text("in the way")
-    message = run(results=tmp_path / "file").error
-    assert message.startswith(f"can't write {tmp_path}/file") and other in message
-    # After such a failure, the temporary file is deleted.
-    partial_file.mkdir(parents=True)
-    message = run().error
-    assert message.startswith(f"can't write {partial_file}: Is a directory; ")
-    assert len(os.listdir(partial_file.parent)) == 2
-    assert (tmp_path / "file").read_text() == "in the way"
-
-
 @pytest.mark.parametrize("why", ["fatal: not a git", "fatal: path", "git is not"])
 def test_missing_commit_is_reported(run, monkeypatch, record_file, tmp_path, why):
     if why == "git is not":
