@@ -2,15 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import triton
 
-from systems import ROOT
 from systems.records.source_hash import hash_code
-from tests.needed import skip_or_fail
+from tests.needed import run_python, skip_or_fail
 from tools.binary import hottest_loop, instructions_per_score
 from tools.render.compiled_files import PATH, read_compiled_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
@@ -80,7 +77,6 @@ def test_compiled_file_equals_compiling_again():
     if here is None:
         skip_or_fail(f"{PATH} has no Triton {triton.__version__}: run {REMEDY}")
     compiles = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    line = [sys.executable, "-c", AGAIN]
-    found = subprocess.run(line, cwd=ROOT, env=compiles, capture_output=True, text=True)
+    found = run_python("-c", AGAIN, env=compiles)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout) == here["steps"]["skip"], f"run {REMEDY}"

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from errno import EACCES, ENOSPC
 from importlib import import_module
@@ -32,7 +31,7 @@ from tests.factories import (
     wait_until,
 )
 from tests.factories import regen_command as regen_command
-from tests.needed import compiles_cpp
+from tests.needed import compiles_cpp, run_python
 from tools import regen_tables as command
 from tools import rendering
 from tools.checks import pages, same_cell
@@ -63,8 +62,7 @@ def listed_state(listed: str, stem: str) -> str:
 
 
 def test_help_imports_no_slow_modules():
-    line = [sys.executable, "-X", "importtime", "tools/regen_tables.py", "--help"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    done = run_python("-X", "importtime", "tools/regen_tables.py", "--help")
     assert done.returncode == 0 and "--time-limit MIN" in done.stdout
     assert "\n      python tools/regen_tables.py --list" in done.stdout
     imported = re.findall(r"\| +(\w+)\S*$", done.stderr, re.MULTILINE)

@@ -14,7 +14,7 @@ from pypdf import PdfReader
 
 from systems import ROOT
 from tests.factories import RESULTS
-from tests.needed import require_git
+from tests.needed import require_git, run_python
 from tools import submission
 from tools.render.spanning.writeup import load_problems
 
@@ -173,8 +173,7 @@ def test_pdf_has_title_outline_and_readable_pages(tmp_path, gpu, chromium, reque
         # Print the site of other tests; with a GPU, the command builds a site of its
         # own.
         command = ["-c", PRINT, tmp_path, request.getfixturevalue("site")]
-    line = [sys.executable, *command]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    done = run_python(*command)
     assert done.returncode == 0, done.stderr
     data = (tmp_path / "writeup.pdf").read_bytes()
     assert data.startswith(b"%PDF") and len(data) > 100_000

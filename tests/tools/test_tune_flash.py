@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from types import SimpleNamespace
@@ -24,6 +22,7 @@ from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import ARITHMETICS, KERNELS
 from systems.records.source_hash import ReachedCode
 from tests.factories import make_gpu
+from tests.needed import run_python
 from tools import tune_flash
 from tools.tune_flash import Candidate, find_fault, list_candidates, resume_or_start
 
@@ -179,7 +178,7 @@ assert tuned.configs("no-such-gpu", "3.7.1") == {} and tuned.kernels_hash()
 
 def test_reading_the_tuning_file_needs_no_packages():
     # The file's reader imports none of msgspec, torch and Triton.
-    subprocess.run([sys.executable, "-c", WITHOUT_PACKAGES], cwd=ROOT, check=True)
+    assert run_python("-c", WITHOUT_PACKAGES).returncode == 0
 
 
 def test_kernels_hash_excludes_config_tables():
