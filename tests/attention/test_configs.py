@@ -15,8 +15,6 @@ from systems.attention.triton.chooser import (
     table_name,
 )
 from systems.attention.triton.configs import (
-    Config,
-    ConfigPair,
     choose_head_swizzle,
     count_splits,
 )
@@ -82,37 +80,23 @@ def test_head_dimensions_are_padded_to_powers_of_two():
     assert dims == [16, 16, 32, 64, 128, 256, 256]
 
 
-def test_config_depends_on_arithmetic_and_mask(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for kind, by_kernel in CONFIGS["sm_90"].items():
-
-        def choose(kind=kind):
-            rest = 2**20, CUDA
-            return [choose_config("dq", 80, kind, c, *rest) for c in (True, False)]
-
-        one, other = Config(64, 64, 4, 2), Config(128, 64, 4, 2)
-        monkeypatch.setitem(by_kernel["dq"], 128, one)
-        assert choose() == [one, one]
-        monkeypatch.setitem(by_kernel["dq"], 128, ConfigPair(causal=one, full=other))
-        assert choose() == [one, other]
-
-
 def test_few_rows_use_their_own_configs_if_any(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for kind, tiers in FEW_ROWS["sm_90"].items():
         most = [few.most_rows for few in tiers]
         assert most == sorted(set(most))
-        for kernel, d in product(("forward", "dkdv", "dq"), HEAD_DIMS):
+        for kernel, d, causal in product(KERNELS, HEAD_DIMS, (False, True)):
 
-            def choose(rows, of=(kernel, d, kind, False)):
+            def choose(rows, of=(kernel, d, kind, causal)):
                 return choose_config(*of, rows, CUDA)
 
-            table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal=False)
-            few = [f for f in tiers if d in f.configs[kernel]]
-            entries = [(f.most_rows, f.configs[kernel][d]) for f in few]
+            table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal)
+            few = [(f.most_rows, f.configs[kernel]) for f in tiers]
+            entries = [(n, select_by_mask(c[d], causal)) for n, c in few if d in c]
             for (rows, config), (_, larger) in pairwise([*entries, (0, table)]):
                 assert choose(rows) == config
-                assert choose(rows + 1) == larger != config
+                assert choose(rows + 1) == larger
+                assert causal or larger != config
             assert entries or choose(1) == table
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     many = select_by_mask(CONFIGS["sm_80"]["highest"]["dq"][128], causal=True)
