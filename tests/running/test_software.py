@@ -1,13 +1,12 @@
 """Test that records depend on software and on tuned launch configurations."""
 
 import json
-from dataclasses import dataclass
 
 import pytest
 
 from systems.attention.triton import tuned
 from systems.attention.triton.available import describe_by_capability
-from systems.experiments import STEMS
+from systems.experiments import STEMS, accumulation, flash_peers
 from systems.records.device import CPU
 from systems.records.source_hash import source_hash
 from systems.running import software
@@ -102,22 +101,12 @@ def test_changed_tuned_configs_make_a_record_stale(write_tuned):
     assert load.is_fresh(record)
 
 
-@dataclass(frozen=True)
-class NamedConfig:
-    implementation: str
-
-
-@dataclass(frozen=True)
-class NumberedConfig:
-    index: int
-
-
 @pytest.mark.parametrize(
     ("configs", "count"),
     [
-        ([NamedConfig("ours"), NamedConfig("fa4_ordered")], True),
-        ([NamedConfig("ours")], False),
-        ([NumberedConfig(1)], False),
+        ([flash_peers.Config("ours"), flash_peers.Config("fa4_ordered")], True),
+        ([flash_peers.Config("ours")], False),
+        ([accumulation.Config()], False),
     ],
 )
 def test_library_versions_count_where_used(configs, count):
