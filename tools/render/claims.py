@@ -61,6 +61,6 @@ def verdict(claim: Claim, record: Record) -> str:
     mark = "" if is_fresh(record) else ", stale"
     holds, numbers = judgement
     outcome = "Holds" if holds else "Does not hold here"
-    why = f" *Why this bar:* {claim.because}" if claim.because else ""
+    why = f" *Why this limit:* {claim.because}" if claim.because else ""
     text = f"{claim.sentence} {typeset(numbers)}{why} ({record_link(record)}{mark})"
     return f"**{outcome}:** {text}"

@@ -67,7 +67,7 @@ def format_signed(value: Fraction) -> str:
 
 
 @fragments.add_file(
-    "formats.md", "What each format can hold, and how far apart its numbers stand."
+    "formats.md", "What each format can hold, and how far apart its numbers are."
 )
 def formats_table(_: list[Record]) -> str:
     def format_bits(form: Format) -> str:

@@ -213,7 +213,7 @@ def facts(record: Record | None) -> dict[str, str]:
 def compiled_is_faster(record: Record) -> Judgement:
     model = steps(record).where(compiled="model")
     found, gpu = dropna(model.column("step_gain")), span(model.column("step_gpu_gain"))
-    numbers = f"A step's eager over compiled time is {span(found)}, GPU time {gpu}."
+    numbers = f"A step's eager over compiled time: {span(found)}; GPU time: {gpu}."
     return found and (min(found) > 1, numbers)
 
 

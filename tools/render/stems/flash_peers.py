@@ -114,7 +114,7 @@ def shape_text(x: Line) -> str:
     "table.md",
     "**This guide's attention at each shape:** throughput of forward + backward, share "
     "of the data sheet's peak, and GPU time relative to each library. Below 1 this "
-    "guide's is faster.",
+    "guide is faster.",
 )
 def shapes_table(record: Record) -> str:
     over = {"FA4": "fa4", "FA4, deterministic": "fa4_ordered", "cuDNN": "sdpa_cudnn"}

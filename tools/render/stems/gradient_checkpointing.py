@@ -206,11 +206,11 @@ def run_length_figure(record: Record) -> Drawn:
     return (
         draw,
         f"Memory is least if {name_run(made)} is recomputed at a time, or "
-        f"{kept['run']} in gradient accumulation; the time hardly depends on how many.",
+        f"{kept['run']} in gradient accumulation; time hardly depends on the number.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
         "Kept: gradients exist before it, as in gradient accumulation. Dotted: run "
         "lengths √N, the known rule, and √(N r / R); a block keeps R bytes, its input "
-        f"r.{' Runs without points ran out of memory.' * lost}",
+        f"has r.{' Runs without points ran out of memory.' * lost}",
     )
 
 

@@ -110,7 +110,7 @@ def compare_spread(differences: list[float], fp32: list[float]) -> str:
 
 
 @fragments.add(
-    "losses.md", "Training in each precision: the loss it ends at, time and memory."
+    "losses.md", "Training in each precision: the final loss, time and memory."
 )
 def loss_table(record: Record) -> str:
     return precision_rows(record).table(

@@ -202,5 +202,5 @@ def bf16_sums_need_fp32(record: Record) -> Judgement:
     running, library = map(output_error, ways)
     if not (running and library):
         return None
-    texts = f"Off by {to_percent(running)} and, in fp32, {to_percent(library)}"
+    texts = f"Off by {to_percent(running)}, in fp32 by {to_percent(library)}"
     return running > 10 * library, f"{texts} at width {WIDEST:,}."

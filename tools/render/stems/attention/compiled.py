@@ -134,7 +134,7 @@ def speedup_figure(record: Record) -> Drawn:
         draw,
         f"Eager time over compiled time of both passes {text}.",
         "GPU time (on a CPU, wall-clock time). Blue: compiled is faster; the stronger "
-        "the colour, the more. Orange: slower.",
+        "the colour, the larger the gain. Orange: slower.",
     )
 
 
@@ -166,5 +166,5 @@ def facts(record: Record | None) -> dict[str, str]:
 def compiled_attention_is_faster(record: Record) -> Judgement:
     cases = compiled_passes(record)
     found, wall = dropna(cases.column("gain")), dropna(cases.column("wall_gain"))
-    numbers = f"Eager time over compiled time in {len(found)} cases is {span(found)}, "
-    return found and (min(found) > 1, f"{numbers}{span(wall)} in wall-clock time.")
+    numbers = f"Eager over compiled time in {len(found)} cases: GPU {span(found)}, "
+    return found and (min(found) > 1, f"{numbers}wall-clock {span(wall)}.")

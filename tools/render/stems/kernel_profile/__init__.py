@@ -81,7 +81,7 @@ def format_name(kernel: rows.Kernel) -> str:
 
 @fragments.add(
     "others.md",
-    "Kernels besides matmuls, from 1 % on: forward pass of `small`, context 512, fp32.",
+    "Other kernels than matmuls, of at least 1 %: forward, `small`, context 512, fp32.",
 )
 def top_nonmatmuls_table(record: Record) -> str:
     x = frame(record).one(**LISTED, mode="forward")
