@@ -134,6 +134,19 @@ def test_rows_near_huge_scores_are_accurate_on_hopper(d, n):
 
 
 @pytest.mark.gpu
+@pytest.mark.xfail(strict=True, reason="the first step subtracts a maximum of -inf")
+@pytest.mark.parametrize("score", [-float("inf"), -1e12])
+def test_a_last_tile_of_hugely_negative_scores_counts_nothing_on_hopper(score):
+    require_hopper()
+    q, k, v = (torch.randn(1, 2, 256, 64, device="cuda").bfloat16() for _ in range(3))
+    q[..., 0], k[..., 0] = 1, 0
+    expected = flash_attention(q, k[..., :128, :], v[..., :128, :], backend="triton")
+    k[..., 128:, 0] = score
+    o = flash_attention(q, k, v, backend="hopper")
+    assert torch.allclose(o, expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "hopper"])
 def test_different_huge_scores_select_one_key(backend):
     """q and k are normal, scaled by a million, so softmax selects one key."""
