@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention.first import matmul, scores, tile
+from systems.attention.first import matmul, offsets, scores
 
 
 # --8<-- [start:kernel]
@@ -32,14 +32,14 @@ def forward_kernel(
 ):  # fmt: skip
     """Compute o and lse for one tile of queries."""
     i = tl.program_id(0) * TILE
-    q = tl.load(q_ptr + tile(i, TILE, D))
+    q = tl.load(q_ptr + offsets(i, TILE, D))
     m = tl.full([TILE], float("-inf"), tl.float32)
     l = tl.zeros([TILE], tl.float32)
     a = tl.zeros([TILE, D], tl.float32)
     for j in range(0, i + TILE if CAUSAL else n, TILE):
         # [TILE, D]
-        k = tl.load(k_ptr + tile(j, TILE, D))
-        v = tl.load(v_ptr + tile(j, TILE, D))
+        k = tl.load(k_ptr + offsets(j, TILE, D))
+        v = tl.load(v_ptr + offsets(j, TILE, D))
         # [TILE queries, TILE keys]: the scores, -inf where the key comes later
         s = ...
         # [TILE]: the largest score of each query so far
@@ -53,7 +53,7 @@ def forward_kernel(
         # [TILE, D]: the output so far, not yet divided
         a = ...
         m = m_new
-    tl.store(o_ptr + tile(i, TILE, D), a / l[:, None])
+    tl.store(o_ptr + offsets(i, TILE, D), a / l[:, None])
     tl.store(lse_ptr + i + tl.arange(0, TILE), m + tl.log(l))
 
 

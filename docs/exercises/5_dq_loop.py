@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from systems.attention.first import matmul, scores, tile
+from systems.attention.first import matmul, offsets, scores
 
 
 # --8<-- [start:kernel]
@@ -46,19 +46,19 @@ def dq_kernel(
 ):  # fmt: skip
     """Compute dq for one tile of queries."""
     i = tl.program_id(0) * TILE
-    q = tl.load(q_ptr + tile(i, TILE, D))
-    do = tl.load(do_ptr + tile(i, TILE, D))
+    q = tl.load(q_ptr + offsets(i, TILE, D))
+    do = tl.load(do_ptr + offsets(i, TILE, D))
     lse = tl.load(lse_ptr + i + tl.arange(0, TILE))
     delta = tl.load(delta_ptr + i + tl.arange(0, TILE))
     dq = tl.zeros([TILE, D], tl.float32)
     for j in range(0, i + TILE if CAUSAL else n, TILE):
         # [TILE, D]
-        k = tl.load(k_ptr + tile(j, TILE, D))
-        v = tl.load(v_ptr + tile(j, TILE, D))
+        k = tl.load(k_ptr + offsets(j, TILE, D))
+        v = tl.load(v_ptr + offsets(j, TILE, D))
         _, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
         # [TILE, D]: what this tile of keys adds
         dq += ...
-    tl.store(dq_ptr + tile(i, TILE, D), dq * scale)
+    tl.store(dq_ptr + offsets(i, TILE, D), dq * scale)
 
 
 # --8<-- [end:kernel]

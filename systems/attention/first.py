@@ -38,7 +38,7 @@ LENGTH = 64
 
 # --8<-- [start:helpers]
 @triton.jit
-def tile(first, TILE: tl.constexpr, D: tl.constexpr):
+def offsets(first, TILE: tl.constexpr, D: tl.constexpr):
     """Return the offsets of TILE rows starting at row `first`: [TILE, D]."""
     return (first + tl.arange(0, TILE))[:, None] * D + tl.arange(0, D)[None, :]
 
@@ -74,7 +74,7 @@ def forward_kernel(
     head = (tl.program_id(0) // tiles).to(tl.int64) * n
     i = tl.program_id(0) % tiles * TILE
     # [TILE, D]
-    q = tl.load(q_ptr + tile(head + i, TILE, D))
+    q = tl.load(q_ptr + offsets(head + i, TILE, D))
     m = tl.full([TILE], float("-inf"), tl.float32)
     l = tl.zeros([TILE], tl.float32)
     a = tl.zeros([TILE, D], tl.float32)
@@ -82,8 +82,8 @@ def forward_kernel(
     # --8<-- [start:forward_loop]
     for j in range(0, i + TILE if CAUSAL else n, TILE):
         # [TILE, D]
-        k = tl.load(k_ptr + tile(head + j, TILE, D))
-        v = tl.load(v_ptr + tile(head + j, TILE, D))
+        k = tl.load(k_ptr + offsets(head + j, TILE, D))
+        v = tl.load(v_ptr + offsets(head + j, TILE, D))
         # [TILE queries, TILE keys]
         s = scores(q, k, i, j, scale, TILE, CAUSAL)
         m_new = tl.maximum(m, tl.max(s, 1))
@@ -96,7 +96,7 @@ def forward_kernel(
     # --8<-- [start:forward_end]
     o = a / l[:, None]
     lse = m + tl.log(l)
-    tl.store(o_ptr + tile(head + i, TILE, D), o.to(o_ptr.dtype.element_ty))
+    tl.store(o_ptr + offsets(head + i, TILE, D), o.to(o_ptr.dtype.element_ty))
     tl.store(lse_ptr + head + i + tl.arange(0, TILE), lse)
     # --8<-- [end:forward_end]
     # --8<-- [end:forward]
@@ -126,15 +126,15 @@ def dk_dv_kernel(
     head = (tl.program_id(0) // tiles).to(tl.int64) * n
     j = tl.program_id(0) % tiles * TILE
     # [TILE, D]
-    k = tl.load(k_ptr + tile(head + j, TILE, D))
-    v = tl.load(v_ptr + tile(head + j, TILE, D))
+    k = tl.load(k_ptr + offsets(head + j, TILE, D))
+    v = tl.load(v_ptr + offsets(head + j, TILE, D))
     dk = tl.zeros([TILE, D], tl.float32)
     dv = tl.zeros([TILE, D], tl.float32)
     # --8<-- [start:dk_dv_loop]
     for i in range(j if CAUSAL else 0, n, TILE):
         # [TILE, D]
-        q = tl.load(q_ptr + tile(head + i, TILE, D))
-        do = tl.load(do_ptr + tile(head + i, TILE, D))
+        q = tl.load(q_ptr + offsets(head + i, TILE, D))
+        do = tl.load(do_ptr + offsets(head + i, TILE, D))
         # [TILE]
         lse = tl.load(lse_ptr + head + i + tl.arange(0, TILE))
         delta = tl.load(delta_ptr + head + i + tl.arange(0, TILE))
@@ -143,8 +143,10 @@ def dk_dv_kernel(
         dv += matmul(tl.trans(p.to(do.dtype)), do)
         dk += matmul(tl.trans(ds.to(q.dtype)), q)
     # --8<-- [end:dk_dv_loop]
-    tl.store(dk_ptr + tile(head + j, TILE, D), (dk * scale).to(dk_ptr.dtype.element_ty))
-    tl.store(dv_ptr + tile(head + j, TILE, D), dv.to(dv_ptr.dtype.element_ty))
+    tl.store(
+        dk_ptr + offsets(head + j, TILE, D), (dk * scale).to(dk_ptr.dtype.element_ty)
+    )
+    tl.store(dv_ptr + offsets(head + j, TILE, D), dv.to(dv_ptr.dtype.element_ty))
     # --8<-- [end:dk_dv]
 
 
@@ -159,8 +161,8 @@ def dq_kernel(
     head = (tl.program_id(0) // tiles).to(tl.int64) * n
     i = tl.program_id(0) % tiles * TILE
     # [TILE, D]
-    q = tl.load(q_ptr + tile(head + i, TILE, D))
-    do = tl.load(do_ptr + tile(head + i, TILE, D))
+    q = tl.load(q_ptr + offsets(head + i, TILE, D))
+    do = tl.load(do_ptr + offsets(head + i, TILE, D))
     # [TILE]
     lse = tl.load(lse_ptr + head + i + tl.arange(0, TILE))
     delta = tl.load(delta_ptr + head + i + tl.arange(0, TILE))
@@ -168,13 +170,15 @@ def dq_kernel(
     # --8<-- [start:dq_loop]
     for j in range(0, i + TILE if CAUSAL else n, TILE):
         # [TILE, D]
-        k = tl.load(k_ptr + tile(head + j, TILE, D))
-        v = tl.load(v_ptr + tile(head + j, TILE, D))
+        k = tl.load(k_ptr + offsets(head + j, TILE, D))
+        v = tl.load(v_ptr + offsets(head + j, TILE, D))
         # [TILE queries, TILE keys]
         _, ds = p_and_ds(q, k, v, do, lse, delta, i, j, scale, TILE, CAUSAL)
         dq += matmul(ds.to(k.dtype), k)
     # --8<-- [end:dq_loop]
-    tl.store(dq_ptr + tile(head + i, TILE, D), (dq * scale).to(dq_ptr.dtype.element_ty))
+    tl.store(
+        dq_ptr + offsets(head + i, TILE, D), (dq * scale).to(dq_ptr.dtype.element_ty)
+    )
     # --8<-- [end:dq]
 
 
@@ -196,7 +200,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         is_causal: bool = False,
         scale: float | None = None,
     ) -> Tensor:
-        check(q, k, v, is_causal, scale)
+        check_arguments(q, k, v, is_causal, scale)
         batch, n, d = q.shape
         options = launch_options(q) | {"CAUSAL": is_causal}
         scale = default_scale(scale, d)
@@ -253,7 +257,9 @@ def first_attention(
     return FlashAttentionFirst.apply(q, k, v, causal, scale)
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> None:
+def check_arguments(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> None:
     """Raise TypeError or ValueError unless these kernels support the arguments."""
     check_inputs(q, k, v, causal, scale, DTYPES)
     shape = tuple(q.shape)

@@ -60,9 +60,7 @@ PER_THREAD = threading.local()
 
 
 def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Give this thread a CUDA context, as TMA needs. Return `use_device`'s context
-    manager, which makes the GPU of x the current device.
-    """
+    """Give this thread a CUDA context, as TMA needs, and return `use_device(x)`."""
     device = use_device(x)
     if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(PER_THREAD, "context"):
         # This call creates a context; `set_device` doesn't if the device is current.

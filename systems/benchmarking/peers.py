@@ -101,7 +101,7 @@ def use_peer(name: str) -> Iterator[None]:
         if name in SDPA_FLASH_4:
             stack.enter_context(activate_flash_4())
         if name.startswith("sdpa") and name.endswith("_ordered"):
-            stack.enter_context(make_deterministic())
+            stack.enter_context(deterministic_algorithms())
         try:
             yield
         except Exception as error:
@@ -161,7 +161,7 @@ def require_flash_4() -> Iterator[None]:
 
 
 @contextmanager
-def make_deterministic() -> Iterator[None]:
+def deterministic_algorithms() -> Iterator[None]:
     """Use deterministic algorithms in this context; don't fill new tensors."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()

@@ -117,7 +117,7 @@ def run(config: Config) -> dict[str, list[float | None]]:
     magnitudes = torch.tensor(MAGNITUDES, dtype=torch.float64)[:, None, None]
     x = (magnitudes * z).to(device=device, dtype=DTYPES[config.dtype])
     exact, parts = stages(x.double(), config.norm, running=False), apply_norm(x, config)
-    stats: dict[str, list[float | None]] = {"input_nonfinite": fraction(~x.isfinite())}
+    stats: dict[str, list[float | None]] = {"input_nonfinite": shares(~x.isfinite())}
     for stage, value in parts.items():
         difference = (value.double() - exact[stage]).norm(dim=(1, 2)) / exact[
             stage
@@ -125,13 +125,13 @@ def run(config: Config) -> dict[str, list[float | None]]:
         stats[f"{stage}_error"] = [
             round_digits(e) if e < math.inf else None for e in difference.tolist()
         ]
-        stats[f"{stage}_nonfinite"] = fraction(~value.isfinite())
-        stats[f"{stage}_zero"] = fraction((value == 0) & (exact[stage] != 0))
+        stats[f"{stage}_nonfinite"] = shares(~value.isfinite())
+        stats[f"{stage}_zero"] = shares((value == 0) & (exact[stage] != 0))
     return stats
     # --8<-- [end:run]
 
 
-def fraction(true: Tensor) -> list[float | None]:
+def shares(true: Tensor) -> list[float | None]:
     """Return the share of True elements for each magnitude of the input."""
     return [round_digits(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 

@@ -20,8 +20,8 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
 def make_operator(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
     """Return a method for a binary operator; `swap` exchanges its operands."""
     if swap:
-        return lambda self, other: simplify(name, other, self)
-    return lambda self, other: simplify(name, self, other)
+        return lambda self, other: apply_operator(name, other, self)
+    return lambda self, other: apply_operator(name, self, other)
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Expression:
     def __pow__(self, exponent: int) -> Any:
         if exponent != 2:
             raise TypeError(f"an expression is squared, not raised to {exponent}")
-        return simplify("*", self, self)
+        return apply_operator("*", self, self)
 
 
 # Pairs of operator and right operand that leave the left operand unchanged.
 NEUTRAL = {("+", 0), ("-", 0), ("*", 1), ("//", 1)}
 
 
-def simplify(name: str, left: Any, right: Any) -> Any:
+def apply_operator(name: str, left: Any, right: Any) -> Any:
     """Return `left` <name> `right`, simplified. Raise TypeError for other types."""
     for value in (left, right):
         if not isinstance(value, (int, Expression)):

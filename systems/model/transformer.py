@@ -30,9 +30,7 @@ ROPE_THETA = 10_000.0
 
 
 def truncated_normal(shape: tuple[int, ...], std: float) -> nn.Parameter:
-    """Return a parameter drawn from a normal distribution of mean 0, truncated at three
-    standard deviations.
-    """
+    """Return a normal random parameter (mean 0), truncated at 3 standard deviations."""
     return nn.Parameter(
         nn.init.trunc_normal_(torch.empty(shape), std=std, a=-3 * std, b=3 * std)
     )
@@ -201,9 +199,7 @@ def load_attention(name: str) -> AttentionFn:
 
 
 class CausalMultiHeadSelfAttention(nn.Module):
-    """Multi-head attention: projections, rotary embedding of q and k, and a selectable
-    attention function.
-    """
+    """Multi-head attention with rotary q and k, and a selectable attention function."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from systems.profiling.trace import Kernel, TraceError, kernel_rows, span_ms
 ROW_FIELDS = ("median_ms", "min_ms", "max_ms", "start_ms")
 
 
-def kernel_phase(kernel: Kernel) -> tuple[str, ...]:
-    """Return a kernel's phase and attention part: ("forward", "attention softmax")."""
+def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
+    """Return a kernel's phase, and part of attention: ("forward", "attention mask")."""
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 
@@ -36,7 +36,7 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for name in phases.PHASES:
         groups = [
-            [k for k in group if kernel_phase(k)[:1] == (name,)]
+            [k for k in group if phase_and_part(k)[:1] == (name,)]
             for group in passes_in_order
         ]
         if any(groups):
@@ -86,9 +86,9 @@ def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str,
     origin = layer_kernels[0].start
     timeline = [
         {
-            "phase": "/".join(kernel_phase(k)),
+            "phase": "/".join(phase_and_part(k)),
             "name": k.name,
-            "category": kernel_category(k.name, kernel_phase(k)),
+            "category": kernel_category(k.name, phase_and_part(k)),
             "start_ms": (k.start - origin) / 1e6,
             "duration_ms": k.ms,
         }

@@ -75,7 +75,7 @@ def report_rows(rows: list[Row]) -> None:
         report(event="row", config=row.config, status=row.status, reason=row.reason)
 
 
-def gpu_is_broken(module: Any, rows: list[Row]) -> bool:
+def is_gpu_broken(module: Any, rows: list[Row]) -> bool:
     """Return whether a CUDA error has made the GPU unusable in this process."""
     return not has_own_process(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows

@@ -23,7 +23,7 @@ from systems.records import store
 from systems.records.device import Device, is_gpu_shared, why_no_gpu
 from systems.records.store import RecordError
 from systems.running import machine, reports, resuming
-from systems.running.groups import gpu_is_broken, make_groups, measure_rows, report_rows
+from systems.running.groups import is_gpu_broken, make_groups, measure_rows, report_rows
 from systems.running.precompile import compile_ahead, make_code_folder
 from systems.running.processes import has_own_process
 from systems.running.reports import CannotStart, report
@@ -79,7 +79,7 @@ def measure_stem(
             record.rows += rows
             store.write(record, progress)
             report_rows(rows)
-            if gpu_is_broken(module, rows):
+            if is_gpu_broken(module, rows):
                 break
         if not record.complete:
             failed = sum(row.status == "failed" for row in record.rows)

@@ -39,7 +39,7 @@ def fake_gpu(monkeypatch):
         monkeypatch.setattr(available, "INTERPRETED", flag)
         owned = dict.fromkeys(range(timed))
         monkeypatch.setattr(available, "load_tuned", lambda _: owned)
-        for name in ("missing_on_device", "unsupported_triton"):
+        for name in ("missing_on_device", "required_triton"):
             known = getattr(limits, name).__wrapped__
             monkeypatch.setattr(limits, name, known)
         look = cache(check_device.__wrapped__)

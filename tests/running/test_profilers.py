@@ -13,7 +13,7 @@ from tests.factories import make_record
 
 
 @pytest.fixture
-def cupti_events(monkeypatch):
+def detach_log(monkeypatch):
     """Simulate a GPU; list DETACH_VARIABLE at a profile, and synchronizations."""
     found = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -29,23 +29,23 @@ def cupti_events(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_detaching_cupti_restores_the_environment(cupti_events, monkeypatch, before):
+def test_detaching_cupti_restores_the_environment(detach_log, monkeypatch, before):
     monkeypatch.delenv(DETACH_VARIABLE, raising=False)
     if before is not None:
         monkeypatch.setenv(DETACH_VARIABLE, before)
     detach_cupti()
-    assert cupti_events == ["1", *["call"] * profilers.CALLS]
+    assert detach_log == ["1", *["call"] * profilers.CALLS]
     assert os.environ.get(DETACH_VARIABLE) == before
 
 
-def test_detaching_ignores_cuda_errors(cupti_events, monkeypatch):
+def test_detaching_ignores_cuda_errors(detach_log, monkeypatch):
     def fail(work, device):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.delenv(DETACH_VARIABLE, raising=False)
     monkeypatch.setattr(torch_trace, "run_profiled", fail)
     detach_cupti()
-    assert cupti_events == [] and DETACH_VARIABLE not in os.environ
+    assert detach_log == [] and DETACH_VARIABLE not in os.environ
 
 
 def test_cupti_is_detached_after_each_group(monkeypatch):

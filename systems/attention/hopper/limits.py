@@ -49,7 +49,7 @@ def missing_on_device(device: torch.device) -> str:
 
 
 @cache
-def unsupported_triton(device: torch.device) -> str:
+def required_triton(device: torch.device) -> str:
     """Return the Triton versions needed, or "" if the version isn't the problem."""
     if device.type != "cuda" or knobs.runtime.interpret:
         return ""

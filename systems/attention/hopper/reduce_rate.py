@@ -1,6 +1,4 @@
-"""Measure how fast TMA (`cp.reduce`) can add to global memory in the L2 cache, as an
-upper bound for the rate at which the one-pass backward adds to dq.
-"""
+"""Measure how fast TMA adds to global memory in L2: the one-pass backward's limit."""
 
 import torch
 from torch import Tensor

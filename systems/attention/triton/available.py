@@ -41,7 +41,7 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
     if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
         return
     if q.device.type == "cuda" and (
-        not limits.missing_on_device(q.device) or limits.unsupported_triton(q.device)
+        not limits.missing_on_device(q.device) or limits.required_triton(q.device)
     ):
         log_slow_kernels(f"hopper {reason}")
 

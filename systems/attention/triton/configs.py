@@ -76,9 +76,7 @@ ConfigsByArithmetic = dict[str, ConfigsByPass]
 
 
 class FewRowsTable(NamedTuple):
-    """Configurations with small tiles, which fill more SMs, for up to `most_rows` rows
-    (of all heads together).
-    """
+    """Configurations with small tiles for up to `most_rows` rows, over all heads."""
 
     most_rows: int
     configs: ConfigsByPass

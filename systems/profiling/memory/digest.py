@@ -18,7 +18,7 @@ def summarize(history: History, timeline: bool = False) -> dict[str, Any]:
     """Summarize an allocator history: bytes by category at the peak, the maximum of
     each category and each phase, and the largest blocks.
     """
-    layers = bytes_by_category(history)
+    layers = category_timelines(history)
     total = bytes_in_use(history)
     peak = total.index(max(total))
     allocations = sorted(
@@ -56,8 +56,8 @@ def summarize(history: History, timeline: bool = False) -> dict[str, Any]:
     # --8<-- [end:digest]
 
 
-def bytes_by_category(history: History) -> dict[str, list[int]]:
-    """Return the bytes in use after each event, by category."""
+def category_timelines(history: History) -> dict[str, list[int]]:
+    """Return {category: bytes in use after each event}."""
     return {
         name: bytes_in_use(
             History(
@@ -100,7 +100,7 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
             b.bytes,
             b.category,
             b.phase or "before",
-            owner_pattern(b.owner),
+            generalize_owner(b.owner),
             allocation_site(b),
         )
         for b in blocks
@@ -127,7 +127,7 @@ def group_blocks(blocks: list[Block]) -> list[Group]:
     )
 
 
-def owner_pattern(owner: str | None) -> str:
+def generalize_owner(owner: str | None) -> str:
     """Replace numbers in an owner's name by "*" (`layers.*.w1.weight`); "" for None."""
     return (
         ".".join("*" if part.isdigit() else part for part in owner.split("."))

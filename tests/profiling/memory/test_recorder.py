@@ -10,7 +10,7 @@ import torch
 from systems.model.optimizer import AdamW
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import build_model
-from systems.profiling.memory.digest import bytes_by_category, summarize
+from systems.profiling.memory.digest import category_timelines, summarize
 from systems.profiling.memory.recorder import Recorder
 from systems.profiling.memory.snapshot import bytes_in_use
 from tests.cpu_allocator import allocator, round_up
@@ -39,7 +39,7 @@ def record_first_step(device: str, precision: str) -> dict:
     allocated = torch.cuda.max_memory_allocated()
     # `history` raises SnapshotError if its peak differs from the allocator's.
     history = recorder.history()
-    total, layers = bytes_in_use(history), bytes_by_category(history)
+    total, layers = bytes_in_use(history), category_timelines(history)
     found, snapshot = summarize(history), recorder.snapshot
     blocks = [replace(block, bytes=round_up(block.bytes)) for block in history.blocks]
     tensors = *model.parameters(), *model.buffers()
