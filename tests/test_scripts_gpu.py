@@ -10,7 +10,7 @@ import torch
 
 from systems import ROOT
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import attention
+from systems.benchmarking.peers import load_peer
 from systems.benchmarking.workload import Workload, random_inputs
 from systems.model import transformer
 
@@ -104,7 +104,7 @@ def test_do_bench_of_flash_attention_agrees(dtype, capsys):
     lines = capsys.readouterr().out.splitlines()
     for name, line in zip(("plain", "sdpa", "ours"), lines, strict=True):
         if name != "plain" or "out of memory" not in line:
-            attend = attention(name, causal=True, n=n, device="cuda")
+            attend = load_peer(name, causal=True, n=n, device="cuda")
             harness = gpu_time.pass_times_ms(attend, *inputs)
             expected = [median(times) for times in harness.values()]
             found = [float(ms) for ms in line.split()[2:]]

@@ -19,7 +19,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 
 @cache
-def capture_stream() -> torch.cuda.Stream:
+def shared_stream() -> torch.cuda.Stream:
     """Return one stream for all captures, as libraries keep a workspace per stream."""
     return torch.cuda.Stream()
 
@@ -35,7 +35,7 @@ def capture(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step
         raise Unsupported("a CPU has no CUDA graphs")
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     # Graphs that share a pool must be captured on one stream, and replayed in order.
-    pool, stream = torch.cuda.graph_pool_handle(), capture_stream()
+    pool, stream = torch.cuda.graph_pool_handle(), shared_stream()
 
     @contextmanager
     def capture_phase(name: str) -> Iterator[None]:

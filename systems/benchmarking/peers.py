@@ -59,7 +59,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     # --8<-- [end:plain]
 
 
-def attention(
+def load_peer(
     name: str, causal: bool, n: int, device: str, grouped: bool = False
 ) -> Attention:
     """Return the attention function of this name for n queries and keys; `grouped` if

@@ -14,15 +14,15 @@ class Stem:
     """An experiment: its module, and the devices ("cuda", "cpu", or "meta" for tensors
     without data) that run its full and its quick grid of configurations.
 
-    `rehearsed` lists the implementations or executions that parallel processes of
-    `cores_of_each` cores compile ahead of measuring. `needs` lists required modules.
+    `precompiled` lists the implementations or executions that parallel processes of
+    `cores_per_process` cores compile before measuring. `needs` lists required modules.
     """
 
     module: str
     full: tuple[str, ...] = GPU
     quick: tuple[str, ...] = GPU_OR_CPU
-    rehearsed: tuple[str, ...] = ()
-    cores_of_each: int = 1
+    precompiled: tuple[str, ...] = ()
+    cores_per_process: int = 1
     needs: tuple[str, ...] = ()
 
 
@@ -39,16 +39,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "saved_tensors": {"full": META, "quick": META},
     "gradient_checkpointing": {},
     "attention": {},
-    "compile": {"quick": GPU, "rehearsed": ("compiled",), "cores_of_each": 3},
+    "compile": {"quick": GPU, "precompiled": ("compiled",), "cores_per_process": 3},
     "kernel_profile": {"quick": GPU},
     "weighted_sum": {"needs": ("triton",)},
     "nsys": {"quick": GPU},
     "flash_accuracy": {
-        "rehearsed": ("triton", "hopper", "torch"),
+        "precompiled": ("triton", "hopper", "torch"),
         "needs": ("triton",),
     },
-    "flash_benchmarking": {"rehearsed": ("ours",), "needs": ("triton",)},
-    "flash_peers": {"quick": GPU, "rehearsed": PEERS, "needs": ("triton",)},
+    "flash_benchmarking": {"precompiled": ("ours",), "needs": ("triton",)},
+    "flash_peers": {"quick": GPU, "precompiled": PEERS, "needs": ("triton",)},
     "flash_leaderboard": {"needs": ("triton",)},
     "model_attention": {"needs": ("triton",)},
     "flash_ablation": {"needs": ("triton",)},

@@ -80,8 +80,8 @@ def configs(quick: bool = False) -> list[Config]:
     ]
 
 
-def plain_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the model's attention, with its causal mask if `causal`."""
+def choose_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the model's attention function, with its causal mask if `causal`."""
     return (
         transformer.eager_attention
         if causal
@@ -101,7 +101,7 @@ def run(config: Config) -> Turns:
     torch.set_float32_matmul_precision("highest")
     shape = (config.batch, 1, config.n, config.d)
     q, k, v, do = cached_inputs(shape, DTYPES[config.dtype], device)
-    attention = plain_attention(config.causal)
+    attention = choose_attention(config.causal)
 
     def step(phase: Phase) -> None:
         with phase(phases.FORWARD):

@@ -16,7 +16,7 @@ from systems.attention.dispatch import FlashAttentionTriton, choose_backend
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.benchmarking import timing
-from systems.benchmarking.peers import attention, use_peer
+from systems.benchmarking.peers import load_peer, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Unsupported
@@ -139,7 +139,7 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
         return partial(run_backend, causal=causal, backend=name)
     if name == "torch":
         return lambda *qkv: output_and_lse(FlashAttentionPyTorch.apply(*qkv, causal))
-    fused = attention(name, causal, n, device)
+    fused = load_peer(name, causal, n, device)
     return lambda *qkv: (fused(*qkv), None)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import attention, find_backend, use_peer
+from systems.benchmarking.peers import find_backend, load_peer, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES
@@ -86,7 +86,7 @@ def run(config: Config) -> Turns:
     q, k, v, do = random_inputs(
         (1, 1, config.n, config.d), DTYPES[config.dtype], device
     )
-    attend = attention(config.implementation, causal=True, n=config.n, device=device)
+    attend = load_peer(config.implementation, causal=True, n=config.n, device=device)
     metrics: dict[str, Any] = {}
     with use_peer(config.implementation):
         # Before memory is measured, compile and let libraries allocate workspaces.

@@ -15,7 +15,7 @@ import torch
 from systems.attention.dispatch import FlashAttentionTriton
 from systems.attention.hopper.limits import missing_on_device
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import attention, find_backend, use_peer
+from systems.benchmarking.peers import find_backend, load_peer, use_peer
 from systems.model.train_step import Phase
 from systems.profiling.probes import kernel_samples_ms
 from systems.records.outcome import Turns
@@ -76,7 +76,7 @@ def run(config: Config) -> Turns:
         def attend() -> Any:
             return flash(q, k, v, True)
     else:
-        peer = attention(name, causal=True, n=config.n, device=device)
+        peer = load_peer(name, causal=True, n=config.n, device=device)
 
         # Libraries take (b, h, n, d). Keep the output's batch dimension: the backward
         # pass of o[0] would copy the gradient of o, which is an expanded scalar.

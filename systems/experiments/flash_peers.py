@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from systems.benchmarking import gpu_time, timing
-from systems.benchmarking.peers import Attention, attention, find_backend, use_peer
+from systems.benchmarking.peers import Attention, find_backend, load_peer, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Turns
@@ -118,7 +118,7 @@ def run(config: Config) -> Turns:
     q, k, v, do, expected = make_problem(replace(config, implementation="ours"), device)
     # --8<-- [start:turns]
     with use_peer(name):
-        attend = attention(name, causal, config.n, device, config.group > 1)
+        attend = load_peer(name, causal, config.n, device, config.group > 1)
         metrics: dict[str, Any] = relative_errors(attend, (q, k, v, do), expected)
         metrics |= compare_calls(attend, (q, k, v, do))
         metrics |= {"ran": find_backend(name, q, k, v, causal)}

@@ -86,7 +86,7 @@ def run(config: Config) -> dict[str, Any]:
         timing.empty_cache(device)
         times, kernels, metrics["report"] = profile_with_nsys(config)
     else:
-        run_passes = pass_runner(config, device)
+        run_passes = make_pass_runner(config, device)
         # Run the warm-up passes before the trace begins.
         run_passes(config.warmup)
         passes = partial(run_passes, config.passes)
@@ -100,7 +100,7 @@ def run(config: Config) -> dict[str, Any]:
     # --8<-- [end:run]
 
 
-def pass_runner(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
+def make_pass_runner(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
     """Return a function that runs marked passes and returns their samples in ms."""
     work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
     mark_layers(work.model)

@@ -51,7 +51,7 @@ def grid_configs(stem: str, grid: str) -> list[Any]:
 
 
 def implementation_or_execution(config: Any) -> str | None:
-    """Return what `Stem.rehearsed` selects by: implementation, execution or None."""
+    """Return what `Stem.precompiled` selects by: implementation, execution or None."""
     return getattr(config, "implementation", getattr(config, "execution", None))
 
 
@@ -77,9 +77,9 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     """Compile the kernels of pending rows in parallel, in at most half of the time
     until `deadline` (seconds since 1970). Other kernels compile when a row is measured.
     """
-    started, kinds = time.time(), STEMS[stem].rehearsed
+    started, kinds = time.time(), STEMS[stem].precompiled
     ends = started + min(MAX_SECONDS, (deadline - started) / 2)
-    count = min(MOST_PROCESSES, available_cores() // STEMS[stem].cores_of_each)
+    count = min(MOST_PROCESSES, available_cores() // STEMS[stem].cores_per_process)
     selected = [c for c in pending if implementation_or_execution(c) in kinds]
     if len(selected) < LEAST_ROWS or count < 2 or ends <= started:
         return
@@ -98,7 +98,7 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
         shares = divide_rows(needs, count, torch.cuda.mem_get_info()[0])
     module = "systems.running.precompile"
     base = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
-    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_of_each)}
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_per_process)}
     settings = os.environ | threads | {COUNT_VARIABLE: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     children: list[subprocess.Popen[Any]] = []

@@ -45,7 +45,7 @@ def fake_graphs(monkeypatch):
         "graph": capture,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(graphs, "capture_stream", lambda: side)
+    monkeypatch.setattr(graphs, "shared_stream", lambda: side)
     name = "_cuda_clearCublasWorkspaces"
     monkeypatch.setattr(torch._C, name, free_workspaces, raising=False)
     return events

@@ -12,7 +12,7 @@ from systems.attention import dispatch
 from systems.attention.hopper import limits
 from systems.attention.reference import attention_reference
 from systems.benchmarking import compiling, peers
-from systems.benchmarking.peers import attention, find_backend, use_peer
+from systems.benchmarking.peers import find_backend, load_peer, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import relative_error
 from systems.records.outcome import NotInstalled, Unsupported
@@ -28,7 +28,7 @@ def test_peers_compute_attention(name, causal, device):
     if name == "sdpa_flash" and device == "cuda":
         q, k, v, do = random_inputs((1, 2, 40, 16), torch.bfloat16, device)
     with use_peer(name):
-        o = attention(name, causal, 40, device)(q, k, v)
+        o = load_peer(name, causal, 40, device)(q, k, v)
         gradients = torch.autograd.grad(o, (q, k, v), do)
     expected = run_reference(q, k, v, do, causal)
     bound = 2e-2 if q.dtype == torch.bfloat16 else 1e-5
@@ -41,17 +41,17 @@ def test_unavailable_backend_is_unsupported(name):
     """On a CPU the backend can't run, and no other backend may replace it."""
     q, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     with pytest.raises(Unsupported, match=name.removeprefix("sdpa_")), use_peer(name):
-        attention(name, True, 8, "cpu")(q, k, v)
+        load_peer(name, True, 8, "cpu")(q, k, v)
 
 
 def test_missing_library_is_a_row_and_other_errors_raise(monkeypatch):
     with pytest.raises(ValueError, match="no attention is named 'flash9'"):
-        attention("flash9", True, 8, "cpu")
+        load_peer("flash9", True, 8, "cpu")
     with pytest.raises(RuntimeError, match="shapes differ"), use_peer("sdpa_flash"):
         raise RuntimeError("shapes differ")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     with pytest.raises(NotInstalled, match="^not installed: .*peers"), use_peer("fa4"):
-        attention("fa4", True, 8, "cpu")
+        load_peer("fa4", True, 8, "cpu")
     # Only "FA4 ... unsupported" raised for sdpa_fa4 means a refused input here.
     refused = RuntimeError("FA4 backward unsupported: head dimension")
     assert peers.unsupported_reason("sdpa_fa4", refused) == str(refused)
@@ -80,7 +80,7 @@ def test_ours_triton_avoids_the_hopper_kernels(device, monkeypatch):
     assert find_backend("ours_triton", q, k, v, True) == "triton"
     others = {k: v for k, v in dispatch.LAUNCHERS.items() if k != "hopper"}
     monkeypatch.setattr(dispatch, "LAUNCHERS", others)
-    o = attention("ours_triton", True, 8, device)(q, k, v)
+    o = load_peer("ours_triton", True, 8, device)(q, k, v)
     torch.autograd.grad(o, (q, k, v), do)
 
 
@@ -132,7 +132,7 @@ def test_flash_attention_4_gets_the_deterministic_flag(fake_flash_4):
     expected, _ = attention_reference(q, k, v, True)
     for name in ("fa4", "fa4_ordered"):
         with use_peer(name):
-            o = attention(name, True, 8, "cpu", grouped=True)(q, k, v)
+            o = load_peer(name, True, 8, "cpu", grouped=True)(q, k, v)
         torch.testing.assert_close(o, expected)
     assert fake_flash_4 == [(True, False), (True, True)]
 
@@ -140,10 +140,10 @@ def test_flash_attention_4_gets_the_deterministic_flag(fake_flash_4):
 def test_inputs_that_flash_attention_4_rejects_are_unsupported(fake_flash_4):
     q, k, v, do = random_inputs((1, 1, 8, 32), torch.float32, "cpu")
     with pytest.raises(Unsupported, match="AssertionError: head dim"), use_peer("fa4"):
-        attention("fa4", True, 8, "cpu")(q, k, v)
+        load_peer("fa4", True, 8, "cpu")(q, k, v)
     q, k, v, do = (x[..., :8] for x in (q, k, v, do))
     with pytest.raises(Unsupported, match="head dimension of a back"), use_peer("fa4"):
-        o = attention("fa4", True, 8, "cpu")(q, k, v)
+        o = load_peer("fa4", True, 8, "cpu")(q, k, v)
         torch.autograd.grad(o, (q, k, v), do)
     names: dict[str, Any] = {"__name__": "torch.nn.attention._fa4"}
     with pytest.raises(Unsupported, match="too many values"), use_peer("fa4"):
@@ -154,7 +154,7 @@ def test_inputs_that_flash_attention_4_rejects_are_unsupported(fake_flash_4):
 def test_gpu_errors_do_not_count_as_unsupported(fake_flash_4, d, said):
     q, k, v, _ = random_inputs((1, 1, 8, d), torch.float32, "cpu")
     with pytest.raises(RuntimeError, match=said) as found, use_peer("fa4"):
-        attention("fa4", True, 8, "cpu")(q, k, v)
+        load_peer("fa4", True, 8, "cpu")(q, k, v)
     assert not isinstance(found.value, Unsupported)
 
 
@@ -168,7 +168,7 @@ def test_errors_outside_the_library_are_raised(fake_flash_4, error):
     _, k, v, _ = random_inputs((1, 1, 8, 16), torch.float32, "cpu")
     no_tensor: Any = "q"
     with pytest.raises(AttributeError, match="'str' object"), use_peer("fa4"):
-        attention("fa4", True, 8, "cpu")(no_tensor, k, v)
+        load_peer("fa4", True, 8, "cpu")(no_tensor, k, v)
 
 
 def test_deterministic_sdpa_fills_no_memory():

@@ -82,7 +82,7 @@ def test_experiment_defines_what_tools_need(stem):
     assert callable(module.run) and module.PROTOCOL and module.__doc__
     assert {*entry.full, *entry.quick} <= {"cuda", "cpu", "meta"}
     names = map(precompile.implementation_or_execution, module.configs())
-    assert {*entry.rehearsed} <= {*names}
+    assert {*entry.precompiled} <= {*names}
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -363,7 +363,7 @@ def test_attention_times_passes_and_lists_tensors(quick_compiler, causal, execut
 
 def test_plain_attention_masks_if_causal():
     q, k, v = torch.randn(3, 2, 1, 5, 4)
-    plain, masked = (attention.plain_attention(on)(q, k, v) for on in (False, True))
+    plain, masked = (attention.choose_attention(on)(q, k, v) for on in (False, True))
     # The mask changes the first query's result, not the last query's.
     assert torch.equal(plain[..., -1, :], masked[..., -1, :])
     assert torch.allclose(masked[..., 0, :], v[..., 0, :])
@@ -652,7 +652,7 @@ def test_leaderboard_expands_a_scalar_output_gradient(use_cpu, monkeypatch):
         o.register_hook(lambda do: seen.append((tuple(do.shape), do.stride())))
         return o
 
-    monkeypatch.setattr(flash_leaderboard, "attention", lambda *_, **__: attend)
+    monkeypatch.setattr(flash_leaderboard, "load_peer", lambda *_, **__: attend)
     config = flash_leaderboard.Config("plain", heads=2, n=8, d=4)
     metrics = measure_row(config, flash_leaderboard.run).metrics
     assert list(metrics) == ["both_ms", "ran", "kernels"]

@@ -47,12 +47,12 @@ def test_attention_memory_formulas_equal_measured_bytes(dtype, causal):
     inputs = [x.requires_grad_() for x in (q, k, v)]
     saved = probes.SavedTensors(inputs)
     with saved.phase("forward"):
-        o = attention.plain_attention(causal)(q, k, v)
+        o = attention.choose_attention(causal)(q, k, v)
     kept = sum(tensor["adds_bytes"] for tensor in saved.tensors)
     kept += o.untyped_storage().nbytes()
     assert kept == sum(costs.attention_saved_bytes(**shape).values())
     with Allocator() as memory:
-        o = attention.plain_attention(causal)(q, k, v)
+        o = attention.choose_attention(causal)(q, k, v)
         memory.reset_peak()
         o.backward(do)
     # The formula neglects small tensors.

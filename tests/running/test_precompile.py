@@ -33,7 +33,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 @pytest.fixture
 def stem(monkeypatch):
-    entry = Stem("fake_module", full=("cuda",), quick=("cpu",), rehearsed=("ours",))
+    entry = Stem("fake_module", full=("cuda",), quick=("cpu",), precompiled=("ours",))
     monkeypatch.setitem(STEMS, "fake", entry)
     module = SimpleNamespace(seen=[], configs=lambda quick: CONFIGS)
     monkeypatch.setitem(sys.modules, "fake_module", module)
@@ -86,7 +86,7 @@ def test_memory_limits_the_compiling_processes(shares, monkeypatch, room, count)
 
 
 def test_processes_get_equal_shares_of_each_kind(stem, shares, monkeypatch):
-    both = replace(STEMS["fake"], rehearsed=("ours", "plain"))
+    both = replace(STEMS["fake"], precompiled=("ours", "plain"))
     monkeypatch.setitem(STEMS, "fake", both)
     monkeypatch.setattr(precompile, "available_cores", lambda: 2)
     precompile.compile_ahead("fake", "full", CONFIGS, NEVER)
