@@ -36,7 +36,7 @@ from systems.experiments import STEMS  # noqa: E402
 from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.measuring import Outcome, measure_all  # noqa: E402
-from tools.rendering import check_tree, fail, write_rendered  # noqa: E402
+from tools.rendering import check_guide, fail, write_rendered  # noqa: E402
 from tools.states import print_states  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -122,7 +122,7 @@ def command(
         if render:
             return write_rendered(results, generated)
         if check:
-            return check_tree(results, generated)
+            return check_guide(results, generated)
         # `--only` may name a stem twice.
         stems = list(dict.fromkeys(only or STEMS))
         deadline = time.time() + time_limit * 60 if time_limit else 1e18

@@ -73,7 +73,7 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     return 0
 
 
-def check_tree(results: Path, generated: Path | None = None) -> int:
+def check_guide(results: Path, generated: Path | None = None) -> int:
     """Check pages, docs/generated and records. Print findings, and stale records as
     warnings; return the exit code, 1 if there are findings.
     """

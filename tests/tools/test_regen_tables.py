@@ -245,7 +245,7 @@ def test_reduced_grids_by_command_are_fast(tmp_path):
         rows = len(import_module(STEMS[stem].module).configs(quick=True))
         assert [row.status for row in record.rows] == ["ok"] * rows
         # Tables also render without the numbers that only a GPU gives.
-        everything.build_stem(stem, [record])
+        everything.render_stem(stem, [record])
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_reduced_grids_are_fast_and_render(stem, monkeypatch):
     rows = [measure_row(config, module.run) for config in module.configs(quick=True)]
     assert {row.status for row in rows} == {"ok"}
     assert time.process_time() - begun < QUICK_SECONDS
-    everything.build_stem(stem, [make_record(stem, *rows, grid="quick")])
+    everything.render_stem(stem, [make_record(stem, *rows, grid="quick")])
 
 
 def test_list_makes_no_folder(run_regen, tmp_path):

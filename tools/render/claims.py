@@ -21,9 +21,7 @@ Judgement = tuple[bool, str] | list[float] | float | None
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about one experiment, which `judge` checks on a record; `because`
-    justifies the threshold.
-    """
+    """A claim that `judge` checks on a record; `because` justifies its threshold."""
 
     name: str
     stem: str

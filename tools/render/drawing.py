@@ -78,9 +78,7 @@ Draw = Callable[[Drawing], None]
 
 
 def draw_figure(draw: Draw, alt: str, finding: str, key: str, numbers: str) -> str:
-    """Return a figure with a wide and a narrow drawing, the alternative text `alt`, and
-    a caption (see `caption_html`).
-    """
+    """Return a figure: wide and narrow drawing, alternative text, `caption_html`."""
     pictures = []
     for width, shown in ((WIDE, "wide"), (NARROW, "narrow")):
         drawing = Drawing(width)

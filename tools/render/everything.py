@@ -48,7 +48,7 @@ def render(found: Found) -> dict[str, str]:
     predicted = {**import_spanning("envelope").facts(found)}
     stem_facts = {}
     for stem in STEMS:
-        stem_files, own_facts = build_stem(stem, found[stem])
+        stem_files, own_facts = render_stem(stem, found[stem])
         files |= {f"{stem}-{name}": text for name, text in stem_files.items()}
         stem_facts[stem] = {**own_facts, **predicted.pop(stem, {})}
     facts |= predicted | stem_facts
@@ -78,7 +78,7 @@ def import_spanning(name: str) -> ModuleType:
     return import_module(f"tools.render.spanning.{name}")
 
 
-def build_stem(
+def render_stem(
     stem: str, records: list[Record]
 ) -> tuple[dict[str, str], Mapping[str, str]]:
     """Return an experiment's files and facts. An error gets a note with its records."""

@@ -230,12 +230,12 @@ class Frame(list[Line]):
         self,
         *shown: str | tuple[Any, ...],
         left: int = 0,
-        telling: Callable[[Line], bool] | None = None,
+        shown_first: Callable[[Line], bool] | None = None,
         alike: Collection[str] = (),
     ) -> str:
         """Return a Markdown table. Each column is a name, or a tuple of header, name or
         function of a row, and optionally a format. The leading names, or the first
-        `left` columns, are row headers. See `markdown.table` for `telling` and `alike`.
+        `left` columns, are row headers. `markdown.table` explains the other options.
         """
         names = len([*takewhile(lambda column: isinstance(column, str), shown)])
         pairs = [(one, one) if isinstance(one, str) else one for one in shown]
@@ -244,7 +244,9 @@ class Frame(list[Line]):
             for head, value, *text in pairs
         ]
         left = left or names or 1
-        return items_table(self, *described, left=left, telling=telling, alike=alike)
+        return items_table(
+            self, *described, left=left, shown_first=shown_first, alike=alike
+        )
 
 
 def frame(record: Record | None, **wanted: Any) -> Frame:

@@ -19,7 +19,7 @@ def escape_alt(text: str) -> str:
     return text.replace('"', "&quot;")
 
 
-# Tables with more rows than this show only their `telling` rows at first.
+# Tables with more rows than this show only those of `shown_first` until a click.
 OPEN = 8
 # Markdown attribute that hides a table row until a click on "All rows".
 REST = " {: .rest }"
@@ -29,13 +29,13 @@ def table(
     header: list[str],
     rows: Iterable[list[str]],
     left: int = 1,
-    telling: Sequence[bool] = (),
+    shown_first: Sequence[bool] = (),
     alike: Collection[str] = (),
 ) -> str:
     """Return a Markdown table, or "" for no rows. The first `left` columns are row
     headers, which stay visible when a narrow page scrolls. A column named in `alike`
     becomes a sentence below the table if all its cells agree. A long table shows only
-    rows whose flag in `telling` is true, until a click.
+    rows whose flag in `shown_first` is true, until a click.
     """
     body = [[*cells] for cells in rows]
     if not body:
@@ -46,11 +46,11 @@ def table(
             equal.append(f"*{head}*: {cells[0].lstrip('+')}")
         else:
             shown.append(at)
-    if any(telling) and len(body) > OPEN:
-        for cells, is_telling in zip(body, telling, strict=True):
+    if any(shown_first) and len(body) > OPEN:
+        for cells, is_shown_first in zip(body, shown_first, strict=True):
             # Add the attribute to the first cell with text: empty cells can't have it.
             filled = [at for at in shown if cells[at]]
-            if filled and not is_telling:
+            if filled and not is_shown_first:
                 cells[filled[0]] += REST
     rule = [":---" if at < left else "---:" for at in range(len(header))]
     texts = [
@@ -128,7 +128,7 @@ def items_table(
     items: Iterable[Any],
     *described: tuple[Any, ...],
     left: int = 1,
-    telling: Callable[[Any], bool] | None = None,
+    shown_first: Callable[[Any], bool] | None = None,
     alike: Collection[str] = (),
 ) -> str:
     """Return a table with a line per item, or "" if there are no items. A column is a
@@ -137,7 +137,7 @@ def items_table(
     """
     items = list(items)
     rows = [format_row(item, described) for item in items]
-    flags = [telling(item) for item in items] if telling else []
+    flags = [shown_first(item) for item in items] if shown_first else []
     return table([head for head, *_ in described], rows, left, flags, alike)
 
 

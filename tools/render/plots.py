@@ -145,7 +145,7 @@ def curve(axes: Axes, xs: Iterable[float], ys: Iterable[float], **style: Any) ->
         axes.plot(*zip(*points, strict=True), **look)
 
 
-def label(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
+def label_point(axes: Axes, text: str, x: float, y: float, **more: Any) -> None:
     """Write a bold text above a point, or at `offset` (x, y) in pixels from it."""
     offset = more.pop("offset", (0, 8))
     style: dict[str, Any] = {"ha": "center", "color": ACCENT, "weight": "bold"} | more

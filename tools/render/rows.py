@@ -78,27 +78,27 @@ def dropna(values: Iterable[float]) -> list[float]:
     return [value for value in values if not isinstance(value, Missing)]
 
 
-def missing_reason(values: Iterable[float]) -> Missing:
-    """Return the first Missing value whose reason is out of memory, else MISSING."""
+def find_missing_value(values: Iterable[float]) -> Missing:
+    """Return the first Missing value with the reason out of memory, else MISSING."""
     reasons = (value for value in values if isinstance(value, Missing))
     return next((x for x in reasons if x.words.startswith(OUT_OF_MEMORY)), MISSING)
 
 
 def nanmin(values: Iterable[float]) -> float:
     values = list(values)
-    return min(dropna(values), default=missing_reason(values))
+    return min(dropna(values), default=find_missing_value(values))
 
 
 def nanmax(values: Iterable[float]) -> float:
     values = list(values)
-    return max(dropna(values), default=missing_reason(values))
+    return max(dropna(values), default=find_missing_value(values))
 
 
 def span(values: Iterable[float], text: Text = "{:.2f}") -> str:
     """Format the range of values, such as "1.20 to 3.40", or "1.20" if they agree."""
     values = list(values)
     if not (numbers := dropna(values)):
-        return missing_reason(values).words
+        return find_missing_value(values).words
     low, high = (fmt(end(numbers), text) for end in (min, max))
     return low if low == high else f"{low} to {high}"
 
@@ -111,7 +111,7 @@ def describe_range(values: Iterable[float]) -> str:
         return f"ranges from {text}" if " to " in text else f"is {text}"
     return (
         "ran out of memory"
-        if missing_reason(values) is not MISSING
+        if find_missing_value(values) is not MISSING
         else "was not measured"
     )
 

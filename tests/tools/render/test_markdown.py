@@ -39,14 +39,14 @@ def test_angle_brackets_are_escaped():
 
 def test_long_table_hides_most_rows():
     lines = [["" if n < 3 else f"`{n}`", f"{n}"] for n in range(20)]
-    telling = [n in (4, 9) for n in range(20)]
-    page = to_html(table(["a", "b"], lines, telling=telling))
+    flags = [n in (4, 9) for n in range(20)]
+    page = to_html(table(["a", "b"], lines, shown_first=flags))
     rows = re.findall(r"<tr( class=\"rest\")?>", page)
     assert len(rows) == 21 and rows.count("") == 3
     assert page.count('type="checkbox"> All 20 rows') == 1 and "{:" not in page
-    assert "checkbox" not in to_html(table(["a", "b"], lines[:8], telling=telling[:8]))
-    assert "All 9 rows" in to_html(table(["a", "b"], lines[:9], telling=telling[:9]))
-    of_items = items_table(range(20), ("a", str), ("b", str), telling=(4).__eq__)
+    assert "checkbox" not in to_html(table(["a", "b"], lines[:8], shown_first=flags))
+    assert "All 9 rows" in to_html(table(["a", "b"], lines[:9], shown_first=flags[:9]))
+    of_items = items_table(range(20), ("a", str), ("b", str), shown_first=(4).__eq__)
     assert to_html(of_items).count('class="rest"') == 19
 
 

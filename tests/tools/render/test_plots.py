@@ -17,7 +17,7 @@ from tests.tools.render.svgs import (
 )
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
-from tools.render.plots import ACCENT, curve, label, plot
+from tools.render.plots import ACCENT, curve, label_point, plot
 
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
@@ -99,7 +99,7 @@ def test_plot_labels_lines_and_points():
         axes = figure.subplots()
         curve(axes, [1, 2], [3, 4], label="ours", color=ACCENT)
         curve(axes, [1, 2], [3, 4], label="<b>")
-        label(axes, "a half", 1, 3)
+        label_point(axes, "a half", 1, 3)
 
     text = plot(read_record("warmup"), "x", draw, 'It is `x" b="<i>`.', "Key.")
     (figure,) = parse_figures(text, "plotted")

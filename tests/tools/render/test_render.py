@@ -47,7 +47,7 @@ def test_absent_metrics_show_not_measured():
     record = read_record("warmup")
     for row in record.rows:
         del row.metrics["forward_ms"]
-    files, facts = everything.build_stem("warmup", [record])
+    files, facts = everything.render_stem("warmup", [record])
     assert "not measured" in files["table.md"]
     assert facts["first_step"] == "not measured"
 
@@ -56,7 +56,7 @@ def test_rendering_errors_name_the_records(monkeypatch):
     """The error keeps its type, and a note names the record."""
     monkeypatch.setattr(warmup, "fragments", lambda records: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
-        everything.build_stem("warmup", [read_record("warmup")])
+        everything.render_stem("warmup", [read_record("warmup")])
     assert raised.value.__notes__ == ["while rendering nvidia-h200/warmup.json"]
 
 

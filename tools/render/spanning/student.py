@@ -55,7 +55,7 @@ def problems_table(found: Found) -> str:
     name = GPUS[gpu].name if (gpu := primary_gpu_key()) else primary_gpu()
     heads = ["problem", "`--only`", f"{name}, measured", *others.values()]
     heads += ["OOM on 80 GB", "OOM on 40 GB"]
-    return table(heads, rows, left=2, telling=[*shown, True]) + "\n"
+    return table(heads, rows, left=2, shown_first=[*shown, True]) + "\n"
 
 
 def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]:
@@ -71,9 +71,7 @@ def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]
 
 
 def slowdown(gpu: Gpu) -> float:
-    """Return how much faster the primary GPU is than `gpu`, by the data-sheet rate in
-    which they differ most.
-    """
+    """Return the largest ratio of the primary GPU's data-sheet rates to `gpu`'s."""
     primary = peak_rates(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)

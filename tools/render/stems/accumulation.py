@@ -156,7 +156,9 @@ def sums_figure(record: Record) -> Drawn:
                     place = {"ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
                         place = {"ha": "left", "offset": (44, 6)}
-                    plots.label(axes, f"step {end[0]:,}", *end, color=INK, **place)
+                    plots.label_point(
+                        axes, f"step {end[0]:,}", *end, color=INK, **place
+                    )
             axes.set_ylim(bottom=0)
             axes.set(xlabel="step", title=f"running sum, adding {term:g}")
 

@@ -72,7 +72,7 @@ def parts_table(record: Record, part: str) -> str:
             (f"under {x['dtype']} autocast", lambda name, x=x: x.get(name))
             for x in found
         ),
-        telling=ASKED.__contains__,
+        shown_first=ASKED.__contains__,
     )
 
 

@@ -105,12 +105,12 @@ def times_table(record: Record) -> str:
         ]
         found = frame(record).derive(compiled=lambda x: compiled_parts(x)[0])
         return found.table(*NAME, *shown)
-    telling = ("nothing", "model")
+    shown = ("nothing", "model")
     return steps(record).table(
         *NAME,
         *((f"wall, {p}, ms", f"{p} ±") for p in TIMES),
         *((f"GPU, {p}, ms", f"{p}_gpu", format_ms) for p in TIMES),
-        telling=lambda x: x["size"] in SHOWN_SIZES and x["compiled"] in telling,
+        shown_first=lambda x: x["size"] in SHOWN_SIZES and x["compiled"] in shown,
     )
 
 
@@ -129,7 +129,7 @@ def speedups_table(record: Record) -> str:
         *NAME,
         *((f"wall, {p}", f"{p}_gain", "{:.2f}") for p in TIMES),
         *((f"GPU, {p}", f"{p}_gpu_gain", "{:.2f}") for p in TIMES),
-        telling=lambda x: x["size"] in SHOWN_SIZES,
+        shown_first=lambda x: x["size"] in SHOWN_SIZES,
     )
 
 
@@ -168,7 +168,7 @@ def speedup_figure(record: Record) -> Drawn:
                     )
                 if gain := x["step_gain"]:
                     below = {"va": "top", "offset": (0, -6)}
-                    plots.label(axes, f"{gain:.1f} ×", ends[-1], place, **below)
+                    plots.label_point(axes, f"{gain:.1f} ×", ends[-1], place, **below)
             plots.label_bars(axes, list(TABLE_1))
             axes.set_xlim(0, 105)
             axes.set_title(f"{precision}: % of the eager step's time")

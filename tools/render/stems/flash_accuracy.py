@@ -90,7 +90,7 @@ def ratio_rows(record: Record) -> Frame:
     "mask.",
 )
 def error_table(record: Record) -> str:
-    def is_telling(x: Line) -> bool:
+    def is_shown_first(x: Line) -> bool:
         shown = x["heads"] == HEADS or x["implementation"] == "hopper"
         return x["dtype"] == "bf16" and shown
 
@@ -101,7 +101,7 @@ def error_table(record: Record) -> str:
         ("heads", "heads"),
         *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
         left=2,
-        telling=is_telling,
+        shown_first=is_shown_first,
     )
 
 
@@ -121,7 +121,7 @@ def ratio_table(record: Record) -> str:
         ("results compared", lambda x: len(x["over"])),
         ("most, largest error", lambda x: fmt(nanmax(x["largest"]), "{:.2f}")),
         left=2,
-        telling=lambda x: x["dtype"] == "bf16",
+        shown_first=lambda x: x["dtype"] == "bf16",
     )
 
 

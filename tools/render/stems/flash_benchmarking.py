@@ -142,7 +142,7 @@ def latency_table(record: Record) -> str:
     kernel = ("kernel", lambda x: x["ours"].get("ran", "").removesuffix("_attention"))
     shown = found.table(
         *("dtype", "d", ("N", "n"), *times, *ratios, kernel),
-        telling=lambda x: x["d"] == D and x["n"] in TELLING,
+        shown_first=lambda x: x["d"] == D and x["n"] in TELLING,
     )
     return shown and f"{shown}\n\n{describe_rounds(found)}\n{{ .below }}"
 

@@ -125,7 +125,7 @@ def shapes_table(record: Record) -> str:
         *((head, f"both / {name}", "{:.2f}") for head, name in over.items()),
         ("FA2", "both / sdpa_flash", "{:.2f}"),
         ("FA4, forward", "forward / fa4", "{:.2f}"),
-        telling=lambda x: (
+        shown_first=lambda x: (
             x["batch"] == 1 or x["n"] <= 1024 or (x["d"], x["causal"]) == (128, False)
         ),
     )

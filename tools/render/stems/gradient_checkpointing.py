@@ -162,7 +162,7 @@ def rows_table(record: Record) -> str:
     best = row_with_smallest(peaks_by_run_length(), "predicted_kept")
     runs = {1, 2, best["run"]}
 
-    def is_telling(x: Line) -> bool:
+    def is_shown_first(x: Line) -> bool:
         flash = x["attention"] == "flash" and x["strategy"] != "by_hand"
         return x["blocks_compiled"] or (flash and x["run"] in runs)
 
@@ -176,7 +176,7 @@ def rows_table(record: Record) -> str:
         ("wall, ms", "step_ms", "{:.0f}"),
         *((head.removeprefix("step, "), of) for head, of in gpu_columns()),
         left=2,
-        telling=is_telling,
+        shown_first=is_shown_first,
     )
 
 
@@ -193,7 +193,7 @@ def run_length_figure(record: Record) -> Drawn:
         plots.curve(times, found.column("run"), found.column("step_ms"), color=ACCENT)
         if whole := every.one(strategy="none", attention="flash")["step_ms"]:
             times.axhline(whole, color=DARK, linewidth=1)
-            plots.label(
+            plots.label_point(
                 times, "no recomputation", RUNS[-1], whole, ha="right", color=DARK
             )
         times.set_title("forward and backward, ms")
@@ -228,13 +228,13 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
         plots.curve(axes, found.column("run"), points, color=color, linestyle="")
         lowest = min(curve)
         place = RUNS[curve.index(lowest)]
-        plots.label(axes, f"{lowest:.1f}", place, lowest, color=color, **side)
+        plots.label_point(axes, f"{lowest:.1f}", place, lowest, color=color, **side)
     axes.set_ylim(bottom=0)
     beside = {"ha": "left", "va": "top", "offset": (3, -9)}
     rules = zip(("√N", "√(N r / R)"), best_run_lengths(PASS), strict=True)
     for name, run in rules:
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
-        plots.label(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
+        plots.label_point(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
     axes.set_title("peak, GiB, gradients made or kept")
 
 

@@ -43,7 +43,7 @@ def kernels_table(record: Record) -> str:
         ("ms", "nsys_ms", "{:.1f}"),
         ("nsys / torch", "ratio", "{:.3f}"),
         ("wall, ms", "wall_ms", "{:.1f}"),
-        telling=lambda x: x["context"] == 512,
+        shown_first=lambda x: x["context"] == 512,
     )
 
 

@@ -113,7 +113,7 @@ def shares_table(record: Record) -> str:
         ("counted, MiB", "counted", "{:,.1f}"),
         ("predicted, MiB", "predicted", "{:,.1f}"),
         ("share", "share", percent),
-        telling=lambda x: x["context"] == CONTEXTS[0],
+        shown_first=lambda x: x["context"] == CONTEXTS[0],
     )
 
 

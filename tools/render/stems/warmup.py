@@ -108,7 +108,9 @@ def steps_figure(record: Record) -> str:
             plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
         text = f"{first:,.0f} ms (median of {count}), {ratio} times a later step"
         if first:
-            plots.label(axes, text, 1, first, ha="left", va="center", offset=(10, 0))
+            plots.label_point(
+                axes, text, 1, first, ha="left", va="center", offset=(10, 0)
+            )
         plots.set_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")
 

@@ -77,7 +77,7 @@ def bandwidth_table(record: Record) -> str:
         ("error", "error", "{:.0e}"),
         ("same bits in two calls", lambda x: x.get("repeats")),
         left=2,
-        telling=lambda x: x["implementation"] in ("ours", "copy"),
+        shown_first=lambda x: x["implementation"] in ("ours", "copy"),
     )
 
 

@@ -63,7 +63,7 @@ def grid_table(record: Record) -> str:
         if any(x.get(f"{of}_gpu_ms", 0) for x in found)
     ]
     shown = ("d", ("N", "n"), *times, *gpu, *MEMORY)
-    return found.table(*shown, telling=lambda x: x["d"] == WIDTH)
+    return found.table(*shown, shown_first=lambda x: x["d"] == WIDTH)
 
 
 @fragments.add("variants.md", "Plain attention, d = 64: wall-clock time, mean ± std.")

@@ -62,7 +62,7 @@ def compiled_table(record: Record) -> str:
         times += [("both, speedup, GPU", "gain", "{:.2f}")]
     if not reported:
         times += [("compiling, s", compile_seconds, "{:.1f}")]
-    return found.table("d", ("N", "n"), *times, telling=lambda x: x["d"] == WIDTH)
+    return found.table("d", ("N", "n"), *times, shown_first=lambda x: x["d"] == WIDTH)
 
 
 @fragments.add("kernels.md", "The kernels of each pass, before compiling and after.")

@@ -81,7 +81,7 @@ def passes_table(record: Record, precision: str) -> str:
         *((head, lambda x, of=of: of(x["step"])) for head, of in gpu_columns()),
         ("share of peak", "step.share", percent),
         ("peak GiB", f"step.{PEAK}", gib),
-        telling=lambda x: x["context"] == 512,
+        shown_first=lambda x: x["context"] == 512,
     )
 
 
@@ -124,7 +124,9 @@ def speedup_table(record: Record) -> str:
     walls = {"step": "gain", "forward + backward": "pass_gain"}
     walls |= {"forward + backward alone": "alone_gain"}
     shown += [(f"{name} speedup, wall", of, "{:.2f}") for name, of in walls.items()]
-    return bf16.table("size", "context", *shown, telling=lambda x: x["context"] == 512)
+    return bf16.table(
+        "size", "context", *shown, shown_first=lambda x: x["context"] == 512
+    )
 
 
 @fragments.add(
@@ -142,7 +144,7 @@ def tf32_table(record: Record) -> str:
         )
     ]
     return at_512.arrange(size=TABLE_1, precision=PRECISIONS).table(
-        "size", "precision", *shown, telling=lambda x: x["size"] in SHOWN_SIZES
+        "size", "precision", *shown, shown_first=lambda x: x["size"] in SHOWN_SIZES
     )
 
 

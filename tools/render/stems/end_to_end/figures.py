@@ -22,9 +22,7 @@ DRAWN = ("fp32", "bf16")
 
 
 def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
-    """Draw a heat map of the column `name`: a row for each size, a column for each
-    context. `cell` returns the text and the shade of a value.
-    """
+    """Draw column `name` by size and context; `cell` gives a value's text and shade."""
     contexts = found.values("context")
     rows = {
         size: [cell(found.one(size=size, context=c)[name]) for c in contexts]

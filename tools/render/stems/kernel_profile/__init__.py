@@ -43,7 +43,7 @@ def times_table(record: Record) -> str:
         ("idle", "idle_share", percent),
         ("wall, profiled, ms", "profiled_ms", "{:.2f}"),
         ("GPU span, profiled, ms", "span_ms", "{:.2f}"),
-        telling=lambda x: (
+        shown_first=lambda x: (
             x["context"] == 512
             and (x["precision"] == "fp32" or x["size"] in SHOWN_SIZES)
         ),
@@ -66,7 +66,7 @@ def top_kernels_table(record: Record) -> str:
         ),
         ("same kernel", "same_top"),
         left=4,
-        telling=lambda x: x["context"] == 512,
+        shown_first=lambda x: x["context"] == 512,
     )
 
 
@@ -94,7 +94,7 @@ def top_nonmatmuls_table(record: Record) -> str:
         ("ms", lambda k: k.ms, "{:.3f}"),
         ("share of kernel time", lambda k: k.ms / whole, percent),
         left=2,
-        telling=found[:OPEN].__contains__,
+        shown_first=found[:OPEN].__contains__,
     )
 
 
@@ -117,7 +117,7 @@ def matmul_table(record: Record) -> str:
             for precision in ("fp32", "bf16")
             for head, name in parts.items()
         ),
-        telling=lambda x: x["context"] == 512,
+        shown_first=lambda x: x["context"] == 512,
     )
 
 
@@ -135,7 +135,7 @@ def gains_table(record: Record) -> str:
         ("copies and casts", "copies_share", percent),
         ("expected gain", "expected_gain", "{:.1f}"),
         ("measured gain", "gain", "{:.1f}"),
-        telling=lambda x: x["size"] in SHOWN_SIZES,
+        shown_first=lambda x: x["size"] in SHOWN_SIZES,
     )
     return rows.link_timing_record(record, shown)
 
@@ -157,7 +157,7 @@ def attention_table(record: Record) -> str:
         ("share of peak", "of_fp32", percent),
         ("TB/s", lambda x: x["bandwidth"] / 1e12, "{:.2f}"),
         ("share of bandwidth", "of_bandwidth", percent),
-        telling=lambda x: x["size"] in SHOWN_SIZES,
+        shown_first=lambda x: x["size"] in SHOWN_SIZES,
     )
 
 
@@ -175,7 +175,7 @@ def reported_table(record: Record) -> str:
         ("context", lambda x: x["context"] or ""),
         ("reported", lambda x: x.reason or format_metrics(x.metrics)),
         left=4,
-        telling=lambda x: x["table"] == record.rows[0].config["table"],
+        shown_first=lambda x: x["table"] == record.rows[0].config["table"],
     )
 
 

@@ -136,5 +136,7 @@ def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
     middle = (left * ridge) ** 0.5
     text = f"memory: {peak.bandwidth / 1e12:.1f} TB/s "
     look = {"ha": "right", "color": DARK, "offset": (0, 5)}
-    plots.label(axes, text, middle, middle * peak.bandwidth / 1e12, **look)
-    plots.label(axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look)
+    plots.label_point(axes, text, middle, middle * peak.bandwidth / 1e12, **look)
+    plots.label_point(
+        axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look
+    )

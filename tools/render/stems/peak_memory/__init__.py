@@ -76,7 +76,7 @@ def predicted_table(record: Record) -> str:
         ("off", "off", lambda off: f"{100 * off:+.1f} %".replace("-0.0", "+0.0")),
         ("where", lambda x: x["place"] if x else ""),
         left=5,
-        telling=lambda x: x["mode"] in DRAWN and AT.items() <= x.items(),
+        shown_first=lambda x: x["mode"] in DRAWN and AT.items() <= x.items(),
     )
 
 

@@ -97,7 +97,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     # Write beside the peak, because a line between phases may be at the peak.
     side = "right" if events[peak] > 0.6 * events[-1] else "left"
     look = {"offset": (-4 if side == "right" else 4, 3), "ha": side}
-    plots.label(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
+    plots.label_point(axes, f"{top[peak]:.1f} GiB", events[peak], top[peak], **look)
     for phase in x["phases"]:
         begin = phase["first_event"]
         first = min(bisect(events, begin), len(events) - 1)
