@@ -105,7 +105,7 @@ def test_do_bench_of_flash_attention_agrees(dtype, capsys):
     for name, line in zip(("plain", "sdpa", "ours"), lines, strict=True):
         if name != "plain" or "out of memory" not in line:
             attend = load_peer(name, causal=True, n=n, device="cuda")
-            harness = gpu_time.pass_times_ms(attend, *inputs)
+            harness = gpu_time.bench_passes(attend, *inputs)
             expected = [median(times) for times in harness.values()]
             found = [float(ms) for ms in line.split()[2:]]
             assert found == pytest.approx(expected, rel=0.03), name

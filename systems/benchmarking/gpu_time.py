@@ -147,7 +147,7 @@ def do_bench_ms(
 
 
 # --8<-- [start:pass_times]
-def pass_times_ms(
+def bench_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
     """Time the forward pass (with its graph recorded), both passes together, and the

@@ -99,7 +99,7 @@ def run(config: Config) -> Turns:
         metrics["ran"] = find_backend(config.implementation, q, k, v, causal=True)
     yield
     with use_peer(config.implementation):
-        metrics |= gpu_time.pass_times_ms(attend, q, k, v, do)
+        metrics |= gpu_time.bench_passes(attend, q, k, v, do)
     timing.empty_cache(device)
     yield
     step = gpu_time.make_attention_step(attend, q, k, v, do)

@@ -40,7 +40,7 @@ def phase_kernels(
         return {}
     # The first pass adds the names of its phases, which then select marks in the trace.
     names = {PASS: None}
-    buffer = l2_filler(device) if cold else None
+    buffer = make_l2_filler(device) if cold else None
 
     def phase(name: str) -> AbstractContextManager[None]:
         names[name] = None
@@ -64,7 +64,7 @@ def phase_kernels(
     return profile_passes()
 
 
-def l2_filler(device: str) -> Tensor:
+def make_l2_filler(device: str) -> Tensor:
     """Return a tensor larger than any L2 cache; writing it evicts everything else."""
     return torch.empty(2**28, dtype=torch.int8, device=device)
 

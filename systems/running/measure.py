@@ -156,5 +156,5 @@ def exit_with_error(message: str) -> NoReturn:
 
 if __name__ == "__main__":
     reports.exit_when_terminated()
-    reports.keep_output_for_reports()
+    reports.reserve_stdout()
     run_cli(main, __doc__)

@@ -20,7 +20,7 @@ from systems import ROOT
 from systems.records.outcome import measure_in_turns, measure_row, one_line
 from systems.records.record import Row
 from systems.running.machine import limit_host_memory
-from systems.running.reports import end_with_parent, keep_output_for_reports, report
+from systems.running.reports import end_with_parent, report, reserve_stdout
 
 
 def has_own_process(module: Any) -> bool:
@@ -64,7 +64,7 @@ def extract_error(stderr: str) -> str:
 
 def main(module: str, config: str, parent: int) -> None:
     """Measure a configuration, given as JSON, and print the row."""
-    keep_output_for_reports()
+    reserve_stdout()
     end_with_parent(parent)
     experiment = import_module(module)
     limit_host_memory()

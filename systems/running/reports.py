@@ -20,7 +20,7 @@ class CannotStart(Exception):
     """The experiment can't be measured; the message says why and what to do."""
 
 
-def keep_output_for_reports() -> None:
+def reserve_stdout() -> None:
     """Reserve standard output for reports, and redirect other output to stderr."""
     global reports
     reports = os.fdopen(os.dup(1), "w")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from systems.benchmarking import gpu_time, phases, timing
-from systems.benchmarking.gpu_time import do_bench_ms, make_matmul, pass_times_ms
+from systems.benchmarking.gpu_time import bench_passes, do_bench_ms, make_matmul
 from systems.benchmarking.graphs import capture
 from systems.benchmarking.workload import Workload
 from systems.profiling import probes
@@ -113,7 +113,7 @@ def ones_inputs(monkeypatch):
 
 
 def test_passes_are_timed_separately(ones_inputs):
-    times, calls = pass_times_ms(PassLog.apply, *ones_inputs), gpu_time.CPU_CALLS
+    times, calls = bench_passes(PassLog.apply, *ones_inputs), gpu_time.CPU_CALLS
     assert [len(samples) for samples in times.values()] == [calls] * 3
     alone, both = ["forward"] * calls, ["forward", "backward"] * calls
     assert PassLog.done == [*alone, *both, "forward", *["backward"] * calls]

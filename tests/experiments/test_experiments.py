@@ -552,7 +552,7 @@ def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
     """do_bench times both rows before the first round of GPU time."""
     done = []
     monkeypatch.setattr(
-        gpu_time, "pass_times_ms", lambda *_: done.append("do_bench") or {"a_ms": [1.0]}
+        gpu_time, "bench_passes", lambda *_: done.append("do_bench") or {"a_ms": [1.0]}
     )
     monkeypatch.setattr(gpu_time, "add_round", lambda *_, **__: done.append("round"))
     names = ("plain", "sdpa")

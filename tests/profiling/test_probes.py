@@ -29,7 +29,7 @@ profile = torch_trace.profile_kernels
 
 def test_each_phase_of_each_pass_has_its_own_kernels(trace_operations, monkeypatch):
     monkeypatch.setattr(probes, "INDUCTOR_PREFIX", "aten::s")
-    monkeypatch.setattr(probes, "l2_filler", lambda device: torch.empty(4))
+    monkeypatch.setattr(probes, "make_l2_filler", lambda device: torch.empty(4))
     x, cleared = torch.ones(4, 4), []
 
     def step(phase):

@@ -248,7 +248,7 @@ def facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def faster_everywhere(record: Record, name: str) -> Judgement:
+def judge_faster(record: Record, name: str) -> Judgement:
     found = dropna(all_shapes(record).where(dtype="bf16").column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
     numbers = f"Our time is {span(found)} of the rival's, slower at {slower} shapes."
@@ -261,7 +261,7 @@ def faster_everywhere(record: Record, name: str) -> Judgement:
     "deterministic mode at every bf16 shape, also those outside the table.",
 )
 def deterministic_mode_is_beaten(record: Record) -> Judgement:
-    return faster_everywhere(record, "fa4_ordered")
+    return judge_faster(record, "fa4_ordered")
 
 
 @claim(
@@ -270,4 +270,4 @@ def deterministic_mode_is_beaten(record: Record) -> Judgement:
     "those outside the table.",
 )
 def cudnn_is_beaten(record: Record) -> Judgement:
-    return faster_everywhere(record, "sdpa_cudnn")
+    return judge_faster(record, "sdpa_cudnn")

@@ -57,7 +57,7 @@ def precision_rows(record: Record | None) -> Frame:
     for precision, name in PRECISIONS.items():
         tried = runs(record).where(precision=precision)
         ran = tried.where(bool)
-        x = summarize(ran) if ran else tried.one()
+        x = summarize_runs(ran) if ran else tried.one()
         against = loss_differences(record, precision) if precision != "fp32" else []
         x["name"] = name
         x["against"] = typeset(", ".join(f"{apart:+.4f}" for apart in against))
@@ -65,7 +65,7 @@ def precision_rows(record: Record | None) -> Frame:
     return found
 
 
-def summarize(ran: Frame) -> Line:
+def summarize_runs(ran: Frame) -> Line:
     """Return a row with loss, step time, peak memory and % of unchanged weights, over
     the seeds of one precision.
     """

@@ -74,7 +74,7 @@ def output_error(x: Line, magnitude: int = ONE) -> float | None:
     return x["output_error"][magnitude]
 
 
-def to_percent(error: float | None) -> str:
+def error_text(error: float | None) -> str:
     if error is None:
         return "not finite"
     return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2f} %"
@@ -126,7 +126,7 @@ def widths_figure(record: Record) -> Drawn:
         for dtype in DTYPES
     }
     running, library = (
-        fmt(output_error(find_norm(record, "bf16", compute, WIDEST)), to_percent)
+        fmt(output_error(find_norm(record, "bf16", compute, WIDEST)), error_text)
         for compute in ("running", "library")
     )
     return (
@@ -171,9 +171,9 @@ def facts(record: Record | None) -> dict[str, str]:
         way: output_error(find_norm(record, "bf16", way, WIDEST))
         for way in ("running", "library")
     }
-    return {f"bf16_{way}": fmt(error, to_percent) for way, error in widest.items()} | {
+    return {f"bf16_{way}": fmt(error, error_text) for way, error in widest.items()} | {
         "fp16_square_overflows": first_magnitude(fp16, "square", "∞"),
-        "fp16_smallest_output": fmt(output_error(fp16, 0), to_percent),
+        "fp16_smallest_output": fmt(output_error(fp16, 0), error_text),
     }
 
 
@@ -202,5 +202,5 @@ def bf16_sums_need_fp32(record: Record) -> Judgement:
     running, library = map(output_error, ways)
     if not (running and library):
         return None
-    texts = f"Off by {to_percent(running)}, in fp32 by {to_percent(library)}"
+    texts = f"Off by {error_text(running)}, in fp32 by {error_text(library)}"
     return running > 10 * library, f"{texts} at width {WIDEST:,}."

@@ -48,7 +48,7 @@ def times_table(record: Record) -> str:
             and (x["precision"] == "fp32" or x["size"] in SHOWN_SIZES)
         ),
     )
-    return rows.link_timing_record(record, shown)
+    return rows.add_timing_link(record, shown)
 
 
 @fragments.add("top.md", "The top kernel by GPU time in fp32: forward and both passes.")
@@ -137,7 +137,7 @@ def gains_table(record: Record) -> str:
         ("measured gain", "gain", "{:.1f}"),
         shown_first=lambda x: x["size"] in SHOWN_SIZES,
     )
-    return rows.link_timing_record(record, shown)
+    return rows.add_timing_link(record, shown)
 
 
 @fragments.add(

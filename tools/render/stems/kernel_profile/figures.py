@@ -56,7 +56,7 @@ def category_figure(record: Record) -> str:
         height=290,
         narrow=860,
     )
-    return rows.link_timing_record(record, shown)
+    return rows.add_timing_link(record, shown)
 
 
 def draw_bars(axes: Axes, found: Frame) -> None:

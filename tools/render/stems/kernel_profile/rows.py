@@ -52,7 +52,7 @@ def wall_ms(x: Line, *phases: str) -> float:
     return Line.from_row(clock).ms(*phases) if clock else x.missing
 
 
-def link_timing_record(record: Record, shown: str) -> str:
+def add_timing_link(record: Record, shown: str) -> str:
     """Add a link to the record of wall-clock times below a table or figure."""
     if not shown or record.clock is None:
         return shown
