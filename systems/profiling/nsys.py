@@ -218,5 +218,5 @@ def query_kernels(
 
 
 def process_id(identifier: int | None) -> int | None:
-    """Return the process in nsys's id of a thread: drop the thread's 24 bits."""
+    """Return the process in nsys's thread id: drop its 24 low bits. Keep None."""
     return None if identifier is None else identifier >> 24

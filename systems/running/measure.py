@@ -33,7 +33,7 @@ def measure_stem(
     name: str, results: Path, grid: str, deadline: float, seen: int | None = None
 ) -> int:
     """Measure the missing rows of a record until `deadline` (s since 1970), unless the
-    record has changed since `seen` (ns since 1970). Return the exit code.
+    record changed after `seen` (ns since 1970). Return 0 or 1, or raise CannotStart.
     """
     last_end, stem = time.monotonic(), STEMS[name]
     device = machine.choose_device(stem.quick if grid == "quick" else stem.full)
@@ -96,7 +96,7 @@ def measure_stem(
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """Import an experiment's module, and what torch imports lazily in the first row."""
+    """Import an experiment and torch's lazy modules. Raise CannotStart for a fault."""
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.triton_cache_folder()):
             raise CannotStart(fault)

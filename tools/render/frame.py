@@ -142,7 +142,7 @@ class Line(dict[str, Any]):
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
 
     def kernel_ms(self, *names: str) -> float:
-        """Return `gpu_ms`, or on a CPU the median wall-clock time."""
+        """Return `gpu_ms`, or on a CPU the median wall-clock time in ms, or Missing."""
         return self.gpu_ms(*names) or self.ms(*names)
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:

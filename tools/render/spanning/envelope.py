@@ -32,7 +32,7 @@ OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
 def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
-    """Describe `value` on each GPU in OTHERS: "4.7 ms on an A100 80 GB, ..."."""
+    """Describe `value` on GPUs but the primary one: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
         f"{prose_number(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others

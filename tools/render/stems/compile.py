@@ -75,7 +75,7 @@ def split_rounds(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
 
 
 def compile_seconds(x: Line, start: str, *phases: str) -> float:
-    """Return compile time in s: how much longer compiled phases took in first steps."""
+    """Return compile time in s: how much longer first steps took; or Missing."""
     if not x.get(f"{start}_forward_ms"):
         return x.missing
     return sum(

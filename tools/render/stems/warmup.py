@@ -61,7 +61,7 @@ def later_steps_ms(x: Line) -> float:
 
 
 def half_time_ratio(x: Line) -> float:
-    """Return the median time in the first half of the steps over that in the second."""
+    """Return the first half's median step time over the second half's, or Missing."""
     times = x.samples(*PASSES)
     middle = len(times) // 2
     return median(times[:middle]) / median(times[middle:]) if middle else x.missing

@@ -83,7 +83,7 @@ def matmul_flops(
 
 
 def timed_flops(x: Line) -> float:
-    """Return the FLOPs of the matmuls in all phases that the row timed."""
+    """Return the FLOPs of matmuls in all phases that the row timed, or Missing."""
     if not x:
         return x.missing
     forward = matmul_flops(x["size"], x["context"], x["batch"], x["vocab"])

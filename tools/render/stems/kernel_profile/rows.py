@@ -47,7 +47,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def wall_ms(x: Line, *phases: str) -> float:
-    """Return the wall-clock time of phases (default: all) from `end_to_end`, in ms."""
+    """Return wall-clock ms of phases (default: all) from `end_to_end`, or Missing."""
     clock = x.row.clock if x and x.row else None
     return Line.from_row(clock).ms(*phases) if clock else x.missing
 
