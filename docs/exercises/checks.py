@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).parent
-# The width of a head: not that of a tile, so that products of the wrong sides stop.
+# The width of a head, not of a tile, so that matmuls of swapped operands fail.
 D = 32
 PAST_THE_END = (
     "a load reads past the end, where this test has put NaN: give tl.load a mask, and "
@@ -28,12 +28,10 @@ NO_MAXIMUM = (
     "exp overflowed: subtract the largest number before exp, "
     "so that no exponent is positive"
 )
-BELOW_OTHER = (
-    "all numbers of a row may be below what the mask leaves: `other` must be -inf"
-)
+BELOW_OTHER = "all numbers of a row may be smaller than `other`: `other` must be -inf"
 WRONG_SIGN = (
     "the sign of an exponent: exp(m - m_new) shrinks what was summed so far; with the "
-    "sign turned the first tile has exp(+inf) · 0, which is NaN"
+    "opposite sign the first tile has exp(+inf) · 0, which is NaN"
 )
 KEPT_LAST = "only the last tile counts: add to the sum so far, don't replace it"
 
