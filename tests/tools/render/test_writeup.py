@@ -19,7 +19,7 @@ PAGE = (DOCS / "writeup.md").read_text(encoding="utf-8")
 PROBLEMS = writeup.load_problems()
 ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
 # Experiments that no problem asks for, or no answer needs.
-UNASKED = {"nsys", "model_sizes", "method", "model_attention", "weighted_sum"}
+UNASKED = {"model_sizes", "method", "model_attention", "weighted_sum"}
 UNASKED |= {"flash_peers", "flash_leaderboard", "flash_ablation"}
 
 

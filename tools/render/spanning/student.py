@@ -50,12 +50,13 @@ def problems_table(found: Found) -> str:
         costs = cost_cells([measured[stem] for stem in new if stem in measured], others)
         rows.append([link, ", ".join(f"`{stem}`" for stem in new), *costs])
         shown.append(problem.name not in BRIEF)
-    costs = cost_cells([measured[stem] for stem in measured if stem in seen], others)
-    rows.append([f"**{x}**" if x else "" for x in ("all of these", "", *costs)])
+    for name, stems in (("all of these", seen & {*measured}), ("everything", measured)):
+        costs = cost_cells([measured[stem] for stem in stems], others)
+        rows.append([f"**{x}**" if x else "" for x in (name, "", *costs)])
     name = GPUS[gpu].name if (gpu := primary_gpu_key()) else primary_gpu()
     heads = ["problem", "`--only`", f"{name}, measured", *others.values()]
     heads += ["OOM on 80 GB", "OOM on 40 GB"]
-    return table(heads, rows, left=2, shown_first=[*shown, True]) + "\n"
+    return table(heads, rows, left=2, shown_first=[*shown, True, True]) + "\n"
 
 
 def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]:
