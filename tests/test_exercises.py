@@ -33,11 +33,8 @@ LOAD_TILE = "tl.load(x_ptr + rows[:, None] * stride_xn + columns * stride_xd"
 INSIDE = "(rows[:, None] < n) & (columns < d)"
 FORGOTTEN = "l = l + tl.sum(tl.exp(x - m_new), 0)"
 LOAD_K = "k = tl.load(K_ptr + keys[:, None] * stride_kk + columns * stride_kd)"
-LOAD_V = "v = tl.load(V_ptr + batch * stride_vb + keys[:, None] * stride_kk"
-LOAD_V += " + columns * stride_kd)"
+LATER = "s = scores(q, k, i, j, scale, TILE, CAUSAL); s = tl.where(s < -1e38, -1e9, s)"
 LOAD_Q = "q = tl.load(Q_ptr + queries[:, None] * D + columns)"
-SWAPPED = {"first": "first = tl.program_id(1) * 32"}
-SWAPPED["batch"] = "batch = tl.program_id(0)"
 # Wrong lines or values for each exercise, and the message of its check.
 MISTAKES = {
     "1_weighted_sum": [
@@ -57,8 +54,9 @@ MISTAKES = {
     "2_row_softmax": [
         (f"x = {LOAD_X})", "give tl.load a mask"),
         (MASKED_X, "`other` must be -inf"),
-        ("e = tl.exp(x)", "near 200:\n.* subtract the largest"),
-        ({"x": MASKED_X, "e": MASKED_E}, "near -200:\n.* `other` must be -inf"),
+        (MASKED_X.replace("0.0", "-1e9"), "-2e38:\n.* `other` must be -inf"),
+        ("e = tl.exp(x)", "near 400:\n.* subtract the largest"),
+        ({"x": MASKED_X, "e": MASKED_E}, "-2e38:\n.* `other` must be -inf"),
         ("e = tl.exp(tl.max(x, 0) - x)", "sign of the exponent"),
         ("p = e", "division by the sum"),
     ],
@@ -71,6 +69,7 @@ MISTAKES = {
         ),
         ("l = l + tl.sum(tl.exp(x), 0)", "subtract m_new before exp"),
         ("m_new = tl.max(x, 0)", "so tl.maximum"),
+        ("m_new = tl.maximum(tl.maximum(m, tl.max(x, 0)), 0.0)", "gave only 0: m_new"),
     ],
     "4_forward_loop": [
         ("l = l + tl.sum(p, 1)", "l is not rescaled"),
@@ -85,9 +84,11 @@ MISTAKES = {
             "with a causal mask:\no, .* causal mask is missing",
         ),
         ("s = scores(q, k, i, j, 1.0, TILE, CAUSAL)", "scale is missing"),
+        (LATER, "those of later keys must be -inf"),
+        ("m_new = tl.maximum(tl.maximum(m, tl.max(s, 1)), 0.0)", "gave only 0: m_new"),
         ("m_new = tl.max(t, 1)", "NameError: .*'t'"),
-        ("m_new = tl.max(s, 1)", "136 above .*m_new is the largest of m and"),
-        ("m_new = tl.maximum(m, tl.max(s, 0))", "136 above .*for each query"),
+        ("m_new = tl.max(s, 1)", "above 100 .*m_new is the largest of m and"),
+        ("m_new = tl.maximum(m, tl.max(s, 0))", "above 100 .*for each query"),
     ],
     "5_dq_loop": [
         ("return p, p * dp", "delta is missing"),
@@ -95,22 +96,21 @@ MISTAKES = {
         ("return p, p * (delta[:, None] - dp)", "the sign of ds"),
         ("return p, dp - delta[:, None]", "p is missing in ds"),
         ("p = tl.exp(s)", "lse is not subtracted"),
-        ("p = tl.exp(s) / tl.exp(lse)[:, None]", "136 above .*exp overflowed"),
+        ("p = tl.exp(s) / tl.exp(lse)[:, None]", "above 100 .*exp overflowed"),
         ("dq = matmul(ds, k)", "only the last tile"),
         ("dq += matmul(ds, k) * scale", "scale counts twice"),
-        ("dq += matmul(ds, k) * 2", "none of the usual ones"),
+        ("p = tl.where(s > -30, tl.exp(s - lse[:, None]), 0.0)", "none of the usual"),
         ("dp = matmul(do, v)", "line 37 .*shapes don't fit"),
     ],
     "6_handout_kernel": [
         (LOAD_K, "3 batch entries .*\no, .* reads k of the first"),
         (LOAD_Q, "3 batch entries .* own three strides"),
-        (SWAPPED, "3 batch entries .* program 0 counts tiles"),
+        ("first = tl.program_id(1) * 32", "3 batch entries .* program 0 counts tiles"),
         ("end = first", "a tile of queries saw no key"),
         ("end = first + Q_TILE_SIZE", "at most N_KEYS"),
-        (LOAD_V, "own three strides"),
         (LOAD_K.replace("kk", "qq"), "own three strides"),
         ("first = tl.program_id(0) + Q_TILE_SIZE", "1 batch .* own three strides"),
-        ("end = N_KEYS", "hidden keys are loaded"),
+        ("end = tl.minimum(N_KEYS, N_QUERIES)", "hidden keys are loaded"),
     ],
 }
 

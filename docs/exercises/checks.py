@@ -19,7 +19,7 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 # The width of a head, not of a tile, so that matmuls of swapped operands fail.
-D = 32
+D = 64
 PAST_THE_END = (
     "a load reads past the end, where this test has put NaN: give tl.load a mask, and "
     "`other` for what the mask leaves out"
@@ -28,7 +28,10 @@ NO_MAXIMUM = (
     "exp overflowed: subtract the largest number before exp, "
     "so that no exponent is positive"
 )
-BELOW_OTHER = "all numbers of a row may be smaller than `other`: `other` must be -inf"
+BELOW_OTHER = (
+    "all numbers of a row may be smaller than `other`, or than 0: `other` must be -inf,"
+    " and only numbers of the row may be its largest"
+)
 WRONG_SIGN = (
     "the sign of an exponent: exp(m - m_new) shrinks what was summed so far; with the "
     "opposite sign the first tile has exp(+inf) · 0, which is NaN"
@@ -242,12 +245,14 @@ def weighted_sum(module: ModuleType) -> None:
         "2 rows of 4 numbers, one whole tile": (2, 4),
         "2 rows of 12 numbers, three tiles": (2, 12),
         "5 rows of 10 numbers, so that tiles reach past the end": (5, 10),
-        "5 rows of 10 numbers, where those of a row and of w lie apart": (5, 10),
+        "5 rows of 9 very high or low numbers, where those of a row and of w lie "
+        "apart": (5, 9),
     }
     for where, (n, d) in cases.items():
         x, w = amid_nan(normal(n, d)), amid_nan(normal(d))
         not_finite = PAST_THE_END
         if "apart" in where:
+            x = 1e30 * x.abs() * (-1) ** torch.arange(n)[:, None]
             x, w = amid_nan(x.mT).mT, amid_nan(w[:, None])[:, 0]
             not_finite = (
                 "a load went where this test has put NaN: multiply the columns by "
@@ -266,9 +271,12 @@ def weighted_sum(module: ModuleType) -> None:
 def row_softmax(module: ModuleType) -> None:
     cases = {
         "3 rows of 8 numbers, a whole tile": (normal(3, 8), NO_MAXIMUM),
-        "3 rows of 5 numbers, in a tile of 8": (normal(3, 5), PAST_THE_END),
-        "3 rows of 8 numbers near 200": (normal(3, 8) + 200, NO_MAXIMUM),
-        "3 rows of 5 numbers near -200": (normal(3, 5) - 200, BELOW_OTHER),
+        # Some are 0, as what another `other` leaves.
+        "3 rows of 5 numbers, in a tile of 8": (normal(3, 5).round(), PAST_THE_END),
+        "3 rows of 8 numbers near 200, the last of them near 400": (
+            (normal(3, 8) + 200 * (1 + (torch.arange(8) == 7)), NO_MAXIMUM)
+        ),
+        "3 rows of 5 numbers, all -2e38": (torch.full((3, 5), -2e38), BELOW_OTHER),
     }
     for where, (x, not_finite) in cases.items():
         x = amid_nan(x)
@@ -289,14 +297,19 @@ def row_softmax(module: ModuleType) -> None:
 
 def online_softmax(module: ModuleType) -> None:
     tile_of = torch.arange(12) // 4
+    row, column = torch.arange(4)[:, None], torch.arange(9)
+    highest = column == row // 2 * 8
     cases = {
         "2 rows of 4 numbers, one tile": normal(2, 4),
         "2 rows of 12 numbers, where each tile has a new largest one": (
             normal(2, 12) + 3 * tile_of
         ),
-        "2 rows of 10 numbers, where the last tile reaches past the end": normal(2, 10),
-        "2 rows of 12 numbers, the first two 200 above the others": normal(2, 12)
-        + 200 * (torch.arange(12) < 2),
+        "2 rows of 10 numbers, where the last tile reaches past the end": (
+            normal(2, 10).round()
+        ),
+        "4 rows of 9 numbers, all above 100 or below -300, the first or the last 200 "
+        "above the others": normal(4, 9) + 200 * highest + 200 - 800 * (row % 2),
+        "2 rows of 10 numbers, all -2e38": torch.full((2, 10), -2e38),
     }
     for where, x in cases.items():
         x = amid_nan(x)
@@ -316,11 +329,11 @@ def online_softmax(module: ModuleType) -> None:
             ),
         }
         not_finite = WRONG_SIGN
-        if "200" in where:
+        if "all" in where:
             not_finite = (
-                "exp overflowed: m_new must be the largest of this tile and of all "
-                "before it, so tl.maximum(m, ...), and no exp may come before it is "
-                "subtracted"
+                "exp overflowed or gave only 0: m_new must be the largest of this tile "
+                "and of all before it, so tl.maximum(m, ...), and no exp may come "
+                "before it is subtracted"
             )
         p = run(module.online_softmax, x)
         compare(where, "p", p, x.double().softmax(1), mistakes, not_finite)
@@ -353,16 +366,24 @@ def walk(
 
 
 # Lengths, whether causal, and what is special about the scores.
-FAR = ", scores of the first tile 136 above or below the others"
+FAR = ", all scores of a row above 100 or below -100, "
+FAR += "those of the first tile far from the others"
 LENGTHS = ((16, False, ""), (48, False, ""), (48, True, ""), (48, False, FAR))
+LENGTHS += ((48, True, FAR),)
 
 
 def far_apart(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q and k whose scores with the first 16 keys are 136 above the others in
-    even rows, and as far below them in odd ones.
+    """Return q and k whose scores are about 342 in two rows of four, -342 in the next
+    two. With keys 0 to 7 they are 114 higher in even rows, 114 lower in odd ones; with
+    keys 8 to 15, which a causal mask hides from the first rows, twice as much. In row 5
+    all scores are about -2e37.
     """
-    row = torch.arange(len(q))
-    q[:, 0], k[:, 0] = 768.0 - 1536 * (row % 2), 1.0 * (row < 16)
+    # Scores are exact: sums of multiples of 1/64, times a scale of 1/8.
+    q, k = (8 * q).round() / 8, (8 * k).round() / 8
+    row, key = torch.arange(q.shape[-2]), torch.arange(k.shape[-2])
+    q[..., 0], k[..., 0] = 912.0 - 1824 * (row % 2), (key < 16) + 1.0 * (key // 8 == 1)
+    q[..., 1], k[..., 1] = 2736.0 - 5472 * (row % 4 // 2), 1.0
+    q[..., 5, 1] = -2e38
     return q, k
 
 
@@ -371,12 +392,14 @@ def forward_loop(module: ModuleType) -> None:
         mask = "with" if causal else "without"
         where = f"{n} queries and keys in tiles of 16, {mask} a causal mask{far}"
         q, k, v = (3 * normal(n, D + i)[:, :D].contiguous() for i in range(3))
+        # Scores of 0 count, too.
+        k[3] = 0
         not_finite = WRONG_SIGN
         if far:
             q, k, v = *far_apart(q / 3, k / 3), v / 9
             not_finite = (
-                "exp overflowed: m_new is the largest of m and of this tile's scores, "
-                "for each query: tl.maximum(m, tl.max(s, 1))"
+                "exp overflowed or gave only 0: m_new is the largest of m and of this "
+                "tile's scores, for each query: tl.maximum(m, tl.max(s, 1))"
             )
         s = scores_of(q, k, causal)
         unscaled = scores_of(q * D**0.5, k, causal)
@@ -397,7 +420,11 @@ def forward_loop(module: ModuleType) -> None:
             "the causal mask is missing: scores of later keys must be -inf": (
                 walk(diagonal_open(s, q, k), v64, causal)
             ),
+            "all scores of a row may be very low: those of later keys must be -inf": (
+                walk(s.nan_to_num(neginf=-1e9), v64, causal)
+            ),
         }
+        q, k, v = map(between_nan, (q, k, v))
         found = run(module.attention, q, k, v, causal, tensors=2)
         expected = (s.softmax(1) @ v64, s.logsumexp(1))
         for i, name in enumerate(("o", "lse")):
@@ -417,10 +444,13 @@ def dq_loop(module: ModuleType) -> None:
         mask = "with" if causal else "without"
         where = f"{n} queries and keys in tiles of 16, {mask} a causal mask{far}"
         q, k, v, do = (normal(n, D + i)[:, :D].contiguous() for i in range(4))
+        q[3] = 0
         if far:
             q, k, v, do = *far_apart(q, k), v / 3, do / 3
         s = scores_of(q, k, causal)
-        lse, p = s.logsumexp(1), s.softmax(1)
+        # p of the lse that the kernel gets, which float32 rounds.
+        lse = s.logsumexp(1).float()
+        p = torch.exp(s - lse.double()[:, None])
         dp = do.double() @ v.double().T
         delta = (p * dp).sum(1)
         ds = p * (dp - delta[:, None])
@@ -447,36 +477,37 @@ def dq_loop(module: ModuleType) -> None:
                 torch.stack([ds[i, t] @ k64[t] for i, t in enumerate(last)]) * scale
             ),
         }
-        inputs = (q, k, v, do, lse.float(), delta.float(), causal)
-        dq = run(module.gradient_of_q, *inputs)
+        inputs = map(between_nan, (q, k, v, do, lse, delta.float()))
+        dq = run(module.gradient_of_q, *inputs, causal)
         compare(
             where,
             "dq",
             dq,
             ds @ k64 * scale,
             mistakes,
-            "exp overflowed: p is "
-            "exp(s - lse), and lse is at least the largest score of its row",
+            "exp overflowed or gave only 0: p is exp(s - lse), however large both are",
         )
 
 
 def handout_kernel(module: ModuleType) -> None:
     apart = "with numbers of a row far apart"
     cases = {
-        "1 batch entry of 32 queries and 32 keys": (1, 32, 32, False),
+        "1 batch entry of 32 queries and 48 keys": (1, 32, 48, False),
         f"3 batch entries of 64 queries and 48 keys, {apart}": (3, 64, 48, False),
-        f"2 batch entries of 64 queries and keys, {apart}, with a causal mask": (
+        f"2 batch entries of 64 queries and keys, {apart}, with a causal mask{FAR}": (
             (2, 64, 64, True)
         ),
         f"2 batch entries of 64 queries and 48 keys, {apart}, with a causal mask": (
             (2, 64, 48, True)
         ),
-        "32 queries and 48 keys, 16 of which no query may see": (1, 32, 48, True),
+        "64 queries and 80 keys, 16 of which no query may see": (1, 64, 80, True),
     }
     for where, (batch, n_q, n_k, causal) in cases.items():
         # The width, 64, is no size of a tile.
         q, k, v = (3 * normal(batch, n, 64 + i) for i, n in enumerate((n_q, n_k, n_k)))
         q, k, v = (x[..., :64].contiguous() for x in (q, k, v))
+        if FAR in where:
+            q, k = far_apart(q / 3, k / 3)
         if apart in where:
             # Each stride of q, k and v differs from those of the others.
             steps = ((q, 16), (k, 24), (v, 32))
@@ -484,8 +515,11 @@ def handout_kernel(module: ModuleType) -> None:
         else:
             q, k, v = map(between_nan, (q, k, v))
         expected = every_entry(q, k, v, causal)
+        seen = n_q
         if causal and n_k > n_q:
             k[:, n_q:] = v[:, n_q:] = float("nan")
+            # Only the first tile of queries shows whether it walks keys of the second.
+            v[:, 32:n_q], seen = float("inf"), 32
         results = {
             f"every batch entry reads {name} of the first: add batch times the stride "
             "of the batch": every_entry(*tensors, causal)
@@ -508,12 +542,14 @@ def handout_kernel(module: ModuleType) -> None:
                 "query, first + Q_TILE_SIZE"
             )
             if n_k > n_q:
-                stray = f"{where}:\nhidden keys are loaded: the loop ends after the "
-                stray += "tile's last query, first + Q_TILE_SIZE"
+                not_finite = "hidden keys are loaded: the loop ends after the tile's "
+                not_finite += "last query, first + Q_TILE_SIZE"
+                stray = f"{where}:\n{not_finite}"
         found = run(module.attention, q, k, v, causal, tensors=2, stray=stray)
         for i, name in enumerate(("o", "l")):
-            mistakes = {words: result[i] for words, result in results.items()}
-            compare(where, name, found[i], expected[i], mistakes, not_finite)
+            mistakes = {words: result[i][:, :seen] for words, result in results.items()}
+            first, right = found[i][:, :seen], expected[i][:, :seen]
+            compare(where, name, first, right, mistakes, not_finite)
     torch.manual_seed(0)
     q, k, v = (torch.randn(4, 128, 64) for _ in range(3))
     for causal in (False, True):
