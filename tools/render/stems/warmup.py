@@ -128,13 +128,12 @@ def steps_figure(record: Record) -> str:
 
 def facts(record: Record | None) -> dict[str, str]:
     found = medians_by_warmup(record)
-    cold, warm = found.one(warmup=0), processes(record).where(warmup=(1, 2, 5))
+    cold = found.one(warmup=0)
     return {
         "first_step": fmt(cold["first"], "{:.0f} ms"),
         "first_over_settled": fmt(cold["first"] / cold["settled"], "{:.0f}"),
         "mean_over_settled": fmt(cold["mean"] / cold["settled"], "{:.5f}"),
         "halves": span(found.column("halves")[1:], "{:.2f}"),
-        "halves_by_process": span(warm.column("halves"), "{:.2f}"),
         "range_after_one": fmt(found.one(warmup=1)["range"]),
     }
 
