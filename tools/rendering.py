@@ -29,7 +29,7 @@ def read_texts(generated: Path) -> dict[str, str]:
 
 
 def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
-    """Return the text of each file in docs/generated; show a spinner meanwhile."""
+    """Render records (`found`) to texts by file name; show a spinner meanwhile."""
     from rich.console import Console
 
     with Console(stderr=True).status("rendering tables and figures"):

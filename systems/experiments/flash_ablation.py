@@ -49,7 +49,7 @@ ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """Launch configuration and techniques that this module's forward kernel uses."""
+    """Launch configuration; skip masked tiles, split loop at the mask, exp2, order."""
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False

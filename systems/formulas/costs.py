@@ -120,7 +120,7 @@ def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
 
 
 def attention_flops(name: str, *, d: int, **shape: Any) -> int:
-    """Return the matmul FLOPs of a pass of attention, for any implementation."""
+    """Return the matmul FLOPs of pass `name`; `shape` as in `count_scores`."""
     return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
     # --8<-- [end:attention]
 

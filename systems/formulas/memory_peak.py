@@ -102,8 +102,8 @@ def no_graph_candidates(p: Pass) -> dict[str, Bytes]:
 
 
 def forward_end_bytes(p: Pass) -> Bytes:
-    """Return the bytes by category at the end of a forward pass with autograd graph.
-    This is the peak if a block's scores are smaller than its other tensors.
+    """Return the bytes by category, except weights and optimizer state, at the end of
+    a forward pass with graph: the peak if scores are smaller than other tensors.
     """
     peaks = category_peaks(p)
     return {

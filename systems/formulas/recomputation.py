@@ -109,7 +109,7 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
 
 
 def count_saved_inputs(strategy: str, layers: int) -> int:
-    """Return the number of block inputs that the forward pass saves."""
+    """Return how many inputs "half_blocks", "halving" or "chain" saves in forward."""
     return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
 
 

@@ -10,7 +10,7 @@ from systems.records.device import sm_clock_mhz
 from systems.records.outcome import one_line
 from systems.records.record import Record, Row
 from systems.running import machine, profilers
-from systems.running.processes import has_own_process, run_turns
+from systems.running.processes import has_own_process, measure_config
 from systems.running.reports import report
 
 
@@ -43,7 +43,7 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
     """Measure these configurations in alternation, and return their rows. After an
     error the row has the status "failed", and the next run measures it again.
     """
-    unfinished = {config: run_turns(module, config) for config in configs}
+    unfinished = {config: measure_config(module, config) for config in configs}
     rows: dict[Any, Row] = {}
     while unfinished:
         for config, turns_left in list(unfinished.items()):

@@ -28,7 +28,7 @@ def has_own_process(module: Any) -> bool:
     return getattr(module, "FRESH_PROCESS", False)
 
 
-def run_turns(module: Any, config: Any) -> Iterator[Row | None]:
+def measure_config(module: Any, config: Any) -> Iterator[Row | None]:
     """Run a configuration; yield None after each turn, then its row."""
     if has_own_process(module):
         return iter([measure_in_process(module, config)])

@@ -51,6 +51,6 @@ def run(config):
 """)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.getcwd()}")
     module = SimpleNamespace(__name__="talking", FRESH_PROCESS=True)
-    (row,) = processes.run_turns(module, fake_stem.Config(1))
+    (row,) = processes.measure_config(module, fake_stem.Config(1))
     assert row is not None and row.metrics == ({} if ends else {"n": 1})
     assert (row.reason or "").startswith("exit code -9: " if ends else "")

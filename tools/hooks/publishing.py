@@ -104,7 +104,7 @@ def on_post_build(*, config: MkDocsConfig) -> None:
             content = json.loads(path.read_bytes())
             text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
             path.write_bytes(text.encode())
-        if is_compressed(path.relative_to(site), config):
+        if exceeds_readable_size(path.relative_to(site), config):
             path.with_name(path.name + ".xz").write_bytes(
                 compress(path.read_bytes(), preset=1)
             )
@@ -115,13 +115,13 @@ def on_post_page(output: str, /, config: MkDocsConfig, **_: object) -> str:
     """Change links to large records into links to their compressed files."""
 
     def link_to_compressed(link: re.Match[str]) -> str:
-        compressed = is_compressed(Path(link["record"]), config)
+        compressed = exceeds_readable_size(Path(link["record"]), config)
         return f'{link[0][:-1]}.xz"' if compressed else link[0]
 
     return LINKS.sub(link_to_compressed, output)
 
 
-def is_compressed(record: Path, config: MkDocsConfig) -> bool:
+def exceeds_readable_size(record: Path, config: MkDocsConfig) -> bool:
     """Return whether the site offers a record only in compressed form."""
     with suppress(OSError):
         return (Path(config.docs_dir) / record).stat().st_size > READABLE_BYTES

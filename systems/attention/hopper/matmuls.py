@@ -59,7 +59,7 @@ def start_block_matmul(block, p, x, FIRST: gl.constexpr):
 
 @gluon.jit
 def start_add_matmul(blocks, p, x):
-    """Start adding p @ x to all blocks, by one matmul each; return the tokens."""
+    """Start adding p @ x, one column block each, to `blocks`; return wgmma tokens."""
     tokens = (start_block_matmul(blocks[0], p, x, 0),)
     if len(blocks) == 2:
         tokens = tokens + (start_block_matmul(blocks[1], p, x, 64),)

@@ -47,7 +47,7 @@ def memory_figure(found: Found) -> str:
 
 
 def slider_figure() -> str:
-    """Return bar charts of the peak by context length, with a slider to select one."""
+    """Return HTML bar charts of peak memory by context length, with a slider."""
     peaks = {n: bytes_at_peak(Pass("2.7B", n, "step", "fp32")) for n in CONTEXTS}
     longest = max(max(parts.values()) for parts in peaks.values())
     charts = (peak_chart(context, peaks[context], longest) for context in CONTEXTS)

@@ -30,7 +30,7 @@ def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
     return MOVED[of] * BYTES[dtype] * n * d
 
 
-def kernels(record: Record | None) -> Frame:
+def kernel_rows(record: Record | None) -> Frame:
     """Return times and rates by implementation and dtype; a copy is a forward pass."""
 
     def time_ms(x: Line, of: str) -> float:
@@ -69,7 +69,7 @@ def bandwidth_table(record: Record) -> str:
             ("of the data sheet's", lambda x: x[rate] / bandwidth, percent),
         ]
 
-    return kernels(record).table(
+    return kernel_rows(record).table(
         "dtype",
         ("what", "what"),
         *pass_columns("forward"),
@@ -90,7 +90,7 @@ def facts(record: Record | None) -> dict[str, str]:
         for dtype in BYTES
     }
     fp32, bf16 = (
-        kernels(record).one(implementation="ours", dtype=dtype) for dtype in BYTES
+        kernel_rows(record).one(implementation="ours", dtype=dtype) for dtype in BYTES
     )
     over = bf16["backward"] / least["backward", "bf16"]
     return {
