@@ -32,7 +32,7 @@ def test_scripts_are_short():
     lengths = [len(source.splitlines()) for source in SOURCES]
     assert len(lengths) == 7
     assert max(lengths) <= 80
-    assert sum(lengths) <= 480
+    assert sum(lengths) <= 486
 
 
 @pytest.mark.parametrize(("old", "new"), [(0, 1), (0, 2), (1, 3), (3, 4)])
@@ -52,6 +52,10 @@ def test_a_script_times_each_part_of_a_step(monkeypatch, capsys, path):
     lines = run_script(monkeypatch, capsys, path, *options)
     assert len(lines) == 3
     assert all(LINE.fullmatch(line) for line in lines)
+    # The standard deviation of a single sample is undefined.
+    with pytest.warns(UserWarning, match="std"):
+        lines = run_script(monkeypatch, capsys, path, *options[:-1], "1")
+    assert len(lines) == 3 and all(line.endswith("± nan ms") for line in lines)
     if path.stem in ("2_sizes", "4_autocast"):
         lines = run_script(monkeypatch, capsys, path, *options, "--no-optimizer")
         assert [line.split()[1] for line in lines] == ["forward", "backward"]
@@ -62,6 +66,14 @@ def test_plain_attention_is_timed(monkeypatch, capsys):
     lines = run_script(monkeypatch, capsys, SCRIPTS[5], *options)
     assert [line.split()[1] for line in lines] == ["tokens", "16", "32"]
     assert all(float(number) >= 0 for line in lines[1:] for number in line.split())
+
+
+@pytest.mark.parametrize("script", [0, 1, 2, 3, 5])
+def test_no_steps_are_a_usage_error(script, monkeypatch, capsys):
+    name = "--passes" if script == 5 else "--steps"
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, capsys, SCRIPTS[script], name, "0")
+    assert f"error: {name} must be at least 1\n" in capsys.readouterr().err
 
 
 def test_script_prints_out_of_memory(monkeypatch, capsys):

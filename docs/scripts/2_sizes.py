@@ -4,7 +4,6 @@ python docs/scripts/2_sizes.py --context 128 --warmup 5
 """
 
 from argparse import ArgumentParser
-from statistics import mean, stdev
 from time import perf_counter
 
 import torch
@@ -47,8 +46,8 @@ def measure(size, options):
     step = (model, AdamW(model.parameters()), tokens, targets, options)
     steps = [time_step(*step) for _ in range(options.warmup + options.steps)]
     for name in steps[0]:
-        times = [step[name] for step in steps[options.warmup :]]
-        print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
+        times = torch.tensor([step[name] for step in steps[options.warmup :]])
+        print(f"{size:6} {name:9} {times.mean():8.2f} ± {times.std():.2f} ms")
 
 
 if __name__ == "__main__":
@@ -60,6 +59,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--no-optimizer", action="store_true")
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error("--steps must be at least 1")
     for size in options.size:
         try:
             measure(size, options)

@@ -4,7 +4,6 @@ nsys profile -o small -- python docs/scripts/3_nvtx.py --size small
 """
 
 from argparse import ArgumentParser
-from statistics import mean, stdev
 from time import perf_counter
 
 import torch
@@ -63,8 +62,8 @@ def measure(size, options):
             time_step(*step)
     steps = [time_step(*step) for _ in range(options.steps)]
     for name in steps[0]:
-        times = [step[name] for step in steps]
-        print(f"{size:6} {name:9} {mean(times):8.2f} ± {stdev(times):.2f} ms")
+        times = torch.tensor([step[name] for step in steps])
+        print(f"{size:6} {name:9} {times.mean():8.2f} ± {times.std():.2f} ms")
 
 
 if __name__ == "__main__":
@@ -75,5 +74,7 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error("--steps must be at least 1")
     transformer.scaled_dot_product_attention = annotated_attention
     measure(options.size, options)

@@ -51,6 +51,8 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--passes", type=int, default=100)
     options = parser.parse_args()
+    if options.passes < 1:
+        parser.error("--passes must be at least 1")
     print("  d tokens   forward kept, GiB  backward   (ms)")
     for d in options.d:
         for n in options.n:
