@@ -11,7 +11,6 @@ from typing import Any
 
 from systems import ROOT
 from systems.experiments import STEMS
-from systems.formulas.costs import PEAKS, longest_prefix
 from systems.formulas.gpus import GPUS
 from systems.records import store
 from systems.records.record import Record
@@ -27,18 +26,18 @@ Found = Mapping[str, list[Record]]
 def primary_gpu() -> str:
     """Return the GPU whose numbers pages quote: `extra.primary_gpu` in mkdocs.yml."""
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    line = re.search(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
-    if line is None:
+    gpus = re.findall(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
+    if len(gpus) != 1:
         raise store.RecordError(
-            "mkdocs.yml: extra.primary_gpu must name a GPU's folder of docs/results"
+            "mkdocs.yml: extra.primary_gpu must name one GPU's folder of docs/results"
         )
-    return line[1]
+    return gpus[0]
 
 
 def primary_gpu_key() -> str:
     """Return the primary GPU's key in GPUS (data sheets), or "" if it has none."""
     names = {gpu.slug: name for name, gpu in GPUS.items()}
-    return names.get(longest_prefix(primary_gpu(), names | PEAKS), "")
+    return names.get(primary_gpu(), "")
 
 
 def is_primary(record: Record) -> bool:

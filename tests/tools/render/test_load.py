@@ -32,7 +32,10 @@ def test_primary_gpu_is_read_as_yaml(read_primary, text):
     assert read_primary(f"primary_gpu: {text}") == "a-gpu"
 
 
-@pytest.mark.parametrize("text", ["primary_gpu:", "primary_gpu: [a]", "primary: a-gpu"])
+INVALID = "primary_gpu:", "primary_gpu: [a]", "primary: a", "primary_gpu: a\n  " * 2
+
+
+@pytest.mark.parametrize("text", INVALID)
 def test_invalid_primary_gpu_is_rejected(read_primary, text):
     with pytest.raises(RecordError, match=r"mkdocs.yml: extra.primary_gpu must name"):
         read_primary(text)
