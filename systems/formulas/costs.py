@@ -2,7 +2,6 @@
 Tests compare the FLOPs with PyTorch's counts (`torch.utils.flop_counter`).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,18 +196,18 @@ class Peak:
 
 # --8<-- [start:peaks]
 # From NVIDIA's data sheets (B200: an eighth of the DGX B200). Rates are for dense
-# matmuls, half of the rates "with sparsity". For a device, the longest key that is a
-# prefix of its slug applies.
+# matmuls, half of the rates "with sparsity". A device's whole name must match, because
+# vGPUs, MIG slices and laptop, Ti or D variants have other rates.
 PEAKS = {
     "nvidia-h200-nvl": Peak(60e12, 417.5e12, 835.5e12, 4.8e12),
     "nvidia-h200": Peak(67e12, 494.5e12, 989.5e12, 4.8e12),
     "nvidia-h100-pcie": Peak(51e12, 378e12, 756e12, 2.0e12),
     "nvidia-h100-nvl": Peak(60e12, 417.5e12, 835.5e12, 3.9e12),
-    "nvidia-h100": Peak(67e12, 494.5e12, 989.5e12, 3.35e12),
+    "nvidia-h100-80gb-hbm3": Peak(67e12, 494.5e12, 989.5e12, 3.35e12),
     "nvidia-a100-sxm4-40gb": Peak(19.5e12, 156e12, 312e12, 1.555e12),
-    "nvidia-a100-sxm4": Peak(19.5e12, 156e12, 312e12, 2.039e12),
+    "nvidia-a100-sxm4-80gb": Peak(19.5e12, 156e12, 312e12, 2.039e12),
     "nvidia-a100-pcie-40gb": Peak(19.5e12, 156e12, 312e12, 1.555e12),
-    "nvidia-a100": Peak(19.5e12, 156e12, 312e12, 1.935e12),
+    "nvidia-a100-80gb-pcie": Peak(19.5e12, 156e12, 312e12, 1.935e12),
     "nvidia-b200": Peak(75e12, 1.1e15, 2.25e15, 8.0e12),
     "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9),
     # From NVIDIA's architecture white papers: rates with accumulation in fp32.
@@ -217,16 +216,3 @@ PEAKS = {
     "nvidia-geforce-rtx-5090": Peak(104.8e12, 104.8e12, 209.5e12, 1.792e12),
 }
 # --8<-- [end:peaks]
-
-
-def find_peak(slug: str) -> Peak | None:
-    """Return the peak rates of a device by its slug, or None if it is not listed."""
-    return PEAKS.get(longest_prefix(slug, PEAKS))
-
-
-def longest_prefix(slug: str, keys: Iterable[str]) -> str:
-    """Return the longest key that is a prefix of a GPU's slug, or "" if none is."""
-    # MIG slices and laptop, Ti and D GPUs match no key, because their rates differ.
-    is_whole = {"mig", "laptop", "ti", "d"}.isdisjoint(slug.split("-"))
-    matches = (key for key in keys if is_whole and f"{slug}-".startswith(f"{key}-"))
-    return max(matches, key=len, default="")

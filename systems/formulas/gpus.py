@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from systems.formulas.costs import PEAKS, Peak, longest_prefix
+from systems.formulas.costs import PEAKS, Peak
 from systems.formulas.memory_costs import HOPPER_WORKSPACE, WORKSPACE
 
 KIB = 1024
@@ -27,14 +27,14 @@ class Gpu:
 
     @property
     def peak(self) -> Peak:
-        return PEAKS[longest_prefix(self.slug, PEAKS)]
+        return PEAKS[self.slug]
 
 
 # --8<-- [start:gpus]
 GPUS = {
     "a100-40": Gpu("A100 40 GB", "nvidia-a100-sxm4-40gb", 40_960),
-    "a100-80": Gpu("A100 80 GB", "nvidia-a100-sxm4", 81_920),
-    "h100": Gpu("H100 80 GB", "nvidia-h100", 81_559, HOPPER_WORKSPACE),
+    "a100-80": Gpu("A100 80 GB", "nvidia-a100-sxm4-80gb", 81_920),
+    "h100": Gpu("H100 80 GB", "nvidia-h100-80gb-hbm3", 81_559, HOPPER_WORKSPACE),
     "h200": Gpu("H200", "nvidia-h200", 143_771, HOPPER_WORKSPACE),
     "b200": Gpu("B200", "nvidia-b200", 183_359, HOPPER_WORKSPACE),
     "l40s": Gpu("L40S", "nvidia-l40s", 46_068),
@@ -58,14 +58,14 @@ class Chip:
     exponentials_per_clock: int = 16
 
 
+A100 = Chip(108, 1.41e9, 2048, 128)
+# Chips by slug.
 CHIPS = {
     "nvidia-h200": Chip(132, 1.98e9, 4096, 256),
-    "nvidia-h100": Chip(132, 1.98e9, 4096, 256),
+    "nvidia-h100-80gb-hbm3": Chip(132, 1.98e9, 4096, 256),
     "nvidia-h100-pcie": Chip(114, 1.755e9, 4096, 256),
-    "nvidia-a100": Chip(108, 1.41e9, 2048, 128),
+    "nvidia-a100-sxm4-40gb": A100,
+    "nvidia-a100-sxm4-80gb": A100,
+    "nvidia-a100-pcie-40gb": A100,
+    "nvidia-a100-80gb-pcie": A100,
 }
-
-
-def find_chip(slug: str) -> Chip | None:
-    """Return the chip of a device by its slug, or None if it is not listed."""
-    return CHIPS.get(longest_prefix(slug, CHIPS))

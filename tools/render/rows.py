@@ -8,7 +8,7 @@ builders can divide, compare and print without testing first.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from systems.formulas.costs import Peak, find_peak
+from systems.formulas.costs import PEAKS, Peak
 from systems.records.record import Record, Row
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
@@ -59,7 +59,7 @@ UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
 def peak_rates(slug: str) -> Peak:
     """Return a GPU's peak rates; Missing values if its data sheet is not listed."""
-    return find_peak(slug) or UNLISTED
+    return PEAKS.get(slug) or UNLISTED
 
 
 def fmt(value: Any, text: Text = "{}") -> str:

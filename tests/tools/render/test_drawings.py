@@ -10,8 +10,8 @@ from lxml import html
 
 from systems import ROOT
 from systems.attention import attention_reference
-from systems.formulas.costs import attention_peak_bytes, find_peak, forward_flops
-from systems.formulas.gpus import find_chip
+from systems.formulas.costs import PEAKS, attention_peak_bytes, forward_flops
+from systems.formulas.gpus import CHIPS
 from systems.model.sizes import VOCAB_SIZE
 from tests.factories import read_record
 from tests.tools.render.svgs import find_cut_texts, parse_figures
@@ -132,8 +132,7 @@ def test_code_quoted_next_to_equations_exists(page):
 
 
 def test_drawn_gpu_equals_its_data_sheet():
-    chip, peak = find_chip("nvidia-h200"), find_peak("nvidia-h200")
-    assert chip and peak
+    chip, peak = CHIPS["nvidia-h200"], PEAKS["nvidia-h200"]
     assert {
         f"{chip.sms} SMs, all alike",
         f"{peak.bandwidth / 1e12:.1f} TB/s",

@@ -10,7 +10,7 @@ from systems.formulas.costs import (
     pass_flops,
 )
 from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
-from systems.formulas.gpus import GPUS, find_chip
+from systems.formulas.gpus import CHIPS, GPUS
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
@@ -110,7 +110,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
 
 
 def chip_facts() -> dict[str, str]:
-    peak, chip = peak_rates(primary_gpu()), find_chip(primary_gpu())
+    peak, chip = peak_rates(primary_gpu()), CHIPS.get(primary_gpu())
     fp32, bf16 = (ridge_intensity(peak, precision) for precision in ("fp32", "bf16"))
     return {
         "bandwidth": fmt(peak.bandwidth / 1e12, "{:.1f} TB/s"),

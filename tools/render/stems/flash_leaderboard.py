@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from systems.formulas.costs import KERNELS, count_scores, find_peak
-from systems.formulas.gpus import find_chip
+from systems.formulas.costs import KERNELS, PEAKS, count_scores
+from systems.formulas.gpus import CHIPS
 from systems.records.record import Record
 from systems.records.summary import summarize
 from tools.render.fragments import Fragments
@@ -54,7 +54,7 @@ def device_rates(record: Record) -> dict[str, float]:
     """Return a GPU's rates per second by resource in LIMITS: FLOPs and exponentials at
     its highest clock rate, bytes by the data sheet, atomic additions as measured.
     """
-    peak, chip = find_peak(record.device.slug), find_chip(record.device.slug)
+    peak, chip = PEAKS.get(record.device.slug), CHIPS.get(record.device.slug)
     if not (peak and chip):
         return dict.fromkeys(LIMITS, MISSING)
     seen = 1e6 * max(record.device.sm_clocks_mhz, default=0)

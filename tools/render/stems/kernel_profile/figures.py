@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from systems.formulas.costs import Peak, find_peak
+from systems.formulas.costs import PEAKS, Peak
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.fragments import Drawn
@@ -89,7 +89,7 @@ POINTS = {
 
 
 def roofline_figure(record: Record) -> Drawn:
-    peak = find_peak(record.device.slug)
+    peak = PEAKS.get(record.device.slug)
     found = rows.attention_parts(record).derive(
         intensity=lambda x: x["flops"] / x["moved"], tflops=lambda x: x["rate"] / 1e12
     )
