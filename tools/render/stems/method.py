@@ -60,7 +60,7 @@ def facts(record: Record | None) -> dict[str, str]:
     """Return the largest overhead of the clock, and of syncs in GPU-bound passes."""
     found = passes(record)
     full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
-    clock = nanmax(map(abs, found.where(mode="forward").column("clock_adds")))
+    clock = nanmax(map(abs, found.column("clock_adds")))
     return {
         "clock_adds_at_most": fmt(clock, percent),
         "waiting_adds_at_most": fmt(nanmax(full.column("waiting_adds")), percent),
