@@ -134,6 +134,12 @@ def run_cli(
     try:
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()
+    except SystemExit as error:
+        # Typer and rich exit if the pipe is closed, as in `... | head`: no error.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except OSError as error:
         prefix = f"can't use {error.filename}: " if error.filename else ""
         if prefix and error.errno not in (EACCES, EROFS):
@@ -143,7 +149,6 @@ def run_cli(
             sys.stdout.flush()
         # Discard further output, or Python would report the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # A closed pipe, as in `... | head`, is no error.
         if code := 2 * (not isinstance(error, BrokenPipeError)):
             print(f"error: {prefix}{error.strerror or error}", file=sys.stderr)
     except Exception as error:

@@ -82,10 +82,12 @@ SINKS = {">/dev/full": FULL, ">&-": (0, ""), "<&- >&- 2>&-": (0, ""), "| true": 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 @pytest.mark.parametrize("sink", SINKS)
-def test_full_output_is_an_error_and_closed_output_is_none(tmp_path, sink):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_output_is_an_error_and_closed_output_is_none(tmp_path, sink, unbuffered):
     command = f'"{sys.executable}" tools/regen_tables.py --list --results "$0" {sink}'
-    line = ["sh", "-c", command, tmp_path]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True)
+    line = ["bash", "-o", "pipefail", "-c", command, tmp_path]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True)
     assert (done.returncode, done.stderr.decode()) == SINKS[sink]
 
 
