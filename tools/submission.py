@@ -107,9 +107,9 @@ def find_chromium() -> str:
 
 @contextmanager
 def replace_when_complete(target: Path) -> Iterator[Path]:
-    """Yield a temporary path; at the end, move the file written there to `target`."""
+    """Yield an absolute path; at the end, move the file written there to `target`."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".writing-") as folder:
-        yield (path := Path(folder) / target.name)
+        yield (path := Path(folder).resolve() / target.name)
         os.replace(path, target)
 
 
@@ -122,7 +122,7 @@ def run_command(failure: str, *command: str) -> str:
     except FileNotFoundError:
         fail(f"{failure}: {command[0]} is not installed")
     except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or ["no message"]
+        lines = error.stderr.strip().splitlines() or [str(error)]
         # mkdocs prints more after the warning that made it fail, which may end in ":".
         starts = [i for i, x in enumerate(lines) if x.startswith(("WARNING", "ERROR"))]
         last = starts[-1] if starts else len(lines) - 1
