@@ -37,7 +37,7 @@ from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.experiments import flash_ablation
 from systems.records.files import write_atomically
 from systems.records.source_hash import hash_code
-from systems.records.store import RecordError
+from systems.records.store import RecordError, digest_record
 from tools.compile_ahead import TARGETS, check_can_compile, compile_launch
 from tools.render.compiled_files import PATH, Kernel, read_compiled_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
@@ -136,7 +136,8 @@ def main() -> None:
         "steps": {step: compiled[SAME_KERNEL.get(step, step)] for step in steps},
     }
     in_order = {version: versions[version] for version in sorted(versions, key=Version)}
-    write_atomically(PATH, json.dumps(in_order, indent=1) + "\n")
+    data = {"digest": digest_record(in_order), **in_order}
+    write_atomically(PATH, json.dumps(data, indent=1) + "\n")
     print(f"{PATH}: Triton {triton.__version__}")
 
 

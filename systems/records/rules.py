@@ -59,7 +59,8 @@ def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterat
             continue
         if name.endswith("_ms"):
             yield from _impossible_times(name, value)
-        if name.endswith("_bytes") and not _is_between(value, 0, MOST_BYTES, int):
+        least = int(name.startswith(("peak_", "added_")))
+        if name.endswith("_bytes") and not _is_between(value, least, MOST_BYTES, int):
             yield f"{name}: is {value!r:.60}, no number of bytes"
         for item in value if isinstance(value, list) else ():
             if isinstance(item, dict):

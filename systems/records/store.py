@@ -60,9 +60,14 @@ def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def read_json(path: Path, kind: Any, remedy: str) -> Any:
-    """Read a JSON file as an object of type `kind`; raise RecordError if invalid."""
+    """Read a JSON file with a digest as an object of type `kind`, without the digest.
+    Raise RecordError if it is invalid or was edited by hand.
+    """
     with _prefix_errors(path, remedy):
-        return msgspec.json.decode(_read_bytes(path), type=kind)
+        data = msgspec.json.decode(_read_bytes(path), type=dict[str, Any])
+        if data.pop("digest", None) != digest_record(data):
+            raise RecordError(f"{path}: was edited by hand; {remedy}")
+        return msgspec.convert(data, kind)
 
 
 @contextmanager
@@ -80,7 +85,8 @@ def _read_bytes(path: Path) -> bytes:
     try:
         with open_regular(path, os.O_RDONLY) as file:
             _refuse_if_long(os.fstat(file.fileno()).st_size, path)
-            return file.read(LONGEST_BYTES)
+            # Some editors begin a file with a byte order mark.
+            return file.read(LONGEST_BYTES).removeprefix(b"\xef\xbb\xbf")
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of samples; `std` divides by n - 1 and is 0 for one sample."""
+    """Statistics of samples; `std` divides by n - 1 and is NaN for one sample."""
 
     n: int
     mean: float
@@ -38,7 +38,7 @@ def cached_summary(samples: tuple[float, ...]) -> Summary:
     return Summary(
         n=len(samples),
         mean=statistics.fmean(samples),
-        std=statistics.stdev(samples) if len(samples) > 1 else 0.0,
+        std=statistics.stdev(samples) if len(samples) > 1 else float("nan"),
         median=statistics.median(samples),
         p20=fifths[0],
         p80=fifths[3],

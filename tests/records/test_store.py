@@ -64,7 +64,10 @@ def read_error(path: Path, text: str | bytes) -> str:
 def test_record_round_trips_through_a_file(tmp_path):
     path = tmp_path / "new" / "folder" / "r.json"
     store.write(example_record(), path)
-    assert store.read(path) == example_record()
+    # Some editors begin a file with a byte order mark.
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    record = store.read(path)
+    assert record == example_record() and not record.edited
     assert os.listdir(path.parent) == ["r.json"]
 
 
@@ -82,23 +85,6 @@ def test_times_are_rounded_to_nanoseconds():
     (row,) = json.loads(store.to_json(record))["rows"]
     kept = {"forward_ms": [0.201663, 1], "loss": [0.1234567891], "last_ms": 0.1234567}
     assert row["metrics"] == kept
-
-
-def test_complete_record_has_every_row():
-    record = example_record()
-    assert record.complete
-    record.rows[0].status = "failed"
-    assert not record.complete
-    record.rows = record.rows[1:]
-    assert not record.complete
-
-
-def test_rows_are_found_by_configuration():
-    record = example_record()
-    small, large = record.rows
-    assert record.row({"size": "small", "context": 128}) is small
-    assert record.find(size="2.7B") is large
-    assert record.row({"size": "small"}) is record.find(size="2.7B", context=8) is None
 
 
 # (field of the example, invalid value, end of the error message).
@@ -197,7 +183,7 @@ LIMITS = {
     "rows.1.seconds": (0, 1e7),
     "rows.0.metrics.last_ms": (0, 1e9),
     "rows.0.metrics.forward_ms.0": (5e-324, 1e9),
-    "rows.0.metrics.peak_bytes": (0, 2**60),
+    "rows.0.metrics.peak_bytes": (1, 2**60),
 }
 
 
@@ -245,7 +231,6 @@ def test_non_finite_metrics_are_rejected(path, value, at):
         b"\xff\xfe",
         b'{"schema": 3} {}',
         b'{"schema": 3, "rows": [{"config": {"n": 1, "n": 2}}]}',
-        b'\xef\xbb\xbf{"schema": 3}',
         b'{"schema": 3, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
@@ -374,8 +359,8 @@ def test_records_are_replaced_atomically(path, monkeypatch):
 def test_summary_equals_numpy(samples):
     s = summarize(samples)
     p20, median, p80 = np.quantile(samples, [0.2, 0.5, 0.8])
-    spread = np.std(samples, ddof=1) if len(samples) > 1 else 0.0
+    spread = np.std(samples, ddof=1) if len(samples) > 1 else float("nan")
     expected = (len(samples), np.mean(samples), spread, median, p20, p80)
     got = (s.n, s.mean, s.std, s.median, s.p20, s.p80)
-    assert got == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert got == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True)
     assert (s.min, s.max) == (min(samples), max(samples))

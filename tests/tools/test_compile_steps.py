@@ -7,6 +7,7 @@ import pytest
 import triton
 
 from systems.records.source_hash import hash_code
+from systems.records.store import RecordError
 from tests.needed import run_python, skip_or_fail
 from tools.binary import hottest_loop, instructions_per_score
 from tools.render.compiled_files import PATH, read_compiled_steps
@@ -55,6 +56,13 @@ def test_compiled_file_has_every_step():
             assert kernels and all(k["per_score"] > 1 for k in kernels)
             # On Hopper, a thread block has at most 227 KiB of shared memory.
             assert all(0 < k["shared_bytes"] <= 227 * 1024 for k in kernels)
+
+
+def test_compiled_file_edited_by_hand_is_rejected(tmp_path):
+    edited = tmp_path / "edited.json"
+    edited.write_text(PATH.read_text().replace('"warps": 8', '"warps": 4'))
+    with pytest.raises(RecordError, match="edited by hand; restore it"):
+        read_compiled_steps(edited)
 
 
 def test_compiled_file_is_not_stale():
