@@ -123,11 +123,12 @@
     for (const link of presets) link.setAttribute("aria-current", String(new URLSearchParams(link.hash.slice(1))) === String(search))
   }
 
-  // What the URL says; the first of the ready-made choices where it says nothing.
+  // What the URL says, without values that no line has; the first of the ready-made choices where it says nothing.
   function recall() {
     const said = location.hash.slice(1)
     const search = new URLSearchParams(said === "all" ? "" : said.includes("=") ? said : presets[0].hash.slice(1))
-    state.chosen = Object.fromEntries(FILTERS.filter((name) => search.get(name)).map((name) => [name, search.get(name)]))
+    const known = (name) => name === "words" || lines.some((line) => String(line[at(name)] ?? "") === search.get(name))
+    state.chosen = Object.fromEntries(FILTERS.filter((name) => search.get(name) && known(name)).map((name) => [name, search.get(name)]))
     changed()
   }
 
