@@ -307,7 +307,7 @@ def kernels_are_attributed(record: Record) -> Judgement:
     lost = nanmax(map(rows.unmarked_share, ran))
     gap = nanmax([0.0, *(abs(rows.matmul_time_difference(x)) for x in ran)])
     numbers = (
-        f"Time outside phases: {fmt(lost, format_at_most)}. Both matmul times differ by "
-        f"at most {fmt(gap, percent)}."
+        f"Time outside phases: {fmt(lost, format_at_most)}. Both matmul times differ "
+        f"by at most {fmt(gap, percent)}."
     )
     return dropna([lost]) and (lost < 0.01 and gap < 0.03, numbers)
