@@ -286,9 +286,9 @@ def format_mib(value: float) -> str:
 
 
 def typeset(text: str) -> str:
-    """Put minus signs before negative numbers, and no-break spaces before units."""
+    """Put minus signs before negative numbers, no-break spaces before units and ±."""
     text = re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)
-    unit = r"(?<=\d) (?=%|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
+    unit = r"(?<=\d) (?=[%±]|(?:[KMGT]i?)?B\b|[nµm]?s\b|[MGT]FLOP)"
     return re.sub(unit, "\N{NO-BREAK SPACE}", text)
 
 
