@@ -218,7 +218,7 @@ def main(
     except RecordError as error:
         fail(str(error))
     except OSError as error:
-        fail(f"can't write {error.filename or into}: {error.strerror}")
+        fail(f"can't use {error.filename or into}: {error.strerror}")
     except KeyboardInterrupt:
         fail("stopped; every file already written is complete")
 

@@ -253,13 +253,13 @@
     if (measured && field.gpu.value === data.measured_on) verdict.textContent += ` Measured: ${gib(measured.bytes)} GiB.`
   }
 
-  let heads = ""
+  // Without groups there are as many heads of k and v as of q, also while they are typed.
+  let grouped_heads = true
   // The fields of a GPU's data sheet.
   const sheetOf = (gpu) => ({ memory: +(gpu.memory_bytes / GIB).toFixed(2), ...Object.fromEntries(Object.keys(RATES).map((rate) => [rate, +(gpu[rate] / RATES[rate]).toFixed(3)])) })
 
   function choose(name) {
-    // Without groups there are as many heads of k and v as of q, also while they are typed.
-    if (name === "num_heads" && field.kv_heads.value === heads) field.kv_heads.value = field.num_heads.value
+    if (name === "num_heads" && !grouped_heads) field.kv_heads.value = field.num_heads.value
     if (name === "size" && data.sizes[field.size.value]) for (const [key, value] of Object.entries(data.sizes[field.size.value])) field[key].value = value
     if (SHAPE.includes(name)) field.size.value = ""
     const gpu = data.gpus[field.gpu.value]
@@ -267,7 +267,6 @@
       for (const [key, value] of Object.entries(sheetOf(gpu))) field[key].value = value
     }
     if (name === "memory" || name in RATES) field.gpu.value = ""
-    heads = field.num_heads.value
   }
 
   const NAMES = ["size", ...COUNTS, "embeddings", "precision", "attention", "recomputed", "checkpoint", "optimizer_states", "gpu", "memory", ...Object.keys(RATES)]
@@ -295,13 +294,13 @@
     if (differs(data.sizes[field.size.value], SHAPE)) field.size.value = ""
     const gpu = data.gpus[field.gpu.value]
     if (gpu && differs(sheetOf(gpu), ["memory", ...Object.keys(RATES)])) field.gpu.value = ""
-    heads = field.num_heads.value
     show()
   }
 
   field.size.append(...Object.keys(data.sizes).map((name) => new Option(data.labels[name] ?? name, name)), new Option("my own", ""))
   field.gpu.append(...Object.entries(data.gpus).map(([name, gpu]) => new Option(gpu.name, name)), new Option("my own", ""))
   form.hidden = false
+  field.num_heads.addEventListener("focus", () => (grouped_heads = field.kv_heads.value !== field.num_heads.value))
   form.addEventListener("submit", (event) => event.preventDefault())
   form.addEventListener("input", ({ target }) => {
     unknown = null

@@ -49,7 +49,9 @@ SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 def check_pages(root: Path) -> list[str]:
     """Return findings in pages (`path:line: finding`) and in code (`path: finding`)."""
-    pages = {path: path.read_text("utf-8") for path in list_pages(root / "docs")}
+    pages = {
+        path: path.read_text("utf-8", "replace") for path in list_pages(root / "docs")
+    }
     shown = {pair for text in pages.values() for pair in INCLUDE.findall(text)}
     findings = []
     code = {path for of in ("systems", "docs") for path in (root / of).rglob("*.py")}
@@ -63,6 +65,7 @@ def check_pages(root: Path) -> list[str]:
         place = path.relative_to(root).as_posix()
         findings += [f"{place}:{n}: {fault}" for n, fault in find_typed_numbers(text)]
         findings += [f"{place}: has a merge conflict"] * ("\n>>>>>>> " in text)
+        findings += [f"{place}: is not UTF-8"] * ("\N{REPLACEMENT CHARACTER}" in text)
     readme = root / "README.md"
     texts = [*pages.values(), *([readme.read_text("utf-8")] if readme.exists() else [])]
     return findings + find_unused_facts(root, set(FACT.findall("".join(texts))))

@@ -25,7 +25,7 @@ Found = Mapping[str, list[Record]]
 
 def primary_gpu() -> str:
     """Return the GPU whose numbers pages quote: `extra.primary_gpu` in mkdocs.yml."""
-    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    config = (ROOT / "mkdocs.yml").read_text("utf-8", "replace")
     gpus = re.findall(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
     if len(gpus) != 1:
         raise store.RecordError(

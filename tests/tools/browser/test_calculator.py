@@ -152,6 +152,11 @@ def test_calculator_responds_fast_and_explains_errors(page, site):
     expect(verdict).to_contain_text(re.compile("[Ff]it"))
     root.locator("input[name=kv_heads]").fill("3")
     expect(verdict).to_contain_text("do not share 3")
+    # Half-typed heads don't count as equal.
+    root.locator("input[name=kv_heads]").fill("1")
+    root.locator("input[name=num_heads]").fill("")
+    root.locator("input[name=num_heads]").press_sequentially("16")
+    expect(root.locator("input[name=kv_heads]")).to_have_value("1")
     page.goto((site / "calculator.html").as_uri() + "#size=huge")
     expect(verdict).to_contain_text("no size is named “huge”")
     root.locator("input[name=batch]").fill("2")

@@ -104,9 +104,11 @@ def test_unclosed_code_block_hides_no_number(tmp_path):
     assert finding.startswith("docs/page.md:2: the measured number '12 ms'")
 
 
-def test_merge_conflict_is_found(tmp_path):
-    findings = check_pages(write_tree(tmp_path, PAGE + "\n>>>>>>> fork\n"))
-    assert findings == ["docs/page.md: has a merge conflict"]
+def test_merge_conflict_and_another_encoding_are_found(tmp_path):
+    root = write_tree(tmp_path, PAGE)
+    (root / "docs/page.md").write_bytes(f"{PAGE}ä\n>>>>>>> fork\n".encode("latin-1"))
+    found = [finding.split(": ")[1] for finding in check_pages(root)]
+    assert found == ["has a merge conflict", "is not UTF-8"]
 
 
 TWO = "# --8<-- [start:two]\nx = 1\n# --8<-- [end:two]\n"

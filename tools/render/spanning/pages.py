@@ -33,7 +33,7 @@ def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
     """Return the answer of a page, with links that work from other pages."""
-    found = ANSWER.search((docs / f"{page}.md").read_text(encoding="utf-8"))
+    found = ANSWER.search((docs / f"{page}.md").read_text("utf-8", "replace"))
     if found is None:
         raise RecordError(f'docs/{page}.md has no section "## Answer" to copy')
     text = LINK_IN_PAGE.sub(f"({page}.md#", found[1].strip())
