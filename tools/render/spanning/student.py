@@ -56,7 +56,7 @@ def problems_table(found: Found) -> str:
     name = GPUS[gpu].name if (gpu := primary_gpu_key()) else primary_gpu()
     heads = ["problem", "`--only`", f"{name}, measured", *others.values()]
     heads += ["OOM on 80 GB", "OOM on 40 GB"]
-    return table(heads, rows, left=2, shown_first=[*shown, True, True]) + "\n"
+    return table(heads, rows, left=2, shown_first=[*shown, False, True]) + "\n"
 
 
 def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]:

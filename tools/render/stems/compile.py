@@ -94,7 +94,7 @@ def break_even_steps(x: Line) -> Any:
     "table.md",
     "A training step at context 512 by phase, eager and compiled: mean ± standard "
     "deviation of wall-clock time, median GPU time. Compiled AdamW alternates with a "
-    "second eager row; the two eager rows differ because launches vary.",
+    "second eager row; the eager rows differ because launch times vary.",
     reported=True,
 )
 def times_table(record: Record) -> str:
