@@ -161,6 +161,15 @@ def test_solution_passes_its_check(checks, tmp_path, name):
     checks.check(name, path)
 
 
+def test_block_pointers_are_accepted(checks, tmp_path):
+    path = tmp_path / "6_handout_kernel.py"
+    load = "q = tl.load(tl.make_block_ptr(Q_ptr + batch * stride_qb, (N_QUERIES, D), "
+    load += "(stride_qq, stride_qd), (first, 0), (Q_TILE_SIZE, D), (1, 0)))"
+    key = read_key(checks, path.stem) | {"q": load}
+    path.write_text(fill_in(checks, path.stem, key), encoding="utf-8")
+    checks.check(path.stem, path)
+
+
 LEFT = ["x w y", "x e p", "m_new l", "s m_new shrink p l a", "p dp return dq"]
 LEFT += ["first batch q end k v"]
 

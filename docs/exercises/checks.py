@@ -14,6 +14,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -120,12 +121,14 @@ def watched_loads(stray: str) -> Iterator[None]:
     def watched(self, pointers, mask, other, *options):
         loaded = load(self, pointers, mask, other, *options)
         if loaded.data.dtype.kind == "f":
-            read = loaded.data[mask.data]
+            # Loads from block pointers give the mask as a bare array.
+            inside = numpy.asarray(mask.data)
+            read = loaded.data[inside]
             strays.append(bool((read != read).any()))
             if stray and strays[-1]:
                 raise Wrong(stray)
             if other is None:
-                loaded.data[~mask.data] = float("nan")
+                loaded.data[~inside] = float("nan")
         return loaded
 
     InterpreterBuilder.create_masked_load = watched
