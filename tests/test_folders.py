@@ -121,7 +121,7 @@ MOST_LINES = {
     "systems": 17_784,
     "tools/render": 8_874,
     "tools": 11_903,
-    "tests": 17_466,
+    "tests": 17_536,
 }
 
 

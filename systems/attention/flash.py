@@ -28,7 +28,7 @@ def flash_attention(
       bfloat16, d up to 256, any strides.
     - "hopper": Gluon kernels for Hopper GPUs. float16 and bfloat16, d a multiple of 8
       from 40 to 128, contiguous rows aligned to 16 bytes, no expanded dimension. Known
-      fault: a row whose last tile of keys has only scores of -inf or below -1e9 is NaN.
+      fault: a row can be NaN if all scaled scores of its last key tile are < -1.8e8.
     - "torch": the same algorithm in PyTorch, slow, on any device; also float64.
     - "first": the kernel that the guide explains first, for contiguous (batch, n, d): n
       a multiple of 64, d 16, 32, 64 or 128.

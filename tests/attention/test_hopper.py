@@ -17,6 +17,7 @@ from systems.attention.hopper.configs import (
     CONFIGS,
     ONE_PASS_KEYS,
     ONE_PASS_QUERIES,
+    SHORT_FORWARD,
 )
 from systems.attention.hopper.launches import (
     launch_backward,
@@ -44,9 +45,11 @@ from systems.attention.triton.configs import count_sms
 from systems.experiments import flash_accuracy
 from systems.precision.dtypes import relative_error
 from tests.attention.checks import (
+    BATCHED,
     NAMES,
     FakeGpuTensor,
     check_against_reference,
+    check_batched_gradients,
     fake_tensor,
     make_inputs,
     poison_buffers,
@@ -61,7 +64,7 @@ QUERY_TILES = ONE_PASS_KEYS // ONE_PASS_QUERIES
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 # Head dimension 80 is padded to 128.
 HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
-LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 3000, 4096]
+LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
 PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
 
 
@@ -576,6 +579,18 @@ def test_hopper_kernels_are_accurate_at_every_length(d, dtype, causal):
 
 @needs_hopper
 @MASKS
+@DTYPES
+def test_both_forward_configurations_for_64_columns_are_accurate(dtype, causal):
+    for config in (SHORT_FORWARD, CONFIGS["forward"][64]):
+        for n_q, n_k in [(1000, 1000), (65, 2000), (2000, 130)]:
+            q, k, v, do = inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
+            o, lse = launch_forward(q, k, v, causal, 0.125, config)
+            found = launch_backward(do, q, k, v, o, lse, causal, 0.125)
+            check_against_reference((o, lse, *found), *inputs, causal)
+
+
+@needs_hopper
+@MASKS
 @HEAD_DIMS
 def test_batches_grouped_heads_and_scales_are_accurate(d, causal):
     """With 400 heads each program computes several items."""
@@ -676,6 +691,31 @@ def test_gradients_of_tensors_unreadable_by_tma_are_right(
         # "auto" selects the Triton kernels if TMA can't read q, k or v.
         tolerance = 0 if backend == "hopper" else 0.02
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@needs_hopper
+@pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
+def test_output_gradient_unreadable_by_tma_is_supported(n, monkeypatch):
+    """The layouts of q, k and v decide the backend, even if TMA can't read do."""
+    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
+    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
+    q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
+    expected = run_class(FlashAttentionTriton, q, k, v, do, True)
+    found = run_class(FlashAttentionTriton, q, k, v, misalign(do), True)
+    assert all(torch.equal(found[name], expected[name]) for name in NAMES)
+
+
+@needs_hopper
+@pytest.mark.parametrize("backend", ["hopper", "auto"])
+@pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
+@pytest.mark.parametrize("way", BATCHED)
+def test_batched_gradients_equal_single_passes(way, n, backend, monkeypatch):
+    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
+    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
+    q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
+    leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    o = flash_attention(*leaves, causal=True, backend=backend)
+    check_batched_gradients(way, o, leaves)
 
 
 @needs_hopper

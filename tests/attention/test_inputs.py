@@ -160,6 +160,7 @@ WRONG_TYPES = {
     "q must be a torch.Tensor, got list": [[1.0], zeros(2, 8, 4), zeros(2, 8, 4)],
     "q must be a strided .*sparse": [zeros(2, 8, 4).to_sparse()] * 3,
     "k must be a strided .*sparse": qkv(K=zeros(2, 8, 4).to_sparse()),
+    "v must be a strided .*sparse": qkv(V=zeros(2, 8, 4).to_sparse()),
     "q must be one of .*float32.*, got int64": [zeros(8, dtype=torch.int64)] * 3,
     "v must have the dtype of q, torch.float32, got torch.float16": qkv(V=HALF),
     "causal must be True or False, got 1; .* SDPA takes attn_mask": qkv(1),

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from systems.formulas.costs import forward_flops
 from systems.formulas.fit import find_largest, floor_seconds, peak_bytes, step_flops
-from systems.formulas.gpus import GPUS
+from systems.formulas.gpus import CONTEXT_BYTES, GPUS
 from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
 from systems.model.sizes import SIZES, ModelSize
@@ -33,6 +33,13 @@ def test_find_largest_returns_the_last_that_fits(field, gpu):
     assert not most or peak_bytes(replace(XL, **{field: most})) <= room
     with pytest.raises(ValueError, match="^precision is 'tf32', must be one of: fp32"):
         replace(XL, precision="tf32")
+
+
+def test_memory_of_the_h200_equals_its_record():
+    """`GPUS` has the driver's figure, of which the CUDA context takes CONTEXT_BYTES."""
+    measured = GPUS["h200"].memory_mib * 2**20
+    assert measured == pytest.approx(150_754_820_096, abs=2**20)
+    assert 0.5 < CONTEXT_BYTES / 2**30 < 0.7
 
 
 SHAPE = ModelSize(32, 64, 4, 2)

@@ -52,7 +52,10 @@ def test_instructions_per_score_are_of_the_shortest_loop():
 def test_compiled_file_has_every_step():
     for found in read_compiled_steps().values():
         assert list(found["steps"]) == [*FORWARD, *BACKWARD]
-        assert all(found["steps"].values())
+        for kernels in found["steps"].values():
+            assert kernels and all(k["per_score"] > 1 for k in kernels)
+            # On Hopper, a thread block has at most 227 KiB of shared memory.
+            assert all(0 < k["shared_bytes"] <= 227 * 1024 for k in kernels)
 
 
 def test_compiled_file_edited_by_hand_is_rejected(tmp_path):

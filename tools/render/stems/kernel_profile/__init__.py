@@ -81,7 +81,7 @@ def format_name(kernel: rows.Kernel) -> str:
 
 @fragments.add(
     "others.md",
-    "Other kernels than matmuls, of at least 1 %: forward, `small`, context 512, fp32.",
+    "Kernels other than matmuls, of at least 1 %: forward, `small`, context 512, fp32.",
 )
 def top_nonmatmuls_table(record: Record) -> str:
     x = frame(record).one(**LISTED, mode="forward")
