@@ -27,8 +27,7 @@ def flash_attention(
     - "triton": Triton kernels for the A100 and later GPUs. float32, float16 and
       bfloat16, d up to 256, any strides.
     - "hopper": Gluon kernels for Hopper GPUs. float16 and bfloat16, d a multiple of 8
-      from 40 to 128, contiguous rows aligned to 16 bytes, no expanded dimension. Known
-      fault: a row can be NaN if all scaled scores of its last key tile are < -1.8e8.
+      from 40 to 128, contiguous rows aligned to 16 bytes, no expanded dimension.
     - "torch": the same algorithm in PyTorch, slow, on any device; also float64.
     - "first": the kernel that the guide explains first, for contiguous (batch, n, d): n
       a multiple of 64, d 16, 32, 64 or 128.

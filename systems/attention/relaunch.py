@@ -5,7 +5,6 @@ At each call Triton inspects every argument, which can take longer than a short 
 The result depends only on dtypes, shapes, strides and alignment, so it is cached.
 """
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -55,20 +54,6 @@ def use_device(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
-# Thread-local state: `context` is set once the thread has a CUDA context.
-PER_THREAD = threading.local()
-
-
-def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
-    """Give this thread a CUDA context, as TMA needs, and return `use_device(x)`."""
-    device = use_device(x)
-    if device is NO_DEVICE_CHANGE and x.is_cuda and not hasattr(PER_THREAD, "context"):
-        # This call creates a context; `set_device` doesn't if the device is current.
-        torch.cuda.mem_get_info()
-        PER_THREAD.context = True
-    return device
-
-
 class Launch:
     """A kernel, its grid, and its arguments other than tensors and TMA descriptors."""
 
@@ -99,7 +84,8 @@ class Launch:
                 # TMA descriptors always have aligned memory.
                 arguments.append(x)
         if aligned and self.again is not None:
-            return self.again(*arguments)
+            self.again(*arguments)
+            return
         if self.grid[0] > MAX_PROGRAMS:
             raise ValueError(
                 f"q, k and v must need at most {MAX_PROGRAMS} programs of a kernel, "
@@ -115,9 +101,7 @@ class Launch:
             keywords = {**self.constants, **self.options}
             rest = (*self.scalars, *(keywords[name] for name in names))
             self.again = make_launcher(compiled, self.grid, rest)
-        return None
-
-    # --8<-- [end:launch]
+        # --8<-- [end:launch]
 
 
 # --8<-- [start:launcher]
@@ -128,10 +112,10 @@ def make_launcher(
     given arguments followed by `rest`. Unlike `compiled[grid]`, this function does not
     look up the device in each call.
     """
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    run = compiled.run
+    fixed = (compiled.function, compiled.packed_metadata, None, None, None)
     active: Any = driver.active
     device, stream_of = active.get_current_device(), active.get_current_stream
-    x, y, z = grid
     hooks, with_hooks = knobs.runtime, compiled[grid]
 
     def launch(*arguments: Any) -> None:
@@ -139,19 +123,7 @@ def make_launcher(
         # If hooks are set (a function, or a chain with `calls`), let Triton launch.
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             return with_hooks(*arguments, *rest)
-        return run(
-            x,
-            y,
-            z,
-            stream_of(device),
-            function,
-            metadata,
-            None,
-            None,
-            None,
-            *arguments,
-            *rest,
-        )
+        return run(*grid, stream_of(device), *fixed, *arguments, *rest)
 
     return launch
     # --8<-- [end:launcher]
@@ -160,59 +132,7 @@ def make_launcher(
 def empty_row_statistics(x: Tensor) -> Tensor:
     """Return an uninitialized float32 tensor with one number for each row of x."""
     shape = x.shape[:-1]
-    strides = (
-        (shape[-1], 1) if len(shape) == 2 else (shape[-2] * shape[-1], shape[-1], 1)
-    )
+    heads, n = shape[-2:]
+    strides = (n, 1) if len(shape) == 2 else (heads * n, n, 1)
     # This is faster than torch.empty, which would compute the strides.
     return torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device)
-
-
-class Descriptor:
-    """A TMA descriptor for tensors of one layout, validated once. TMA moves blocks of
-    the shape `block`; outside of the tensor it reads zeros and writes nothing.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        block: list[int],
-        dtype: torch.dtype,
-        swizzle: int,
-    ):
-        from triton.experimental.gluon import language as gl
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-        d, bits = shape[-1], 8 * dtype.itemsize
-        # A dimension of size 1 may have any stride.
-        unit = 16 // dtype.itemsize
-        regular = [
-            stride if size > 1 else -(-d // unit) * unit
-            for size, stride in zip(shape, strides, strict=True)
-        ]
-        regular[-1] = 1
-        layout = gl.NVMMASharedLayout(
-            swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape)
-        )
-        anything = torch.zeros(1, dtype=dtype)
-        self.type = TensorDescriptor
-        self.fields = dict(
-            vars(TensorDescriptor(anything, list(shape), regular, block, layout))
-        )
-
-    def __call__(self, x: Tensor):
-        descriptor = object.__new__(self.type)
-        descriptor.__dict__.update(self.fields, base=x)
-        return descriptor
-
-
-def rows_descriptor(
-    x: Layout, rows: int, columns: int, dtype: torch.dtype
-) -> Descriptor:
-    """Return a descriptor of a (b, h, n, d) tensor for tiles of `rows` x `columns`."""
-    return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
-
-
-def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return a descriptor of row statistics (heads, n) for tiles of `rows` numbers."""
-    return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

@@ -1,5 +1,5 @@
 """The attention implementations that experiments compare, by name: this project's
-("ours...", "tiles"), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
+("ours"), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
 Each maps q, k, v (b, h, n, d) to o. Inside `use_peer(name)`, unsupported inputs
 raise `Unsupported`. Names with "_ordered" request deterministic gradients.
@@ -20,7 +20,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from systems.attention.dispatch import FlashAttentionTriton, choose_backend
-from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.records.outcome import NotInstalled, Unsupported, out_of_memory_reason
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -72,10 +71,6 @@ def load_peer(
         return lambda q, k, v: plain_attention(q, k, v, causal)
     if name == "compiled":
         return compile_plain(causal)
-    if name == "tiles":
-        # On a GPU, FlashAttentionPyTorch's backward pass is compiled.
-        allow_repeated_backward()
-        return lambda q, k, v: FlashAttentionPyTorch.apply(q, k, v, causal)
     if name == "flex":
         return compile_flex(causal, n, device, grouped)
     if name in FLASH_4:

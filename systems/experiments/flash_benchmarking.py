@@ -30,8 +30,6 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 }
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
-# The assignment's PyTorch class (with compiled backward pass) and its sequence lengths.
-TILES, TILES_LENGTHS = "tiles", (1024, 4096)
 # Size n of the (n, n) by (n, n) matmul whose throughput stands for the GPU's peak.
 CEILING = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
@@ -41,8 +39,8 @@ ROUNDS, PASSES_IN_ROUND = 3, 3
 class Config:
     implementation: str = option(
         "ours",
-        "ours, plain or compiled PyTorch, SDPA, PyTorch tiles, or a matmul",
-        (*IMPLEMENTATIONS, TILES, "ceiling"),
+        "ours, plain or compiled PyTorch, SDPA, or a matmul",
+        (*IMPLEMENTATIONS, "ceiling"),
     )
     dtype: str = option(
         "bf16",
@@ -55,12 +53,11 @@ class Config:
 
 def configs(quick: bool = False) -> list[Config]:
     """Return configurations: matmuls in three formats; four implementations in two
-    dtypes at four head dimensions and lengths from 2^7 to 2^16; the PyTorch class.
+    dtypes at four head dimensions and lengths from 2^7 to 2^16.
     """
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
     matmuls = (Config("ceiling", x, CEILING, CEILING) for x in (*FORMATS, "tf32"))
-    tiles = (Config(TILES, dtype, 64, n) for dtype in FORMATS for n in TILES_LENGTHS)
     grid = [
         Config(name, dtype, d, 2**power)
         for dtype in ("bf16", "fp32")
@@ -68,7 +65,7 @@ def configs(quick: bool = False) -> list[Config]:
         for power in range(7, 17)
         for name in IMPLEMENTATIONS
     ]
-    return [*matmuls, *grid, *tiles]
+    return [*matmuls, *grid]
 
 
 # --8<-- [start:run]

@@ -123,7 +123,7 @@ def measure_limits(device: str) -> dict[str, Any]:
 
 def time_additions(multiprocessors: int) -> dict[str, Any]:
     """Measure additions by TMA to global memory from all SMs: times in ms and bytes."""
-    from systems.attention.hopper.reduce_rate import ROWS, TILE_BYTES, add_ones
+    from systems.attention.hopper.tma_addition import ROWS, TILE_BYTES, add_ones
 
     sums = torch.zeros(SUM_BYTES // TILE_BYTES, ROWS, 32, device="cuda")
     steps = ADDED_BYTES // (multiprocessors * TILE_BYTES)

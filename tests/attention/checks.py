@@ -25,6 +25,15 @@ CAP = {
 }
 
 
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+# Skip without a Hopper GPU; not if `VERSIONS` lacks this Triton.
+HOPPER = (pytest.mark.gpu, pytest.mark.skipif(not IS_HOPPER, reason="needs a Hopper"))
+
+
+def needs_hopper(test):
+    return HOPPER[0](HOPPER[1](test))
+
+
 def parametrize_pairs(**axes: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrize with all combinations on a GPU; on a CPU, with a pairwise subset."""
     every = list(product(*axes.values()))

@@ -19,6 +19,7 @@ from systems.attention.hopper.configs import (
     ONE_PASS_QUERIES,
     SHORT_FORWARD,
 )
+from systems.attention.hopper.descriptors import rows_descriptor, statistics_descriptor
 from systems.attention.hopper.launches import (
     launch_backward,
     launch_forward,
@@ -33,13 +34,7 @@ from systems.attention.hopper.walks import (
     choose_walk,
     count_shift_groups,
 )
-from systems.attention.relaunch import (
-    Layout,
-    make_layout,
-    rows_descriptor,
-    shape_and_strides,
-    statistics_descriptor,
-)
+from systems.attention.relaunch import Layout, make_layout, shape_and_strides
 from systems.attention.triton import launches as plain
 from systems.attention.triton.configs import count_sms
 from systems.experiments import flash_accuracy
@@ -52,6 +47,7 @@ from tests.attention.checks import (
     check_batched_gradients,
     fake_tensor,
     make_inputs,
+    needs_hopper,
     poison_buffers,
     run_class,
     to_dict,
@@ -66,16 +62,6 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 HEAD_DIMS = pytest.mark.parametrize("d", (64, 80, 128))
 LENGTHS = [1, 17, 63, 64, 65, 128, 130, 191, 257, 1000, 2048, 4096]
 PAIRS = [(1, 1000), (1000, 1), (65, 191), (191, 65), (128, 2048), (1000, 130)]
-
-
-def has_hopper() -> bool:
-    """Return whether the GPU is a Hopper, even if `VERSIONS` lacks this Triton."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-
-
-def needs_hopper(test):
-    needed = pytest.mark.skipif(not has_hopper(), reason="needs a Hopper GPU")
-    return pytest.mark.gpu(needed(test))
 
 
 def attend(q, k, v, do, causal: bool, scale: float | None = None):

@@ -7,9 +7,18 @@ from torch import Tensor
 
 from systems.attention import flash_attention
 from systems.precision.dtypes import relative_error
-from tests.attention.checks import DTYPES, mask_later_keys, run_reference
+from tests.attention.checks import (
+    DTYPES,
+    HOPPER,
+    mask_later_keys,
+    needs_hopper,
+    run_reference,
+)
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["triton", pytest.param("hopper", marks=HOPPER)]
+)
 # Constants for q, k and v: rounding changes their scaled scores by up to 2³², up or
 # down.
 VALUES = [29952.0, 49920.0, 133120.0, 999424.0, 2.0**30]
@@ -106,18 +115,21 @@ def test_rows_near_huge_scores_are_accurate(dtype, round_fma_once, device):
     check_rows_near_huge_scores(70, 32, dtype, "triton", device)
 
 
-def require_hopper() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a Hopper GPU")
+@BACKENDS
+def test_nan_key_reaches_dv(backend, device):
+    """A NaN in one key makes all gradients of v NaN, as in PyTorch."""
+    q, k, v = (torch.randn(1, 1, 70, 64, device=device).bfloat16() for _ in range(3))
+    k[:, :, 3] = float("nan")
+    o = flash_attention(q, k, v.requires_grad_(), backend=backend)
+    assert torch.autograd.grad(o.sum(), v)[0].isnan().all()
 
 
-@pytest.mark.gpu
+@needs_hopper
 @MASKS
 @pytest.mark.parametrize("n", [1, 300, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
 @pytest.mark.parametrize("value", VALUES)
 def test_equal_huge_scores_return_v_on_hopper(value, d, n, causal):
-    require_hopper()
     # The longer length gets enough heads for the one-pass backward.
     heads = 16 if n == 4096 else 1
     x = torch.full((1, heads, n, d), value, dtype=torch.bfloat16, device="cuda")
@@ -125,21 +137,16 @@ def test_equal_huge_scores_return_v_on_hopper(value, d, n, causal):
     check_equal_scores(x, -x, causal, "hopper")
 
 
-@pytest.mark.gpu
+@needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
 def test_rows_near_huge_scores_are_accurate_on_hopper(d, n):
-    require_hopper()
     check_rows_near_huge_scores(n, d, torch.bfloat16, "hopper", "cuda")
 
 
-@pytest.mark.gpu
-@pytest.mark.xfail(
-    raises=AssertionError, strict=True, reason="p of the first step is NaN or infinite"
-)
+@needs_hopper
 @pytest.mark.parametrize("score", [-float("inf"), -1e12])
 def test_a_last_tile_of_hugely_negative_scores_counts_nothing_on_hopper(score):
-    require_hopper()
     q, k, v = (torch.randn(1, 2, 256, 64, device="cuda").bfloat16() for _ in range(3))
     q[..., 0], k[..., 0] = 1, 0
     expected = flash_attention(q, k[..., :128, :], v[..., :128, :], backend="triton")
@@ -149,11 +156,9 @@ def test_a_last_tile_of_hugely_negative_scores_counts_nothing_on_hopper(score):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["triton", "hopper"])
+@BACKENDS
 def test_different_huge_scores_select_one_key(backend):
     """q and k are normal, scaled by a million, so softmax selects one key."""
-    if backend == "hopper":
-        require_hopper()
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (
         torch.randn(1, 2, 2048, 64, device="cuda", generator=generator).bfloat16()

@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from systems.attention.hopper.exact import HUGE, LN2
 from systems.attention.hopper.forward import (
     PRODUCER_REGISTERS,
     TILE_LAYOUT,
@@ -32,7 +31,8 @@ from systems.attention.hopper.forward import (
     skip_step,
     wait_full,
 )
-from systems.attention.hopper.items import Problem, visible_mask
+from systems.attention.hopper.huge_rows import HUGE, LN2
+from systems.attention.hopper.items import Problem, count_visible_keys, visible_mask
 from systems.attention.triton.primitives import LOG2E
 
 
@@ -125,17 +125,14 @@ def dq_consumer(
     q_start = tile.q_start + 64 * GROUP
     rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
     columns = gl.arange(0, BK, gl.SliceLayout(0, S))
-    seen_by_any = n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(n_k, q_start + 64)
-    last = gl.cdiv(seen_by_any, BK) - 1
+    last = gl.cdiv(count_visible_keys(q_start, 64, n_k, CAUSAL), BK) - 1
     # Skip the last tiles of keys, if only other consumers need them.
     skip = steps - 1 - last
     for i in range(skip):
         skip_step(ring, i)
 
     lse = gl.load(rows_out.lse_ptr + rows, mask=rows < n_q, other=0.0)
-    lse = gl.where(gl.abs(lse) < HUGE * LN2, lse, float("inf")) * LOG2E
+    lse = gl.where(gl.abs(lse) >= HUGE * LN2, float("inf"), lse) * LOG2E
     q, do, o = queries.q.index(GROUP), queries.do.index(GROUP), queries.o.index(GROUP)
     mbarrier.wait(queries.full.index(GROUP), 0)
     # [64]
@@ -192,10 +189,8 @@ def dq_kernel(
     q_start = (tiles - 1 - gl.program_id(0) % tiles) * BQ
     batch_head = gl.program_id(0) // tiles
     batch, head = batch_head // heads, batch_head % heads
-    seen_by_any = n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(n_k, q_start + BQ)
-    tile = QueryTile(batch, head, q_start, gl.cdiv(seen_by_any, BK))
+    steps = gl.cdiv(count_visible_keys(q_start, BQ, n_k, CAUSAL), BK)
+    tile = QueryTile(batch, head, q_start, steps)
 
     queries = SharedQueries(
         gl.allocate_shared_memory(q_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),

@@ -33,8 +33,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from systems.attention.hopper.exact import HUGE, LN2, recompute_huge_rows
-from systems.attention.hopper.items import Problem, Schedule, get_item, visible_mask
+from systems.attention.hopper.huge_rows import HUGE, LN2, recompute_huge_rows
+from systems.attention.hopper.items import (
+    Problem,
+    Schedule,
+    count_visible_keys,
+    get_item,
+    visible_mask,
+)
 from systems.attention.hopper.matmuls import (
     StridedTensor,
     scale_rows,
@@ -224,10 +230,7 @@ def forward_consumer(
         number = gl.load(schedule.items_ptr + gl.minimum(index + 1, schedule.end - 1))
         q_start = item.q_start + 64 * GROUP
         rows = q_start + gl.arange(0, 64, gl.SliceLayout(1, S))
-        seen_by_any = n_k
-        if CAUSAL:
-            seen_by_any = gl.minimum(n_k, q_start + 64)
-        last = gl.cdiv(seen_by_any, BK) - 1
+        last = gl.cdiv(count_visible_keys(q_start, 64, n_k, CAUSAL), BK) - 1
         # Skip the last tiles of keys, if only other consumers need them.
         first = steps_done + item.steps - 1 - last
         for i in range(steps_done, first):
@@ -245,7 +248,8 @@ def forward_consumer(
         s = gl.where(
             visible_mask(rows, last * BK + columns, n_k, CAUSAL), s, -float("inf")
         )
-        m = gl.max(s, 1) * scale_log2
+        # A finite m keeps p of scores of -inf at zero.
+        m = gl.maximum(gl.max(s, 1) * scale_log2, -HUGE)
         p = gl.exp2(s * scale_log2 - m[:, None])
         l = gl.sum(p, 1)
         acc = zero_accumulators(D, NARROW)

@@ -1,4 +1,4 @@
-"""Work items of the forward kernel: tiles of queries that a program computes."""
+"""Work items of the forward kernel (tiles of queries), and causal ranges of keys."""
 
 from typing import NamedTuple
 
@@ -38,11 +38,18 @@ def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.con
     tiles = gl.cdiv(problem.n_q, BQ)
     batch_head = number // tiles
     q_start = number % tiles * BQ
-    seen_by_any = problem.n_k
-    if CAUSAL:
-        seen_by_any = gl.minimum(problem.n_k, q_start + BQ)
     batch, head = batch_head // problem.heads, batch_head % problem.heads
-    return Item(batch, head, q_start, gl.cdiv(seen_by_any, BK))
+    keys = count_visible_keys(q_start, BQ, problem.n_k, CAUSAL)
+    return Item(batch, head, q_start, gl.cdiv(keys, BK))
+
+
+@gluon.jit
+def count_visible_keys(q_start, BQ: gl.constexpr, n_k, CAUSAL: gl.constexpr):
+    """Return up to which key BQ queries from q_start on attend."""
+    keys = n_k
+    if CAUSAL:
+        keys = gl.minimum(n_k, q_start + BQ)
+    return keys
 
 
 @gluon.jit

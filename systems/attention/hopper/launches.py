@@ -11,6 +11,12 @@ import triton
 from torch import Tensor
 
 from systems.attention.hopper.configs import CONFIGS, SHORT, SHORT_FORWARD, Config
+from systems.attention.hopper.descriptors import (
+    Descriptor,
+    prepare_for_tma,
+    rows_descriptor,
+    statistics_descriptor,
+)
 from systems.attention.hopper.limits import (
     TILE_DIMS,
     make_tma_readable,
@@ -20,16 +26,12 @@ from systems.attention.hopper.one_pass_launches import launch_one_pass
 from systems.attention.hopper.schedule import choose_head_swizzle, make_schedule
 from systems.attention.hopper.walks import choose_walk, is_narrow
 from systems.attention.relaunch import (
-    Descriptor,
     Launch,
     Layout,
     ShapeAndStrides,
     empty_row_statistics,
     make_layout,
-    prepare_for_tma,
-    rows_descriptor,
     shape_and_strides,
-    statistics_descriptor,
 )
 from systems.attention.triton.configs import count_sms
 from systems.attention.triton.primitives import LOG2E

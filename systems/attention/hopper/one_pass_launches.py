@@ -13,17 +13,19 @@ from systems.attention.hopper.configs import (
     ONE_PASS_MAXNREG,
     ONE_PASS_QUERIES,
 )
+from systems.attention.hopper.descriptors import (
+    Descriptor,
+    prepare_for_tma,
+    rows_descriptor,
+    statistics_descriptor,
+)
 from systems.attention.hopper.limits import TILE_DIMS, statistics_stride
 from systems.attention.hopper.walks import OrderedWalk, ShiftWalk, is_narrow
 from systems.attention.relaunch import (
-    Descriptor,
     Launch,
     ShapeAndStrides,
     make_layout,
-    prepare_for_tma,
-    rows_descriptor,
     shape_and_strides,
-    statistics_descriptor,
 )
 from systems.attention.triton.primitives import LOG2E
 

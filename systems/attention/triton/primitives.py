@@ -178,7 +178,7 @@ def row_lse(m, l, shift, scale_log2):
 @triton.jit
 def mask_huge_lse(lse):
     """Set huge lse to infinity, so p is 0: exp(score - lse) would be wrong."""
-    return tl.where(tl.abs(lse) < HUGE * LN2, lse, float("inf"))
+    return tl.where(tl.abs(lse) >= HUGE * LN2, float("inf"), lse)
     # --8<-- [end:huge]
 
 

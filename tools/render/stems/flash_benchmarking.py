@@ -65,12 +65,11 @@ fragments = Fragments()
 
 def shapes(record: Record | None) -> Frame:
     """Return a row per shape, with each implementation's time over FlashAttention's."""
-    names = (*NAMES, "tiles")
-    rows = frame(record, implementation=names).derive(
+    rows = frame(record, implementation=tuple(NAMES)).derive(
         mib=memory_mib,
         **{f"{of}_kernel": lambda x, of=of: x.kernel_ms(of) for of in PASSES},
     )
-    return rows.pivot("implementation", *names).derive(
+    return rows.pivot("implementation", *NAMES).derive(
         **{
             f"{of} / {name}": lambda x, of=of, n=name: time_ratio(x[n], x["ours"], of)
             for of in PASSES

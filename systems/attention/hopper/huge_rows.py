@@ -8,7 +8,7 @@ zero instead of 1. Here the maximum is subtracted before scaling.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from systems.attention.hopper.items import get_item
+from systems.attention.hopper.items import count_visible_keys, get_item
 from systems.attention.hopper.matmuls import store_rows
 
 LN2 = gl.constexpr(0.6931471805599453)
@@ -54,10 +54,7 @@ def recompute_huge_rows(
             acc = gl.zeros([64, D], gl.float32, LAYOUT)
             l = gl.zeros([64], gl.float32, ROWS)
             m = l - 3.4028234663852886e38
-            seen_by_any = n_k
-            if CAUSAL:
-                seen_by_any = gl.minimum(n_k, q_start + 64)
-            for key in range(seen_by_any):
+            for key in range(count_visible_keys(q_start, 64, n_k, CAUSAL)):
                 # Every row loads the same key.
                 keys = rows * 0 + key
                 k = load_rows(k_rows, batch, kv_head, keys, n_k, HEAD, LAYOUT)

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from systems.attention.hopper.accumulation import DQ_LAYOUT, add_shared_to_global
-from systems.attention.relaunch import Descriptor
+from systems.attention.hopper.descriptors import Descriptor
 
 # Rows of 32 float32 numbers in a tile: the size of a 64 x 64 partial dq.
 ROWS = 128
