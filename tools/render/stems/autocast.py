@@ -3,7 +3,7 @@
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
-from tools.render.frame import Frame, frame
+from tools.render.frame import frame
 from tools.render.markdown import items_table
 from tools.render.rows import fmt
 
@@ -95,28 +95,9 @@ def operations_table(record: Record) -> str:
     )
 
 
-def passes(record: Record | None) -> Frame:
-    """Return the Transformer's forward passes without autocast, in fp16 and in bf16."""
-    found = frame(record).arrange(part=("transformer",), dtype=("fp32", "fp16", "bf16"))
-    return found.derive(others=lambda x: x["forward_operations"] - x["forward_casts"])
-
-
-@fragments.add(
-    "counts.md",
-    "Operations that one forward pass runs, and how many of them are casts.",
-    reported=True,
-)
-def counts_table(record: Record) -> str:
-    return passes(record).table(
-        ("autocast", lambda x: x["dtype"].replace("fp32", "none (fp32)")),
-        ("operations in a forward pass", "forward_operations"),
-        ("of them casts", "forward_casts"),
-        ("others", "others"),
-    )
-
-
 def facts(record: Record | None) -> dict[str, str]:
-    plain, cast = (passes(record).one(dtype=dtype) for dtype in ("fp32", "bf16"))
+    passes = frame(record, part="transformer")
+    plain, cast = (passes.one(dtype=dtype) for dtype in ("fp32", "bf16"))
     return {
         f"{part}_{name}_{dtype}": fmt(x[name])
         for (part, dtype), names in NAMED.items()

@@ -1,6 +1,5 @@
 """Plain attention, eager and compiled: times, compile times, kernels and speedups."""
 
-import re
 from math import log
 from typing import Any
 
@@ -24,7 +23,7 @@ from tools.render.stems.attention.columns import (
     plain_row,
 )
 
-# The sequence length N at which the table lists kernels.
+# The sequence length N at which facts count kernels.
 KERNELS_AT = 4096
 
 
@@ -63,43 +62,6 @@ def compiled_table(record: Record) -> str:
     if not reported:
         times += [("compiling, s", compile_seconds, "{:.1f}")]
     return found.table("d", ("N", "n"), *times, shown_first=lambda x: x["d"] == WIDTH)
-
-
-@fragments.add("kernels.md", "The kernels of each pass, before compiling and after.")
-def kernels_table(record: Record) -> str:
-    found = passes(record).where(n=KERNELS_AT, d=WIDTH, execution="compiled")
-    found = found.arrange(dtype=frame(record).values("dtype"), causal=(False, True))
-    return Frame(
-        Line(
-            x,
-            of=of,
-            eager=x["eager"].get(f"{of}_kernels"),
-            compiled=x.get(f"{of}_kernels"),
-            fused="<br>".join(map(describe_fusion, x.get(f"{of}_fused", []))),
-        )
-        for x in found
-        for of in PASSES
-    ).table(
-        "dtype",
-        ("causal mask", "causal"),
-        ("pass", "of"),
-        ("eager kernels", "eager"),
-        ("compiled kernels", "compiled"),
-        ("of these, fused by the compiler", "fused"),
-        left=6,
-    )
-
-
-KINDS = {"poi": "pointwise", "red": "reduction", "per": "reduction"}
-
-
-def describe_fusion(kernel: str) -> str:
-    """Return "reduction: div exp" for "triton_red_fused_div_exp_3"."""
-    match = re.fullmatch(r"triton_([a-z]+)_fused_(.*?)_?\d*", kernel)
-    if match is None:
-        return kernel
-    words = [f"{KINDS.get(match[1], match[1])}:", *filter(None, match[2].split("_"))]
-    return " ".join(words)
 
 
 # Speedups of LARGEST, and slowdowns by LARGEST, have the strongest colour.
