@@ -77,7 +77,6 @@ def check_guide(results: Path, generated: Path | None = None) -> int:
     """Check pages, docs/generated and records. Print findings, and stale records as
     warnings; return the exit code, 1 if there are findings.
     """
-    from tools.checks import grids, same_cell
     from tools.checks.pages import check_pages
     from tools.render import load
 
@@ -91,7 +90,6 @@ def check_guide(results: Path, generated: Path | None = None) -> int:
             where = generated or "docs/generated"
             findings.append(f"{where}/{name}: {fault}; run --render")
     records = [record for of_stem in found.values() for record in of_stem]
-    findings += [*same_cell.check_gpu_times(found), *grids.check_grids(found)]
     for message in load.stale_warnings(records):
         print(escape_text(f"warning: {message}"))
     for finding in sorted(findings):

@@ -134,13 +134,3 @@ def rows_outside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]
     """Return the configurations of a record's rows that are not in `configs`."""
     grid = [asdict(config) for config in configs]
     return [row.config for row in record.rows if row.config not in grid]
-
-
-def grid_difference(record: Record, configs: list[Any]) -> str | None:
-    """Return how a complete record's rows differ from `configs`, or None."""
-    if odd := rows_outside_grid(record, configs):
-        return f"has a row that is not in today's grid, {odd[0]}"
-    for config in map(asdict, configs):
-        if record.row(config) is None:
-            return f"lacks a row of today's grid, {config}"
-    return None

@@ -34,7 +34,7 @@ from tests.factories import regen_command as regen_command
 from tests.needed import compiles_cpp, run_python
 from tools import regen_tables as command
 from tools import rendering
-from tools.checks import pages, same_cell
+from tools.checks import pages
 from tools.regen_tables import main
 from tools.render import everything, load
 
@@ -405,11 +405,9 @@ def rerun(run_regen, model_sizes, tmp_path):
 
 
 def test_findings_fail_the_check(rerun, monkeypatch):
-    monkeypatch.setattr(same_cell, "check_gpu_times", lambda found: ["a differs"])
     monkeypatch.setattr(pages, "check_pages", lambda root: [f"{root.name}/a.md:1: b"])
     done = rerun("--check")
-    findings = f"a differs\n{ROOT.name}/a.md:1: b\n2 findings\n"
-    assert done.code == 1 and sorted(done.out) == sorted(findings)
+    assert (done.code, done.out) == (1, f"{ROOT.name}/a.md:1: b\n1 findings\n")
 
 
 def edit_file(path: Path, old: str, new: str) -> None:
@@ -457,23 +455,6 @@ def test_stale_record_is_a_warning(rerun, tmp_path):
     message = "meta/model_sizes.json is stale: its source has changed since"
     done = rerun("--check")
     assert done.code == 0 and done.out.startswith(f"warning: {message}; measure it")
-
-
-@pytest.mark.slow
-def test_missing_row_fails_the_check(rerun, tmp_path):
-    path = tmp_path / "results/meta/model_sizes.json"
-    record = store.read(path)
-    gone = record.rows.pop(1).config
-    record.expected_rows -= 1
-    store.write(record, path)
-    rerun("--render")
-    done = rerun("--check")
-    again = "measure it again by `regen_tables.py --only model_sizes --force`"
-    line = f"meta/model_sizes.json lacks a row of today's grid, {gone}; {again}"
-    assert (done.code, done.out) == (1, f"{line}\n1 findings\n")
-    record.rows, record.expected_rows = [], 0
-    store.write(record, path)
-    assert "meta/model_sizes.json lacks" in rerun("--check").out
 
 
 def test_full_disk_names_the_file(rerun, tmp_path, monkeypatch):

@@ -59,9 +59,9 @@ PHASES = ("forward", "backward", "optimizer")
 GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
 
 
-def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
-    """Return (median GPU ms, experiment) of eager rows by (pass settings, phase)."""
-    times: dict[Any, list[tuple[float, str]]] = defaultdict(list)
+def gpu_times(records: list[Record]) -> dict[Any, list[float]]:
+    """Return median GPU times in ms of eager rows by (pass settings, phase)."""
+    times: dict[Any, list[float]] = defaultdict(list)
     for record in records:
         for row in record.rows:
             if row.config.get("execution", "eager") != "eager":
@@ -70,5 +70,5 @@ def gpu_times(records: list[Record]) -> dict[Any, list[tuple[float, str]]]:
             for phase in PHASES:
                 for name in GPU_TIMES:
                     if samples := row.metrics.get(name.format(phase)):
-                        times[cell, phase].append((median(samples), record.stem))
+                        times[cell, phase].append(median(samples))
     return times

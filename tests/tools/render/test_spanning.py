@@ -10,7 +10,7 @@ from systems.formulas.fit import peak_bytes
 from systems.formulas.memory_costs import Pass
 from systems.records.store import RecordError
 from tests.factories import RESULTS, make_gpu, read_record
-from tools.render import load
+from tools.render import clocks, load
 from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
 from tools.render.spanning.pages import fragments, page_answer
 
@@ -90,6 +90,17 @@ def test_bottleneck_examples_have_their_bottleneck(records):
     assert launches["launch_us"] < softmax["each_us"] < products["each_us"]
     assert softmax["of_memory"] > softmax["of_fp32"]
     assert products["of_fp32"] > products["of_memory"]
+
+
+def test_experiments_agree_on_gpu_times(records):
+    """GPU times of a phase differ by at most 5 %, one in twenty by more than 3 %."""
+    same = (r for stem in clocks.FIXED_SETTINGS for r in records[stem])
+    for group in clocks.group_by_software(filter(load.is_fresh, same)):
+        times = clocks.gpu_times(group).values()
+        ratios = [max(of_phase) / min(of_phase) for of_phase in times]
+        assert max(ratios) <= 1.05
+        differing = sum(ratio > 1.03 for ratio in ratios)
+        assert differing <= sum(len(of_phase) > 1 for of_phase in times) / 20
 
 
 def test_facts_exclude_records_of_other_gpus(monkeypatch):

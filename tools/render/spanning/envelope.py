@@ -192,7 +192,7 @@ def agreement_facts(found: Found) -> dict[str, str]:
     records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
     alike = group_by_software(record for record in records if record)
     times = [times for group in alike for times in gpu_times(group).values()]
-    pairs = [[ms for ms, _ in of_phase] for of_phase in times if len(of_phase) == 2]
+    pairs = [of_phase for of_phase in times if len(of_phase) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
     return {
         "phases_timed_twice": str(len(pairs) or NOT_MEASURED),
