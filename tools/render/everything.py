@@ -8,13 +8,12 @@ returns the files that pages include, `facts(record)` the numbers in their sente
 import json
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 from systems.experiments import STEMS
 from systems.records.record import Record
 from tools.render.claims import list_claims
-from tools.render.load import Found, is_primary, load_records, primary_gpu
+from tools.render.load import Found, is_primary, primary_gpu
 from tools.render.markdown import conditions, round_numbers, snippet_sections, typeset
 from tools.render.rows import measured_records
 from tools.render.spanning import pages
@@ -30,11 +29,6 @@ FROM_NOTHING = ("glossary", "trace")
 WITH_FACTS = ("ladder", "calculator")
 # Groups of facts that are not rounded, because sentences need all their digits.
 EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
-
-
-def render_all(results: Path) -> dict[str, str]:
-    """Render all records in a folder. Return texts by file name in docs/generated."""
-    return render(load_records(results))
 
 
 def render(found: Found) -> dict[str, str]:

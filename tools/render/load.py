@@ -89,23 +89,7 @@ def read_record(path: Path) -> Record:
     }
     for fault in filter(faults.get, faults):
         raise store.RecordError(f"{path}: {fault}")
-    kinds: dict[str, str] = {}
-    for i, row in enumerate(record.rows if record.kind == "measured" else ()):
-        metrics = {f"metrics.{name}": row.metrics[name] for name in row.metrics}
-        for name, value in (row.config | metrics).items():
-            if (kind := describe_kind(value)) and kind != kinds.setdefault(name, kind):
-                fault = f"{name} is {value!r:.60}, in other rows {kinds[name]}"
-                raise store.RecordError(f"{path}: rows[{i}]: {fault}")
     return record
-
-
-def describe_kind(value: Any) -> str:
-    """Describe a JSON value's type: "a number", "a list, each text", or "" if null."""
-    if isinstance(value, list):
-        inner = describe_kind(value[0]) if value else ""
-        return inner if inner in ("", "text") else f"a list, each {inner}"
-    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "text"}
-    return "" if value is None else kinds.get(type(value), "an object")
 
 
 @cache

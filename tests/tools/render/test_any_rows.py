@@ -124,7 +124,7 @@ def test_everything_is_rendered_with_missing_rows(tmp_path):
             records = (smaller, move_to_unknown_gpu(full))
         for record in records:
             store.write(record, tmp_path / record.device.slug / f"{stem}.json")
-    files = everything.render_all(tmp_path)
+    files = everything.render(load.load_records(tmp_path))
     for stem in STEMS:
         texts = [text for name, text in files.items() if name.startswith(f"{stem}-")]
         shown = "\n".join(text for text in texts if not text.startswith("<svg"))
@@ -140,7 +140,7 @@ def test_rows_that_do_not_fit_are_out_of_memory(tmp_path):
         if path.parent.name == "nvidia-h200":
             record = lose_rows(record, "over 40 GiB", "out_of_memory")
         store.write(record, tmp_path / path.parent.name / path.name)
-    files = everything.render_all(tmp_path)
+    files = everything.render(load.load_records(tmp_path))
 
     def list_increases(pattern: str) -> set[str]:
         count = {

@@ -17,6 +17,7 @@ from tests.tools.render.svgs import (
 )
 from tools.render import everything, plots
 from tools.render.drawing import NARROW, WIDE
+from tools.render.load import load_records
 from tools.render.plots import ACCENT, curve, label_point, plot
 
 DOCS = ROOT / "docs"
@@ -76,7 +77,7 @@ def test_no_curve_leaves_its_axes(monkeypatch):
         label_lines(figure)
 
     monkeypatch.setattr(plots, "label_lines", check_limits)
-    everything.render_all(RESULTS)
+    everything.render(load_records(RESULTS))
     assert left == []
 
 
