@@ -62,21 +62,15 @@ def grid_table(record: Record) -> str:
         for of in PASSES
         if any(x.get(f"{of}_gpu_ms", 0) for x in found)
     ]
-    shown = ("d", ("N", "n"), *times, *gpu, *MEMORY)
-    return found.table(*shown, shown_first=lambda x: x["d"] == WIDTH)
-
-
-@fragments.add("variants.md", "Plain attention, d = 64: wall-clock time, mean ± std.")
-def dtype_mask_table(record: Record) -> str:
-    found = passes(record).where(d=WIDTH, execution="eager", n=TELLING)
-    dtypes = frame(record).values("dtype")
-    return found.arrange(dtype=dtypes, causal=(False, True)).table(
-        "dtype",
-        ("causal mask", "causal"),
-        ("N", "n"),
-        *((f"{of}, ms", f"{of} ±") for of in PASSES),
-        *MEMORY,
-        left=2,
+    return found.table(
+        *("d", ("N", "n"), *times, *gpu),
+        (
+            "memory before backward, GiB",
+            lambda x: x.get("before_backward_bytes"),
+            in_gib3,
+        ),
+        ("peak, GiB", "peak", in_gib3),
+        shown_first=lambda x: x["d"] == WIDTH,
     )
 
 
