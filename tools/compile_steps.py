@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -108,18 +109,11 @@ def compile_step(step: str) -> list[Kernel]:
     result = compile_launch(GPU, make_launch(step))
     if isinstance(result, str):
         fail(f"{step}: {result}", 1)
+    found = (x._asdict() | {"programs": x.blocks_per_sm(GPU)} for x in result)
     return [
-        {
-            "kernel": needs.kernel,
-            "registers": needs.registers,
-            "stack_bytes": needs.stack_bytes,
-            "shared_bytes": needs.shared_bytes,
-            "programs": needs.blocks_per_sm(GPU),
-            "warps": needs.warps,
-            "per_score": needs.per_score,
-        }
-        for needs in result
-        if needs.per_score
+        cast(Kernel, {name: kernel[name] for name in Kernel.__annotations__})
+        for kernel in found
+        if kernel["per_score"]
     ]
 
 
