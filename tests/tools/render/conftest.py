@@ -1,7 +1,14 @@
 import pytest
 
+from systems.records.record import Record
+from tests.factories import RESULTS
 from tests.tools.render.svgs import sample_figures
-from tools.render import plots
+from tools.render import load, plots
+
+
+@pytest.fixture(scope="session")
+def records() -> dict[str, list[Record]]:
+    return load.load_records(RESULTS)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from systems.records import store
-from tests.factories import RESULTS, read_record
+from tests.factories import read_record
 from tools.render import everything, load, markdown
 from tools.render.spanning import explorer
 from tools.render.stems import warmup
@@ -25,9 +25,9 @@ def test_provenance_has_age_and_link(monkeypatch):
     assert record.notes[0] not in markdown.provenance_line(record)
 
 
-def test_csv_links_lead_to_rows():
-    records = [r for rs in load.load_records(RESULTS).values() for r in rs]
-    for record in (r for r in records if r.kind == "measured"):
+def test_csv_links_lead_to_rows(records):
+    every = (record for of_stem in records.values() for record in of_stem)
+    for record in (r for r in every if r.kind == "measured"):
         assert bool(markdown.rows_link(record)) == any(explorer.record_lines(record))
 
 

@@ -9,17 +9,12 @@ from msgspec.structs import replace
 from systems.formulas.fit import peak_bytes
 from systems.formulas.memory_costs import Pass
 from systems.records.store import RecordError
-from tests.factories import RESULTS, make_gpu, read_record
+from tests.factories import make_gpu, read_record
 from tools.render import clocks, load
 from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
 from tools.render.spanning.pages import fragments, page_answer
 
 FACTS = {"a": {"b": "1 ms"}}
-
-
-@pytest.fixture(scope="module")
-def records():
-    return load.load_records(RESULTS)
 
 
 def read_script(text: str) -> dict:

@@ -3,13 +3,11 @@
 import copy
 import re
 
-import pytest
 import yaml
 
 from systems import ROOT
 from systems.experiments import STEMS
 from systems.formulas.gpus import GPUS
-from tests.factories import RESULTS
 from tools.render import load
 from tools.render.markdown import NOTHING_YET
 from tools.render.spanning import calculator, envelope, student, writeup
@@ -21,11 +19,6 @@ ANSWERS = [answer for problem in PROBLEMS for answer in problem.answers]
 # Experiments that no problem asks for, or no answer needs.
 UNASKED = {"model_sizes", "method", "model_attention", "weighted_sum"}
 UNASKED |= {"flash_peers", "flash_leaderboard", "flash_ablation"}
-
-
-@pytest.fixture(scope="module")
-def records():
-    return load.load_records(RESULTS)
 
 
 def test_writeup_page_lists_problems_in_order():
