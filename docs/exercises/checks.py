@@ -23,7 +23,11 @@ HERE = Path(__file__).parent
 D = 64
 PAST_THE_END = (
     "a load reads past the end, where this test has put NaN: give tl.load a mask, and "
-    "`other` for what the mask leaves out"
+    "`other` for what the mask leaves out; a row begins at row · stride"
+)
+OUTSIDE = (
+    "an address outside of all tensors: check the indices of this program's rows and "
+    "columns, and multiply each once by that tensor's own stride"
 )
 NO_MAXIMUM = (
     "exp overflowed: subtract the largest number before exp, "
@@ -50,7 +54,7 @@ class Wrong(Exception):
 
 def check(name: str, path: Path) -> None:
     """Raise `Unsolved` or `Wrong` unless the file solves the exercise of this name."""
-    source = path.read_text("utf-8", errors="replace")
+    source = path.read_text("utf-8-sig", errors="replace")
     left = [f"{hole} (line {node.lineno})" for hole, node in holes(source)]
     if left:
         raise Unsolved(f"unsolved: fill in {', '.join(left)} of {path.name}")
@@ -107,47 +111,71 @@ strays: list[bool] = []
 
 
 @contextmanager
-def watched_loads(stray: str) -> Iterator[None]:
-    """Note loads that read NaN, also where the result is never stored, or raise `Wrong`
-    with the text `stray`, if there is one; load NaN where a mask leaves out what no
-    `other` replaces, which a GPU leaves undefined.
+def watched_memory(stray: str) -> Iterator[None]:
+    """Raise IndexError where a kernel leaves the memory of its tensors, which could end
+    Python. Note loads that read NaN, also where the result is never stored, or raise
+    `Wrong` with the text `stray`, if there is one; load NaN where a mask leaves out
+    what no `other` replaces, which a GPU leaves undefined.
     """
     # Import here, because TRITON_INTERPRET must be set before.
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime import interpreter
 
+    builder = interpreter.InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
+    convert, memory = interpreter._implicit_cvt, list[tuple[int, int]]()
     strays.clear()
-    load = InterpreterBuilder.create_masked_load
 
-    def watched(self, pointers, mask, other, *options):
-        loaded = load(self, pointers, mask, other, *options)
+    def noted(argument):
+        if isinstance(argument, Tensor):
+            storage = argument.untyped_storage()
+            memory.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        return convert(argument)
+
+    def inside(pointers, mask):
+        # Block pointers give the mask as a bare array.
+        chosen = numpy.asarray(mask.data)
+        addresses = pointers.data[chosen]
+        within = [(first <= addresses) & (addresses < end) for first, end in memory]
+        if not numpy.any(within, axis=0).all():
+            raise IndexError(OUTSIDE)
+        return chosen
+
+    def watched_load(self, pointers, mask, other, *options, **named):
+        chosen = inside(pointers, mask)
+        loaded = load(self, pointers, mask, other, *options, **named)
         if loaded.data.dtype.kind == "f":
-            # Loads from block pointers give the mask as a bare array.
-            inside = numpy.asarray(mask.data)
-            read = loaded.data[inside]
+            read = loaded.data[chosen]
             strays.append(bool((read != read).any()))
             if stray and strays[-1]:
                 raise Wrong(stray)
             if other is None:
-                loaded.data[~inside] = float("nan")
+                loaded.data[~chosen] = float("nan")
         return loaded
 
-    InterpreterBuilder.create_masked_load = watched
+    def watched_store(self, pointers, value, mask, *options):
+        inside(pointers, mask)
+        return store(self, pointers, value, mask, *options)
+
+    builder.create_masked_load = watched_load
+    builder.create_masked_store = watched_store
+    interpreter._implicit_cvt = noted
     # Then torch.empty gives NaN, so what no program writes is wrong.
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        InterpreterBuilder.create_masked_load = load
+        builder.create_masked_load, builder.create_masked_store = load, store
+        interpreter._implicit_cvt = convert
         torch.use_deterministic_algorithms(False)
 
 
 def run(solution: Callable, *inputs, tensors: int = 1, stray: str = ""):
     """Return what the solution returns: as many tensors. Raise `Wrong` for anything
     else, or with the line that failed. With `stray`, raise `Wrong` with this text at
-    the first load of NaN: a later store to such an address could end Python.
+    the first load of NaN.
     """
     try:
-        with watched_loads(stray):
+        with watched_memory(stray):
             found = solution(*inputs)
     except (Exception, SystemExit) as error:
         # The interpreter's own errors only repeat the one that they were raised from,
@@ -165,7 +193,7 @@ def run(solution: Callable, *inputs, tensors: int = 1, stray: str = ""):
             f"the kernel stopped at line {lines[-1] if lines else '?'} of "
             f"{Path(own).name}: {type(cause).__name__}: {cause}"
         )
-        if isinstance(cause, ValueError | AssertionError):
+        if any(word in str(cause) for word in ("shape", "dimensions", "ranks")):
             words += (
                 "\nlikely cause: tiles whose shapes don't fit. The comment above each "
                 "line says which shape it gives; [:, None] makes a column of a vector"
@@ -203,7 +231,8 @@ def compare(
         return
     causes = [words for words, tensor in mistakes.items() if close(found, tensor).all()]
     if not found.isfinite().all():
-        causes.append(not_finite)
+        misread = any(strays) and not_finite == NO_MAXIMUM
+        causes.append(PAST_THE_END if misread else not_finite)
     causes.append(
         "none of the usual ones. Write print(...) into the kernel: the interpreter runs"
         " it"
