@@ -12,7 +12,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from systems.records.record import Record
@@ -98,10 +96,6 @@ def draw_svg(
         draw(figure)
         for ground in (figure.patch, *(axes.patch for axes in figure.axes)):
             ground.set_visible(False)
-        for text in figure.findobj(Text):
-            # Don't read dollar signs as formulas; replace control characters by spaces.
-            text.set_parse_math(False)
-            text.set_text(CONTROL.sub(" ", text.get_text()))
         for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
             if type(axis.get_major_formatter()) is ScalarFormatter:
                 axis.set_major_formatter(ThousandsFormatter(useOffset=False))
@@ -269,11 +263,10 @@ def label_lines(figure: Figure) -> None:
         for (x, end), height in zip(ends, heights, strict=True):
             color = x.get_color()
             axes.annotate(
-                CONTROL.sub(" ", str(x.get_label())),
+                str(x.get_label()),
                 (float(end[0]), float(end[1])),
                 xytext=(9, height - at[x]),
                 **OFFSET,
-                parse_math=False,
                 va="center",
                 color=INK if color in (GREY, PALE) else color,
                 weight="bold" if color == ACCENT else "normal",
@@ -299,13 +292,11 @@ def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
     return moved
 
 
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 XLINK = "{http://www.w3.org/1999/xlink}href"
 COORDINATES = ("d", "x", "y", "width", "height")
 FINE = re.compile(r"(\.\d)\d+")
 FAMILY = re.compile(r"font-family: [^;]*; ")
 COLOR = re.compile("|".join(COLORS))
-TEXT = re.compile(r"(?<=>)([^<]*)(?=</text>)")
 
 
 def inline_svg(drawing: str, figure_id: str) -> str:
@@ -313,8 +304,7 @@ def inline_svg(drawing: str, figure_id: str) -> str:
     prefix = f"p{crc32(figure_id.encode()):08x}"
     root = ElementTree.fromstring(drawing)
     parts = "\n".join(map(serialize, clean_elements(root, prefix)))
-    coloured = COLOR.sub(lambda color: f"var({COLORS[color[0]]})", parts)
-    return TEXT.sub(lambda text: escape_alt(unescape(text[1])), coloured)
+    return COLOR.sub(lambda color: f"var({COLORS[color[0]]})", parts)
 
 
 def clean_elements(element: Element, prefix: str) -> Iterator[Element]:
