@@ -61,9 +61,9 @@ STEMS = {
 }
 STEMS["gpu_only"] = replace(STEMS["fake"], full=("cuda",), quick=("cuda", "cpu"))
 """
-# Skip page parts that span experiments, because their figures take most of the time.
+# Skip parts that span experiments: they need pages, and their figures take most time.
 NO_SPANNING_PARTS = """
-OF_RECORDS, OF_NONE, FACTS = (), (), {}
+FROM_RECORDS = FROM_NOTHING = WITH_FACTS = ()
 """
 KILL = """\
     if config.index == 5 and not os.environ.get("FAKE_MENDED"):
@@ -80,20 +80,13 @@ def facts(record):
 
 
 def copy_tree(root: Path) -> Path:
-    """Copy code and pages to `root`, with the tests' experiments and no records."""
+    """Copy code to `root`, with the tests' experiments, but no pages and no records."""
     for folder in ("systems", "tools"):
         # Copy compiled files too, except those being written.
         ignored = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     for name in ("mkdocs.yml", "pyproject.toml"):
         shutil.copy(ROOT / name, root)
-    (root / "docs").mkdir()
-    # Copy all pages, because the rendered index lists their titles.
-    for page in (ROOT / "docs").glob("*.md"):
-        shutil.copy(page, root / "docs")
-    # Pages include a profile and scripts from these folders.
-    for folder in ("docs/assets", "docs/scripts"):
-        shutil.copytree(ROOT / folder, root / folder)
     experiments = root / "systems" / "experiments"
     with open(experiments / "__init__.py", "a") as file:
         file.write(STEMS_OF_A_TREE)
