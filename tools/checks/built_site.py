@@ -9,8 +9,6 @@ mkdocs checks Markdown links only. This script checks links in raw HTML, unconve
 Markdown, ids, headings, alternative texts, and elements that load from other hosts.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -5,8 +5,6 @@ tables into frames that scroll sideways and take the keyboard's focus, and expla
 glossary word once per section.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections import Counter

@@ -6,23 +6,18 @@ MathML, points links at HTML pages, folds code tagged "folded", and inserts the 
 that `tools.render.standalone.NotebookFigure` drew for the site.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lxml import html
 from mkdocs.plugins import event_priority
+from mkdocs.structure.pages import Page
 
 from tools.hooks.markup import finish_page
 from tools.render.drawing import PAGE
-
-if TYPE_CHECKING:
-    from mkdocs.structure.pages import Page
 
 PARTS = "jp-MarkdownOutput", "highlight-ipynb", "jp-OutputArea-output"
 SELECTOR = " or ".join(f"contains(@class, '{name}')" for name in PARTS)

@@ -4,23 +4,18 @@ Search results begin with a page's description, and the index skips figures and 
 of numbers. Records are written without white space, and the largest are compressed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress
 from html import escape
 from lzma import compress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import CombinedEvent, event_priority
-
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
 
 SEARCH = "material/search"
 # Files that the site omits, a fifth of its size: for debugging, and for search in

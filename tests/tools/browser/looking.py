@@ -1,7 +1,5 @@
 """Helpers for tests that read the built site from file://, without a network."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import resource

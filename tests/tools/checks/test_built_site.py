@@ -1,7 +1,5 @@
 """Test the checker of the built site on small sites with one fault each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

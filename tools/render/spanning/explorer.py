@@ -35,7 +35,6 @@ METRICS = {
     **{f"{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
     **{f"nsys_{phase}_gpu_busy_ms": f"{phase}, GPU time by nsys" for phase in PHASES},
     **{f"torch_{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
-    **{f"graph_{phase}_ms": f"{phase}, CUDA graph" for phase in PHASES},
     "both_ms": "forward and backward",
     "step_ms": "whole step",
     "time_ms": "time",
@@ -61,7 +60,7 @@ METRICS = {
     "device_result": "sum",
     "result": "sum",
 }
-UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP", "_parameters": "parameters"}
+UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP"}
 SAMPLES = "_ms"
 RIVAL = "sdpa_cudnn"
 
