@@ -124,7 +124,7 @@ def prose_parts(element: Element) -> Iterator[str]:
 
 
 def check_structure(page: Element, main: Element) -> Iterator[str]:
-    """Yield findings about ids, images, tables, code blocks, tabs and formulas."""
+    """Yield findings about ids, images, tables, code blocks and tabs."""
     for name, count in Counter(page.xpath("//@id")).items():
         if count > 1:
             yield f"id {name!r} occurs {count} times"
@@ -143,12 +143,6 @@ def check_structure(page: Element, main: Element) -> Iterator[str]:
         if len(set(labels)) < len(labels):
             names = ", ".join(labels)
             yield f"two sets of tabs became one, without text between them: {names}"
-    for formula in main.iter("math"):
-        # Converters output <merror> for a formula that they can't parse.
-        if formula.xpath(".//merror"):
-            yield f"error inside a formula: {excerpt(formula)}"
-        if stray := re.search(r"[\\&]", formula.text_content()):
-            yield f"stray {stray[0]!r} inside a formula: {excerpt(formula)}"
 
 
 def check_headings(main: Element) -> Iterator[str]:

@@ -63,7 +63,7 @@ def to_mathml(tex: str, display: str) -> str:
         name = element.tag.removeprefix(MATHML)
         if "\\" in (element.text or ""):
             raise ValueError(f"unknown command `{element.text}` in the formula `{tex}`")
-        if name == "merror" or len(element) != CHILDREN.get(name, len(element)):
+        if len(element) != CHILDREN.get(name, len(element)):
             size = f"<{name}> with {len(element)} parts"
             raise ValueError(f"the formula `{tex}` is incomplete ({size})")
     if sum(1 for _ in root.iter(f"{MATHML}mtable")) < source.count(r"\begin"):
