@@ -163,8 +163,6 @@ def require_results_folder(action: str, results: Path, generated: Path | None) -
 
     measures = action == "measuring"
     is_own = results.resolve() == RESULTS.resolve()
-    if results.exists() and not results.is_dir():
-        fail(f"--results {results}: is a file, not a folder")
     if not (measures or is_own or results.is_dir()):
         fail(f"--results {results}: no such folder")
     if any((results / f"{stem}.json").exists() for stem in STEMS):
