@@ -113,9 +113,7 @@ def command(
             fail(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
         fail(f"{[*others, '--generated'][0]} does not go with {action}")
-    with report_errors(measures := action == "measuring"):
-        if measures:
-            require_valid_commit()
+    with report_errors(action == "measuring"):
         require_results_folder(action, results, generated)
         if listed:
             return print_states(results)
@@ -145,16 +143,6 @@ def report_errors(measures: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         hint = "; every finished configuration is kept, run the same command to go on"
         fail("stopped" + (hint if measures else ""))
-
-
-def require_valid_commit() -> None:
-    """Exit if GIT_COMMIT is set and is not a commit's hash."""
-    from systems.running.software import environment_commit
-
-    try:
-        environment_commit()
-    except ValueError as error:
-        fail(str(error))
 
 
 def require_results_folder(action: str, results: Path, generated: Path | None) -> None:
