@@ -151,7 +151,6 @@ def facts(record: Record | None) -> dict[str, str]:
     found = kernel_rows(record)
     forward, one_pass = (found.one(role=role) for role in ("forward", "one_pass"))
     return {
-        "forward_products": fmt(forward[FLOOR], "{:.5f} ms"),
         "one_pass_products": fmt(one_pass[FLOOR], "{:.5f} ms"),
         "one_pass_additions": fmt(one_pass["additions"], "{:.5f} ms"),
         "forward_over_floor": fmt(forward["over_floor"], "{:.5f}"),

@@ -24,7 +24,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
 from tools.render.load import read_constant
-from tools.render.markdown import format_gib, format_mib
+from tools.render.markdown import format_gib
 from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, OUT_OF_MEMORY, dropna, fmt, nanmax
 from tools.render.stems.peak_memory.rows import format_peak, missing_peak
@@ -264,7 +264,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "more": format_gib(two - one),
         "weights": format_gib(weight_bytes(p)),
         "copies": format_gib(weight_copy_bytes(p)),
-        "input": format_mib(residual_bytes(p)),
         "block": format_gib(block_saved_bytes(p)),
         "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
         **{

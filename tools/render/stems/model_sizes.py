@@ -52,7 +52,6 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         "parameters_2_7B": fmt(large["parameters"] / 1e9, "{:.1f} billion"),
         "feed_forward_share_2_7B": fmt(share, "{:.0f} %"),
-        "weights_2_7B": fmt(large["weights"], lambda v: f"{gib(v, 5)} GiB"),
         "lasting_10B": fmt(4 * larger["weights"] / 2**30, "{:.0f} GiB"),
         "named_2_7B": f"{ungated_parameters(SIZES['2.7B']) / 1e9:.2f}",
     }

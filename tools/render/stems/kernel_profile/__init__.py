@@ -202,7 +202,6 @@ def facts(record: Record | None) -> dict[str, str]:
             for key, x in (("small_128", short), ("2_7B", large))
             for name in ("profiled", "span", "busy")
         },
-        "wall_2_7B": fmt(large["wall_ms"], format_ms),
         **{
             f"matmul_{name}_{key}": fmt(x[f"matmul_{name}"], percent)
             for key, x in (("small", small), ("2_7B", large))
