@@ -13,8 +13,6 @@ from systems import ROOT
 from tools.hooks import markup as hooks
 from tools.hooks.maths import to_mathml
 
-NAMESPACE = {"m": "http://www.w3.org/1998/Math/MathML"}
-
 
 def convert_formula(tex: str, display: str = "inline") -> ElementTree.Element:
     return ElementTree.fromstring(to_mathml(tex, display))
