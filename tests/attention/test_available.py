@@ -32,7 +32,6 @@ def fake_gpu(monkeypatch):
     ):
         device = torch.cuda
         monkeypatch.setattr(device, "get_device_capability", lambda _: capability)
-        monkeypatch.setattr(device, "get_device_name", lambda _: "A GPU of nobody's")
         monkeypatch.setattr(limits.triton, "__version__", version)
         monkeypatch.setattr(limits.knobs.runtime, "interpret", interpreted)
         flag = SimpleNamespace(value=interpreted)
