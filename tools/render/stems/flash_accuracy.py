@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
-from tools.render.fragments import Fragments
+from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import read_constant
 from tools.render.plots import ACCENT, DARK, GREY, INK
@@ -125,8 +125,8 @@ def ratio_table(record: Record) -> str:
     )
 
 
-@fragments.add("figure.md")
-def ratios_figure(record: Record) -> str:
+@fragments.figure("figure.md", "ratios", height=342)
+def ratios_figure(record: Record) -> Drawn:
     found = ratio_rows(record)
     names = found.values("name")
 
@@ -148,15 +148,12 @@ def ratios_figure(record: Record) -> str:
     rows = accuracy_rows(record)
     worst = {d: nanmax(error_ratios(rows, "triton", d)) for d in DTYPES}
     text = ", ".join(f"{fmt(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
-    return plots.plot(
-        record,
-        "ratios",
+    return (
         draw,
         f"The norm of FlashAttention's error, relative to plain attention's, is at "
         f"most {text}.",
         "Each bar spans all results, head dimensions, lengths and masks; a mark is "
         "the geometric mean, and the line is plain attention in the same dtype.",
-        height=90 + 36 * len(names),
     )
 
 
