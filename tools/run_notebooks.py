@@ -57,8 +57,8 @@ def execute_notebook(path: Path) -> str:
         client = NotebookClient(notebook, config=sockets, resources=place, **options)
         try:
             client.execute(env=os.environ | own)
-        except (AssertionError, CancelledError):
-            # After Ctrl-C, nbclient ends the kernel, then fails because it is gone.
+        except (AssertionError, AttributeError, CancelledError):
+            # After a signal, nbclient ends the kernel, then fails because it is gone.
             raise KeyboardInterrupt from None
     # Drop the Python version, which differs between machines.
     notebook.metadata["language_info"] = {"name": "python"}
