@@ -4,8 +4,7 @@ import difflib
 import re
 import runpy
 import sys
-from contextlib import nullcontext
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -21,7 +20,8 @@ LINE = re.compile(r"small  (forward  |backward |optimizer) +\d+\.\d\d ± \d+\.\d
 
 
 def run_script(monkeypatch, capsys, path, *arguments):
-    """Run a script in this process with a tiny model; return its lines of output."""
+    """Run a script on the CPU with a tiny model; return its lines of output."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setitem(sizes.SIZES, "small", sizes.ModelSize(32, 64, 2, 2))
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     runpy.run_path(str(path), run_name="__main__")
@@ -30,9 +30,7 @@ def run_script(monkeypatch, capsys, path, *arguments):
 
 def test_scripts_are_short():
     lengths = [len(source.splitlines()) for source in SOURCES]
-    assert len(lengths) == 7
-    assert max(lengths) <= 80
-    assert sum(lengths) <= 486
+    assert len(lengths) == 7 and max(lengths) <= 80 and sum(lengths) <= 486
 
 
 @pytest.mark.parametrize(("old", "new"), [(0, 1), (0, 2), (1, 3), (3, 4)])
@@ -44,17 +42,16 @@ def test_each_step_changes_few_lines(old, new):
 
 @pytest.mark.parametrize("path", SCRIPTS[:4], ids=lambda path: path.stem)
 def test_a_script_times_each_part_of_a_step(monkeypatch, capsys, path):
-    # Without CUDA, NVTX raises. Afterwards, restore the attention that scripts replace.
-    monkeypatch.setattr("torch.cuda.nvtx.range", nullcontext)
+    # Afterwards, restore the attention that scripts replace.
     name = "scaled_dot_product_attention"
     monkeypatch.setattr(transformer, name, getattr(transformer, name))
+    run = run_on_cpu if path.stem == "3_nvtx" else run_script
     options = "--size small --context 8 --batch 1 --warmup 0 --steps 2".split()
-    lines = run_script(monkeypatch, capsys, path, *options)
-    assert len(lines) == 3
-    assert all(LINE.fullmatch(line) for line in lines)
+    lines = run(monkeypatch, capsys, path, *options)
+    assert len(lines) == 3 and all(LINE.fullmatch(line) for line in lines)
     # The standard deviation of a single sample is undefined.
     with pytest.warns(UserWarning, match="std"):
-        lines = run_script(monkeypatch, capsys, path, *options[:-1], "1")
+        lines = run(monkeypatch, capsys, path, *options[:-1], "1")
     assert len(lines) == 3 and all(line.endswith("± nan ms") for line in lines)
     if path.stem in ("2_sizes", "4_autocast"):
         lines = run_script(monkeypatch, capsys, path, *options, "--no-optimizer")
@@ -65,15 +62,21 @@ def test_plain_attention_is_timed(monkeypatch, capsys):
     options = ("--n", "16", "32", "--passes", "2", "--warmup", "1")
     lines = run_script(monkeypatch, capsys, SCRIPTS[5], *options)
     assert [line.split()[1] for line in lines] == ["tokens", "16", "32"]
-    assert all(float(number) >= 0 for line in lines[1:] for number in line.split())
+    unknown_memory = r"( +\d+){2} +\d+\.\d\d +nan +\d+\.\d\d"
+    assert all(re.fullmatch(unknown_memory, line) for line in lines[1:])
 
 
-@pytest.mark.parametrize("script", [0, 1, 2, 3, 5])
-def test_no_steps_are_a_usage_error(script, monkeypatch, capsys):
-    name = "--passes" if script == 5 else "--steps"
-    with pytest.raises(SystemExit):
-        run_script(monkeypatch, capsys, SCRIPTS[script], name, "0")
-    assert f"error: {name} must be at least 1\n" in capsys.readouterr().err
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_bad_numbers_and_no_gpu_are_usage_errors(path, monkeypatch, capsys):
+    zeros = {"6_attention": ("d", "n", "passes"), "7_flash": ()}
+    names = zeros.get(path.stem, ("context", "batch", "steps"))
+    bad = [f"--{name} 0" for name in names] + ["--warmup -1"] * bool(names)
+    needs_gpu = path.stem in ("3_nvtx", "5_memory", "7_flash")
+    for options in bad + [""] * needs_gpu:
+        with pytest.raises(SystemExit):
+            run_script(monkeypatch, capsys, path, *options.split())
+        fault = "must be at least 1, --warmup 0" if options else "script needs a GPU"
+        assert fault in capsys.readouterr().err
 
 
 def test_script_prints_out_of_memory(monkeypatch, capsys):
@@ -83,27 +86,25 @@ def test_script_prints_out_of_memory(monkeypatch, capsys):
     assert lines == ["small  out of memory", "xl     out of memory"]
 
 
-def run_on_cpu(monkeypatch, path, *arguments, cuda=None):
-    """Run a script that needs a GPU as if its device were the CPU."""
+def run_on_cpu(monkeypatch, capsys, path, *arguments, cuda=None):
+    """Run a script that needs a GPU as `run_script` does, with a mock as torch.cuda."""
     source = path.read_text("utf-8").replace('"cuda"', '"cpu"')
     source = source.replace("torch.cuda", "cuda")
-    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-    exec(source, {"__name__": "__main__", "cuda": cuda})
+    monkeypatch.setitem(sys.modules, "cuda", cuda := cuda or MagicMock())
+    scope = {"__name__": "__main__", "cuda": cuda}
+    monkeypatch.setattr("runpy.run_path", lambda *_, **__: exec(source, scope))
+    return run_script(monkeypatch, capsys, path, *arguments)
 
 
 @pytest.mark.parametrize("only", [(), ("--forward-only",)])
 def test_memory_script_saves_a_snapshot(only, monkeypatch, capsys):
-    monkeypatch.setitem(sizes.SIZES, "small", sizes.ModelSize(32, 64, 2, 2))
     cuda = Mock(**{"max_memory_allocated.return_value": 2**29})
     options = ("--size", "small", "--context", "8", *only)
-    run_on_cpu(monkeypatch, SCRIPTS[4], *options, cuda=cuda)
-    name = "small-8-forward" if only else "small-8"
-    line = f"small  peak 0.50 GiB, snapshot in {name}.pickle\n"
-    assert capsys.readouterr().out == line
-    recording = "memory._record_memory_history"
-    reset, start, dump, stop, _ = [name for name, *_ in cuda.method_calls]
-    assert (reset, start) == ("reset_peak_memory_stats", recording)
-    assert (dump, stop) == ("memory._dump_snapshot", recording)
+    lines = run_on_cpu(monkeypatch, capsys, SCRIPTS[4], *options, cuda=cuda)
+    name = "small-8-fp32-forward" if only else "small-8-fp32"
+    assert lines == [f"small  peak 0.50 GiB, snapshot in {name}.pickle"]
+    calls = [name.rpartition("_")[2] for name, *_ in cuda.method_calls]
+    assert calls == "available stats history snapshot history allocated".split()
 
 
 def test_flash_script_times_attention(monkeypatch, capsys):
@@ -113,8 +114,7 @@ def test_flash_script_times_attention(monkeypatch, capsys):
 
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.testing, "do_bench", time_call)
-    run_on_cpu(monkeypatch, SCRIPTS[6], "--n", "16", "--d", "16")
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_on_cpu(monkeypatch, capsys, SCRIPTS[6], "--n", "16", "--d", "16")
     assert [line.split()[1] for line in lines] == ["name", "plain", "SDPA", "flash"]
     assert all(line.endswith("1.500     1.500     1.500") for line in lines[1:])
 
@@ -128,7 +128,7 @@ def test_pages_show_what_the_scripts_print():
     ]
     size = "|".join(sizes.SIZES)
     step = LINE.pattern.replace("small  ", f"({size}) +", 1)
-    peak = r"2\.7B +peak \d+\.\d\d GiB, snapshot in 2\.7B-512\.pickle"
+    peak = r"2\.7B +peak \d+\.\d\d GiB, snapshot in 2\.7B-512-fp32\.pickle"
     *steps, plain, flash = outputs.values()
     for line in (line for lines in steps for line in lines):
         assert re.fullmatch(f"{step}|{peak}|({size}) +out of memory", line), line

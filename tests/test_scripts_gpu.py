@@ -1,7 +1,6 @@
 """On a GPU, the student's scripts and the experiments agree within 3 %."""
 
 from argparse import Namespace
-from pathlib import Path
 from runpy import run_path
 from statistics import median
 
@@ -76,7 +75,8 @@ def test_peak_memory_agrees_with_the_workload(mode, monkeypatch, tmp_path, capsy
     timing.empty_cache("cuda")  # Free models that earlier tests left in cycles.
     load_script("5_memory")["measure"](SIZE, options)
     found = float(capsys.readouterr().out.split()[2])
-    assert Path(f"{SIZE}-{CONTEXT}{'-forward' * (mode == 'forward')}.pickle").exists()
+    name = f"{SIZE}-{CONTEXT}-bf16{'-forward' * (mode == 'forward')}.pickle"
+    assert (tmp_path / name).exists()
     timing.empty_cache("cuda")
     work = Workload("cuda", SIZE, CONTEXT, mode, "bf16")
     steps = {"warmup": 2, "repeats": 2, "between": work.model.zero_grad}

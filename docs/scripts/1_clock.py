@@ -56,6 +56,6 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    if options.steps < 1:
-        parser.error("--steps must be at least 1")
+    if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
+        parser.error("--context, --batch, --steps must be at least 1, --warmup 0")
     measure(options.size, options)

@@ -59,8 +59,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--no-optimizer", action="store_true")
     options = parser.parse_args()
-    if options.steps < 1:
-        parser.error("--steps must be at least 1")
+    if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
+        parser.error("--context, --batch, --steps must be at least 1, --warmup 0")
     for size in options.size:
         try:
             measure(size, options)

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from time import perf_counter
 
 import torch
-from torch.cuda import nvtx
+from torch.cuda import nvtx, synchronize
 from torch.nn.functional import cross_entropy
 
 from systems.model import transformer
@@ -15,7 +15,6 @@ from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-synchronize = torch.cuda.synchronize if DEVICE == "cuda" else torch.cpu.synchronize
 
 
 # --8<-- [start:annotated]
@@ -58,11 +57,10 @@ def measure(size, options):
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
     step = (model, AdamW(model.parameters()), tokens, targets)
     with nvtx.range("warm-up"):
-        for _ in range(options.warmup):
-            time_step(*step)
-    steps = [time_step(*step) for _ in range(options.steps)]
+        steps = [time_step(*step) for _ in range(options.warmup)]
+    steps += [time_step(*step) for _ in range(options.steps)]
     for name in steps[0]:
-        times = torch.tensor([step[name] for step in steps])
+        times = torch.tensor([step[name] for step in steps[options.warmup :]])
         print(f"{size:6} {name:9} {times.mean():8.2f} ± {times.std():.2f} ms")
 
 
@@ -74,7 +72,9 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    if options.steps < 1:
-        parser.error("--steps must be at least 1")
+    if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
+        parser.error("--context, --batch, --steps must be at least 1, --warmup 0")
+    if not torch.cuda.is_available():
+        parser.error("this script needs a GPU, and torch sees none here")
     transformer.scaled_dot_product_attention = annotated_attention
     measure(options.size, options)

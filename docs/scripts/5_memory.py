@@ -13,19 +13,16 @@ from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES, TABLE_1
 from systems.model.transformer import build_model
 
-DEVICE = "cuda"
-
 
 def run_step(model, optimizer, tokens, targets, options):
     """Run a training step, or a forward pass that keeps nothing for a backward pass."""
-    autocast = torch.autocast(DEVICE, torch.bfloat16)
+    autocast = torch.autocast("cuda", torch.bfloat16)
     optimizer.zero_grad()
     with autocast if options.precision == "bf16" else nullcontext():
+        with torch.set_grad_enabled(not options.forward_only):
+            logits = model(tokens)
         if options.forward_only:
-            with torch.no_grad():
-                model(tokens)
             return
-        logits = model(tokens)
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
     loss.backward()
     optimizer.step()
@@ -33,7 +30,7 @@ def run_step(model, optimizer, tokens, targets, options):
 
 def measure(size, options):
     """Print the peak memory of one model size, and keep a snapshot for the viewer."""
-    with torch.device(DEVICE):
+    with torch.device("cuda"):
         model = build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
     step = (model, AdamW(model.parameters()), tokens, targets, options)
@@ -41,10 +38,11 @@ def measure(size, options):
         run_step(*step)
     # --8<-- [start:snapshot]
     torch.cuda.reset_peak_memory_stats()
-    torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000, clear_history=True)
     for _ in range(options.steps):
         run_step(*step)
-    name = f"{size}-{options.context}{'-forward' * options.forward_only}.pickle"
+    mode = options.precision + "-forward" * options.forward_only
+    name = f"{size}-{options.context}-{mode}.pickle"
     torch.cuda.memory._dump_snapshot(name)
     torch.cuda.memory._record_memory_history(enabled=None)
     peak_gib = torch.cuda.max_memory_allocated() / 2**30
@@ -62,6 +60,10 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
+    if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
+        parser.error("--context, --batch, --steps must be at least 1, --warmup 0")
+    if not torch.cuda.is_available():
+        parser.error("this script needs a GPU, and torch sees none here")
     for size in options.size:
         try:
             measure(size, options)

@@ -29,11 +29,10 @@ def measure(attention, d, n, options):
     """Print mean times of both passes, and the memory in use between them."""
     q, k, v, do = torch.randn(4, options.batch, n, d, device=DEVICE)
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    forward, backward, gib = [], [], 0.0
+    forward, backward = [], []
     for turn in range(options.warmup + options.passes):
         forward_ms, o = time_ms(lambda: attention(*inputs))
-        if DEVICE == "cuda":
-            gib = torch.cuda.memory_allocated() / 2**30
+        gib = torch.cuda.memory_allocated() / 2**30 if DEVICE == "cuda" else torch.nan
         backward_ms, _ = time_ms(partial(torch.autograd.grad, o, inputs, do))
         if turn >= options.warmup:
             forward.append(forward_ms)
@@ -51,8 +50,8 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--passes", type=int, default=100)
     options = parser.parse_args()
-    if options.passes < 1:
-        parser.error("--passes must be at least 1")
+    if min(*options.d, *options.n, options.passes, options.warmup + 1) < 1:
+        parser.error("--d, --n and --passes must be at least 1, --warmup 0")
     print("  d tokens   forward kept, GiB  backward   (ms)")
     for d in options.d:
         for n in options.n:

@@ -11,12 +11,10 @@ from triton.testing import do_bench
 
 from systems.attention.flash import flash_attention
 
-DEVICE = "cuda"
-
 
 def plain_attention(q, k, v):
     """Compute causal attention with the whole score matrix in HBM."""
-    row = torch.arange(q.shape[-2], device=DEVICE)
+    row = torch.arange(q.shape[-2], device="cuda")
     scores = q @ k.mT / q.shape[-1] ** 0.5
     scores = scores.masked_fill(row[:, None] < row, float("-inf"))
     return torch.softmax(scores, dim=-1) @ v
@@ -47,15 +45,14 @@ def time_passes(function, inputs, do):
 def measure(n, options):
     """Print one line per function for sequences of n tokens, batch 1, one head."""
     dtype = getattr(torch, options.dtype)
-    q, k, v, do = torch.randn(4, 1, 1, n, options.d, device=DEVICE, dtype=dtype)
+    q, k, v, do = torch.randn(4, 1, 1, n, options.d, device="cuda", dtype=dtype)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     for name, function in FUNCTIONS.items():
         try:
             times = time_passes(function, inputs, do)
+            print(f"{n:6} {name:6}", *(f"{ms:9.3f}" for ms in times))
         except torch.OutOfMemoryError:
             print(f"{n:6} {name:6} out of memory")
-        else:
-            print(f"{n:6} {name:6}", *(f"{ms:9.3f}" for ms in times))
 
 
 if __name__ == "__main__":
@@ -65,6 +62,8 @@ if __name__ == "__main__":
     parser.add_argument("--d", type=int, default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this script needs a GPU, and torch sees none here")
     print("tokens name     forward  backward      both   (ms)")
     for n in options.n:
         measure(n, options)
