@@ -39,7 +39,7 @@ LIMIT_REASON = (
 # Bits of a significand, including the leading bit.
 BITS = {"fp16": 11, "bf16": 8}
 # The configuration in the table of errors and in facts.
-TELLING = {"d": 64, "n": 4096, "causal": True}
+SHOWN = {"d": 64, "n": 4096, "causal": True}
 # The number of heads in rows that don't state one.
 HEADS = 4
 # Metrics of an error: its norm, and the largest error of a single element.
@@ -94,7 +94,7 @@ def error_table(record: Record) -> str:
         shown = x["heads"] == HEADS or x["implementation"] == "hopper"
         return x["dtype"] == "bf16" and shown
 
-    found = frame(record, **TELLING)
+    found = frame(record, **SHOWN)
     return found.derive(heads=lambda x: x.config.get("heads", HEADS)).table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
         ("dtype", "dtype"),
@@ -189,7 +189,7 @@ def facts(record: Record | None) -> dict[str, str]:
     }
     for d in BITS:
         for name in ("sdpa_math", "triton", "plain"):
-            x = frame(record).one(implementation=name, dtype=d, **TELLING)
+            x = frame(record).one(implementation=name, dtype=d, **SHOWN)
             rounded[f"{name}_{d}"] = x.get(f"o_{NORM}")
     same = [x["differing_calls"] == 0 for x in reproducibility_rows(record)]
     return {
@@ -207,15 +207,15 @@ def reproducibility_rows(record: Record | None) -> Frame:
 
 def judge_errors(record: Record, *results: str) -> Judgement:
     """Judge whether both error metrics of this guide's kernels are within LIMIT."""
-    rows, worst, told = accuracy_rows(record), [], []
+    rows, worst, texts = accuracy_rows(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norm"), (LARGEST, "largest single error")):
             each = {d: nanmax(error_ratios(rows, name, d, results, by)) for d in DTYPES}
             every = {d: ratio for d, ratio in each.items() if dropna([ratio])}
             text = ", ".join(f"{d} {ratio:.2f}" for d, ratio in every.items())
-            told.append(f"{NAMES[name]}, {words}: {text}")
+            texts.append(f"{NAMES[name]}, {words}: {text}")
             worst += every.values()
-    return worst and (max(worst) <= LIMIT, f"Largest ratios: {'; '.join(told)}.")
+    return worst and (max(worst) <= LIMIT, f"Largest ratios: {'; '.join(texts)}.")
 
 
 @claim(

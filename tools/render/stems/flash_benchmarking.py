@@ -44,7 +44,7 @@ DTYPES = ("bf16", "fp32")
 BYTES = {"bf16": 2, "fp32": 4}
 # The head dimension and the longest sequence in figures and sentences.
 D, LONGEST = 64, 65536
-TELLING = (128, 1024, 16384, LONGEST)
+SHOWN_LENGTHS = (128, 1024, 16384, LONGEST)
 MIB = 2**20
 # Number of bf16 matmuls that replace an fp32 matmul on tensor cores.
 LIMB_PRODUCTS = 6
@@ -95,7 +95,7 @@ def memory_mib(x: Line) -> float:
 
 
 @fragments.add(
-    "telling.md",
+    "lengths.md",
     "**The longer the head, the nearer FlashAttention comes to the peak.** GPU time "
     "of forward + backward of one head, head dimension 64; the peak is the data "
     "sheet's for that dtype.",
@@ -105,7 +105,7 @@ def lengths_table(record: Record) -> str:
         (f"{label}, ms", f"{name}.both_kernel", format_ms)
         for name, label in NAMES.items()
     ]
-    found = shapes(record).where(d=D, n=TELLING)
+    found = shapes(record).where(d=D, n=SHOWN_LENGTHS)
     return found.table(
         "dtype",
         ("N", "n"),
@@ -141,7 +141,7 @@ def latency_table(record: Record) -> str:
     kernel = ("kernel", lambda x: x["ours"].get("ran", "").removesuffix("_attention"))
     shown = found.table(
         *("dtype", "d", ("N", "n"), *times, *ratios, kernel),
-        shown_first=lambda x: x["d"] == D and x["n"] in TELLING,
+        shown_first=lambda x: x["d"] == D and x["n"] in SHOWN_LENGTHS,
     )
     return shown and f"{shown}\n\n{describe_rounds(found)}\n{{ .below }}"
 

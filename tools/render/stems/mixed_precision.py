@@ -197,14 +197,14 @@ def loss_figure(record: Record) -> Drawn:
         plots.curve(apart, (1, len(fp32)), (0, 0), **flat)
         apart.set(xlabel="step", title="minus the loss in fp32")
 
-    told = [
+    ends = [
         f"{text} ends {format_difference(found)} fp32"
         for precision, text in list(PRECISIONS.items())[1:]
         if (found := loss_differences(record, precision))
     ]
     return (
         draw,
-        f"{'; '.join(told) or 'Not all precisions were measured'}.",
+        f"{'; '.join(ends) or 'Not all precisions were measured'}.",
         "First panel: loss in fp32 above the language's entropy. Second panel: "
         f"difference from fp32 with the same seed, mean of {LAST} steps. Lines are "
         "means over seeds, bands their range.",

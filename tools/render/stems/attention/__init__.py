@@ -39,13 +39,6 @@ from tools.render.stems.attention.compiled import (  # noqa: F401
 
 # From this N on, tensors that grow with N² take nearly all memory.
 LONG = 4096
-# The lengths N in the table by dtype and mask: a launch-bound one, and the longest.
-TELLING = (256, LONGEST)
-
-MEMORY = (
-    ("memory before backward, GiB", lambda x: x.get("before_backward_bytes"), in_gib3),
-    ("peak, GiB", "peak", in_gib3),
-)
 
 
 @fragments.add(
