@@ -173,17 +173,10 @@ def record_pass(config: Config, work: Workload) -> dict[str, Any]:
 
 def snapshot_path(config: Config) -> Path:
     """Return a snapshot's path; a dot in the model size becomes "_"."""
-    parts = [
-        config.size.replace(".", "_"),
-        str(config.context),
-        config.mode,
-        config.precision,
-        config.attention,
-    ]
-    return SNAPSHOTS / (
-        "-".join(["peak_memory", *parts, *(["checkpoint"] * config.checkpoint)])
-        + ".pickle"
-    )
+    c = config
+    parts = (c.size.replace(".", "_"), c.context, c.mode, c.precision, c.attention)
+    kind = f"batch{c.batch}" + "-checkpoint" * c.checkpoint
+    return SNAPSHOTS / f"peak_memory-{'-'.join(map(str, parts))}-{kind}.pickle"
 
 
 def allocator_settings() -> str:
