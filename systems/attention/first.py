@@ -189,7 +189,7 @@ def launch_options(q: Tensor) -> dict[str, int]:
 
 # --8<-- [start:function]
 class FlashAttentionFirst(torch.autograd.Function):
-    """Autograd Function: `FlashAttentionFirst.apply(q, k, v, is_causal)`."""
+    """Autograd Function of `first_attention`: `apply(q, k, v, is_causal, scale)`."""
 
     @staticmethod
     def forward(

@@ -63,7 +63,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return a norm's intermediate results and output; only LayerNorm has a mean."""
+    """Return STAGES of a norm (RMSNorm: no mean), with `running_mean` if `running`."""
     average = running_mean if running else torch.mean
     values = {}
     if norm == "layer":
@@ -132,7 +132,7 @@ def run(config: Config) -> dict[str, list[float | None]]:
 
 
 def shares(true: Tensor) -> list[float | None]:
-    """Return the share of True elements for each magnitude of the input."""
+    """Return the share of True per magnitude in `true` [magnitudes, vectors, width]."""
     return [round_digits(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 
 

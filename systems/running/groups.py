@@ -60,7 +60,7 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
 
 
 def run_next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
-    """Run a configuration's next turn. Return its row after the last turn, or None."""
+    """Run a turn. Return the row after the last turn or an error, otherwise None."""
     try:
         return next(turns_left)
     except Exception as error:

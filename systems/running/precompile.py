@@ -161,7 +161,7 @@ def read_samples(folder: Path | None) -> dict[str, Any]:
 
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
-    """Run the rows with these indices (from 0) of an experiment's grid once."""
+    """Run rows of a grid (from 0) once, to fill compiler caches. Errors are ignored."""
     # Watch the parent first, because it may end during the slow imports.
     end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), grid_configs(stem, grid)

@@ -59,20 +59,20 @@ def test_fp16_squares_overflow():
     fp16 = measure_norm("rms", "fp16", 64, "library")
     at = MAGNITUDES.index(1e3)
     stages = ("square", "variance", "rsqrt", "output")
-    found = [builder.error_marks(fp16, stage)[at] for stage in stages]
+    found = [builder.error_labels(fp16, stage)[at] for stage in stages]
     assert found == ["∞", "∞", "=0", "=0"]
     # The inverse root of the exact mean square is a normal fp16 number.
     root = torch.rsqrt(torch.tensor(2e6)).half()
     assert root > torch.finfo(torch.float16).smallest_normal
     # Norms that compute in fp32 internally give an accurate output.
     for compute in ("upcast", "fused"):
-        found = builder.error_marks(measure_norm("rms", "fp16", 64, compute), "output")
+        found = builder.error_labels(measure_norm("rms", "fp16", 64, compute), "output")
         assert found[at] == "-4"
 
 
 def test_eps_hides_underflow_of_fp16_squares():
     fp16 = measure_norm("rms", "fp16", 64, "library")
-    assert builder.error_marks(fp16, "square")[0] == "=0"
+    assert builder.error_labels(fp16, "square")[0] == "=0"
     assert fp16["output_error"][0] < 1e-3
 
 
@@ -90,5 +90,5 @@ def test_inputs_that_overflow_are_counted():
     fp16 = measure_norm("rms", "fp16", 64, "library")
     assert fp16["input_nonfinite"][-1] > 0.3
     stages = ("square", "variance", "eps", "rsqrt", "output")
-    assert {builder.error_marks(fp16, stage)[-1] for stage in stages} == {"∞"}
+    assert {builder.error_labels(fp16, stage)[-1] for stage in stages} == {"∞"}
     assert measure_norm("rms", "bf16", 64, "library")["input_nonfinite"] == [0] * 10

@@ -210,10 +210,8 @@ LEFT = "text-align: left;"
 
 def frame_tables(page_html: str) -> str:
     """Number the tables of a page, and put each into a labelled region that scrolls
-    sideways and takes keyboard focus.
-
-    The table gets a class, because the theme would put a table without a class into its
-    own frame, which takes no focus.
+    sideways and takes keyboard focus. The theme would put a table without a class into
+    its own frame, which takes no focus.
     """
     numbers = count(1)
     labels: Counter[str] = Counter()

@@ -110,9 +110,7 @@ class Line(dict[str, Any]):
         return Missing(self.reason or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """Return each repetition's time in ms, summed over the named phases (default:
-        all timed); [] if none are timed.
-        """
+        """Return ms of each repetition, summed over phases (default: all), or []."""
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
@@ -188,7 +186,7 @@ class Frame(list[Line]):
         return list(dict.fromkeys(self.column(name)))
 
     def derive(self, **columns: Callable[[Line], Any]) -> "Frame":
-        """Add columns to each row, in order: later ones may read earlier ones."""
+        """Add columns to rows, in order: later ones may read earlier; return self."""
         for x in self:
             for name, value in columns.items():
                 x[name] = value(x)

@@ -65,10 +65,10 @@ class Descriptor:
 def rows_descriptor(
     x: Layout, rows: int, columns: int, dtype: torch.dtype
 ) -> Descriptor:
-    """Return a descriptor of a (b, h, n, d) tensor for tiles of `rows` x `columns`."""
+    """Return a TMA descriptor of x (b, h, n, d) for tiles of `rows` x `columns`."""
     return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return a descriptor of row statistics (heads, n) for tiles of `rows` numbers."""
+    """Return a TMA descriptor of float32 row statistics (heads, n), `rows` a tile."""
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

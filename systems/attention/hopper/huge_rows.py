@@ -18,7 +18,7 @@ HUGE = gl.constexpr(2.0**28)
 
 @gluon.jit
 def load_rows(x, batch, head, rows, n, HEAD: gl.constexpr, LAYOUT: gl.constexpr):
-    """Load rows of q, k or v in float32, with zeros from row n and column HEAD on."""
+    """Load rows of q, k or v as float32 [rows, D]; zeros from row n, column HEAD on."""
     D: gl.constexpr = LAYOUT.threads_per_warp[1] * LAYOUT.size_per_thread[1]
     columns = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     ptr = x.ptr + batch.to(gl.int64) * x.stride_b + head.to(gl.int64) * x.stride_h

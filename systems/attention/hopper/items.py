@@ -45,7 +45,7 @@ def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.con
 
 @gluon.jit
 def count_visible_keys(q_start, BQ: gl.constexpr, n_k, CAUSAL: gl.constexpr):
-    """Return up to which key BQ queries from q_start on attend."""
+    """Return how many keys, from key 0, BQ queries from q_start on attend to."""
     keys = n_k
     if CAUSAL:
         keys = gl.minimum(n_k, q_start + BQ)

@@ -68,7 +68,7 @@ def start_add_matmul(blocks, p, x):
 
 @gluon.jit
 def wait_all(tokens):
-    """Wait for all matmuls and return their results."""
+    """Wait for the matmuls of one or two wgmma tokens; return a tuple of results."""
     if len(tokens) == 2:
         sums = warpgroup_mma_wait(0, deps=tokens)
     else:

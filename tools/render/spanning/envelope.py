@@ -288,7 +288,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return attention's share of 2.7B's forward pass, its limit and its speedup."""
+    """Return attention's share of 2.7B's forward, possible and measured speedup."""
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)

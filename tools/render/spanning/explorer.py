@@ -73,7 +73,7 @@ def fragments(found: Found) -> dict[str, str]:
     for stem in STEMS:
         for record in found.get(stem, []):
             for line in record_lines(record):
-                named = map(round_fraction, line[: len(TEXTS)])
+                named = map(round_float, line[: len(TEXTS)])
                 numbered = [texts.setdefault(text, len(texts)) for text in named]
                 cells = [*numbered, *line[len(TEXTS) :]]
                 same = len(commonprefix([numbered, before]))
@@ -113,7 +113,7 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
                 units = (u for ending, u in UNITS.items() if metric.endswith(ending))
                 yield [*name, METRICS[metric], next(units, ""), context, *found]
         for metric, unit, value in derived_metrics(record, row):
-            yield [*name, metric, unit, context, round_fraction(value), None]
+            yield [*name, metric, unit, context, round_float(value), None]
 
 
 def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
@@ -155,13 +155,13 @@ def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
     """
     if isinstance(value, list):
         return (
-            (round_fraction(summarize(value).median), len(value))
+            (round_float(summarize(value).median), len(value))
             if metric.endswith(SAMPLES) and value
             else None
         )
-    return None if isinstance(value, dict) else (round_fraction(value), None)
+    return None if isinstance(value, dict) else (round_float(value), None)
 
 
-def round_fraction(value: Any) -> Any:
+def round_float(value: Any) -> Any:
     """Round a float to six significant digits; return other values unchanged."""
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -30,7 +30,7 @@ from tools.render.stems.flash_ablation import (
     step_ms,
 )
 from tools.render.stems.flash_leaderboard import FLOOR, SHAPE, bounds_ms
-from tools.render.stems.flash_peers import TEST, all_shapes
+from tools.render.stems.flash_peers import TEST, shape_rows
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -72,7 +72,7 @@ def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
 def speed_over_cudnn(found: Found, record: Record | None, of: str) -> float:
     """Return cuDNN's time over the Hopper kernel's, in the pass `of` at shape TEST."""
     peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
-    return 1 / all_shapes(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
+    return 1 / shape_rows(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
 
 
 def steps_table(record: Record, named: Mapping[str, Step]) -> str:

@@ -136,7 +136,7 @@ def claim_tabs(problem: Problem, found: Found) -> str:
     if not (by_gpu or anywhere):
         return "No claim: nothing was measured yet.\n"
     judged = [
-        (next(iter(rs.values())).device.name, verdicts(claims, anywhere | rs))
+        (next(iter(rs.values())).device.name, verdict_list(claims, anywhere | rs))
         for rs in (by_gpu or {"": anywhere}).values()
     ]
     held = "; ".join(
@@ -147,7 +147,7 @@ def claim_tabs(problem: Problem, found: Found) -> str:
     return f'??? abstract "{title}"\n{indent(make_tabs(judged), "    ")}\n'
 
 
-def verdicts(claims: list[Claim], records: Mapping[str, Record]) -> str:
+def verdict_list(claims: list[Claim], records: Mapping[str, Record]) -> str:
     """Return a Markdown list with the outcome of each claim that has a record."""
     measured = [claim for claim in claims if claim.stem in records]
     return "\n".join(f"- {verdict(claim, records[claim.stem])}" for claim in measured)

@@ -53,11 +53,11 @@ fragments = Fragments()
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
     """Return the shapes of a dtype with n > SHORT, except in layout (b, n, h, d)."""
-    found = all_shapes(record).where(dtype=dtype)
+    found = shape_rows(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
 
 
-def all_shapes(record: Record | None) -> Frame:
+def shape_rows(record: Record | None) -> Frame:
     """Return a row per shape, with our time relative to each library's."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
@@ -214,7 +214,7 @@ def throughput_figure(record: Record) -> Drawn | None:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found, every = shapes(record), all_shapes(record)
+    found, every = shapes(record), shape_rows(record)
     test, short = every.one(**TEST), frame(record, n=SHORT, dtype="bf16")
     wide = frame(record, implementation="fa4", dtype="bf16").one(d=80)
     calls = [short.one(implementation=x).get("call_ms") for x in ("ours", "sdpa_cudnn")]
@@ -249,7 +249,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def judge_faster(record: Record, name: str) -> Judgement:
-    found = dropna(all_shapes(record).where(dtype="bf16").column(f"both / {name}"))
+    found = dropna(shape_rows(record).where(dtype="bf16").column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
     numbers = f"Our time is {span(found)} of the rival's, slower at {slower} shapes."
     return found and (max(found) < 1, numbers)

@@ -24,7 +24,7 @@ fragments = Fragments()
 
 
 def all_runs(record: Record | None) -> Frame:
-    """Return training runs, joined with fp32 runs of equal seed and learning rate."""
+    """Return training runs with `final` loss, and `against`: its excess over fp32's."""
     found = frame(record).derive(
         final=lambda x: fmean(x["loss"][-LAST:]) if x else x.missing
     )

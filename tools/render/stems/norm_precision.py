@@ -38,14 +38,14 @@ LOST = ("∞", "=0")
 fragments = Fragments()
 
 
-def find_norm(
+def norm_row(
     record: Record | None, dtype: str, compute: str, width: int = WIDTH
 ) -> Line:
     """Return the row of a layer norm, computed as `compute` (see COMPUTE)."""
     return frame(record).one(norm="layer", dtype=dtype, compute=compute, width=width)
 
 
-def error_marks(x: Line, stage: str) -> list[str]:
+def error_labels(x: Line, stage: str) -> list[str]:
     """Return the error of a stage of the norm by magnitude of the inputs: "∞", "=0",
     "exact", or the power of ten of the relative error.
     """
@@ -63,8 +63,8 @@ def error_marks(x: Line, stage: str) -> list[str]:
 
 
 def first_magnitude(x: Line, stage: str, text: str) -> str:
-    """Return the smallest magnitude at which `error_marks` are `text`, or "none"."""
-    found = zip(MAGNITUDES, error_marks(x, stage), strict=True)
+    """Return the smallest magnitude at which `error_labels` are `text`, or "none"."""
+    found = zip(MAGNITUDES, error_labels(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
     return fmt(first if x else x.missing)
 
@@ -84,13 +84,13 @@ def error_text(error: float | None) -> str:
 def intermediates_figure(record: Record) -> Drawn:
     lines = {
         dtype: {
-            text: error_marks(find_norm(record, dtype, "library"), stage)
+            text: error_labels(norm_row(record, dtype, "library"), stage)
             for stage, text in STAGES.items()
         }
         for dtype in DTYPES
     }
     sizes = [format_power(str(round(math.log10(size)))) for size in MAGNITUDES]
-    fp16, bf16 = (find_norm(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    fp16, bf16 = (norm_row(record, dtype, "library") for dtype in ("fp16", "bf16"))
     fits = first_magnitude(bf16, "square", "∞")
     return (
         partial(draw_heat_maps, lines, sizes, "magnitude of x"),
@@ -115,8 +115,8 @@ def widths_figure(record: Record) -> Drawn:
         return None
 
     def format_row(dtype: str, compute: str) -> list[str]:
-        found = (find_norm(record, dtype, compute, width) for width in widths)
-        return [error_marks(x, "output")[ONE] for x in found]
+        found = (norm_row(record, dtype, compute, width) for width in widths)
+        return [error_labels(x, "output")[ONE] for x in found]
 
     lines = {
         dtype: {
@@ -126,7 +126,7 @@ def widths_figure(record: Record) -> Drawn:
         for dtype in DTYPES
     }
     running, library = (
-        fmt(output_error(find_norm(record, "bf16", compute, WIDEST)), error_text)
+        fmt(output_error(norm_row(record, "bf16", compute, WIDEST)), error_text)
         for compute in ("running", "library")
     )
     return (
@@ -166,9 +166,9 @@ def cell_shade(text: str) -> float:
 
 def facts(record: Record | None) -> dict[str, str]:
     """Return magnitudes at which squares overflow, and relative errors of outputs."""
-    fp16 = find_norm(record, "fp16", "library")
+    fp16 = norm_row(record, "fp16", "library")
     widest = {
-        way: output_error(find_norm(record, "bf16", way, WIDEST))
+        way: output_error(norm_row(record, "bf16", way, WIDEST))
         for way in ("running", "library")
     }
     return {f"bf16_{way}": fmt(error, error_text) for way, error in widest.items()} | {
@@ -183,7 +183,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "in bf16.",
 )
 def bf16_squares_fit(record: Record) -> Judgement:
-    both = [find_norm(record, dtype, "library") for dtype in ("fp16", "bf16")]
+    both = [norm_row(record, dtype, "library") for dtype in ("fp16", "bf16")]
     first = [first_magnitude(x, "square", "∞") for x in both]
     fp16, bf16 = (size if size == "none" else f"from {size}" for size in first)
     numbers = f"Magnitudes that overflow: fp16 {fp16}, bf16 {bf16}."
@@ -198,7 +198,7 @@ def bf16_squares_fit(record: Record) -> Judgement:
     f"{WIDEST:,} terms are lost.",
 )
 def bf16_sums_need_fp32(record: Record) -> Judgement:
-    ways = (find_norm(record, "bf16", way, WIDEST) for way in ("running", "library"))
+    ways = (norm_row(record, "bf16", way, WIDEST) for way in ("running", "library"))
     running, library = map(output_error, ways)
     if not (running and library):
         return None
