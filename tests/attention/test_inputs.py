@@ -38,6 +38,7 @@ from tests.needed import run_python
 
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
 BACKENDS = ["torch", "triton", "auto"]
+zeros: Any = torch.zeros
 
 
 def embed_in_nan(x: torch.Tensor) -> torch.Tensor:
@@ -134,10 +135,6 @@ def test_output_has_the_memory_layout_of_q(device):
     x = torch.randn(2, 20, 3, 16, device=device)
     q = x.transpose(1, 2)
     assert flash_attention(q, q, q).transpose(1, 2).is_contiguous()
-
-
-def zeros(*shape: int, **options) -> Any:
-    return torch.zeros(*shape, **options)
 
 
 def nested_tensor(*parts: torch.Tensor) -> torch.Tensor:

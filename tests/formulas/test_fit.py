@@ -1,7 +1,7 @@
 """Test the search for the largest model, context or batch that fits a GPU."""
 
-import subprocess
 from dataclasses import astuple, replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,13 +15,10 @@ from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
 from systems.model.sizes import SIZES, ModelSize
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
-from tests.needed import run_python
+from tests.needed import ROOT, run_python
 
 XL = Pass("xl", 2048, "step", "bf16", "flash")
-
-
-def run_fit(*options: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "systems.formulas.fit", *options)
+run_fit = partial(run_python, "-m", "systems.formulas.fit")
 
 
 @pytest.mark.parametrize("field", ["batch", "context"])
@@ -35,15 +32,22 @@ def test_find_largest_returns_the_last_that_fits(field, gpu):
         replace(XL, precision="tf32")
 
 
+def test_hand_in_lists_the_longest_contexts_that_fit():
+    page = (ROOT / "docs/hand_in.md").read_text(encoding="utf-8")
+    for size in ("large", "xl", "2.7B"):
+        steps = [Pass(size, 1, mode, "fp32") for mode in ("forward_backward", "step")]
+        rooms = [GPUS[f"a100-{gb}"].free_bytes for gb in (80, 40)]
+        fit = [find_largest(s, "context", room) for room in rooms for s in steps]
+        assert " | ".join([f"| `{size}`", *(str(n or "none") for n in fit)]) in page
+
+
 def test_memory_of_the_h200_equals_its_record():
     """`GPUS` has the driver's figure, of which the CUDA context takes CONTEXT_BYTES."""
-    measured = GPUS["h200"].memory_mib * 2**20
-    assert measured == pytest.approx(150_754_820_096, abs=2**20)
+    assert GPUS["h200"].memory_mib * 2**20 == pytest.approx(150_754_820_096, abs=2**20)
     assert 0.5 < CONTEXT_BYTES / 2**30 < 0.7
 
 
 SHAPE = ModelSize(32, 64, 4, 2)
-
 AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": True}]
 
 
@@ -91,6 +95,5 @@ def test_the_command_prints_what_fits():
 @pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint some"])
 def test_wrong_option_gives_a_one_line_error(wrong):
     ended = run_fit(*wrong.split())
-    assert ended.returncode == 2
     assert ended.stderr.startswith("error: ") and wrong.split()[0] in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)

@@ -35,7 +35,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def problems_table(found: Found) -> str:
-    """Return a table of the problems' experiments, minutes by GPU, and OOM rows."""
+    """Return a table of the problems' experiments, points, minutes and OOM rows."""
     # Skip experiments on the meta device, which take seconds.
     measured = {s: primary_record(found, s) for s in STEMS if STEMS[s].full == GPU}
     others = {key: name for key, name in TIMES.items() if key != primary_gpu_key()}
@@ -48,13 +48,14 @@ def problems_table(found: Found) -> str:
         seen.update(new)
         link = f"[`{problem.name}`](writeup.md#{problem.name})"
         costs = cost_cells([measured[stem] for stem in new if stem in measured], others)
-        rows.append([link, ", ".join(f"`{stem}`" for stem in new), *costs])
+        names = ", ".join(f"`{stem}`" for stem in new)
+        rows.append([link, names, str(problem.points or ""), *costs])
         shown.append(problem.name not in BRIEF)
     for name, stems in (("all of these", seen & {*measured}), ("everything", measured)):
         costs = cost_cells([measured[stem] for stem in stems], others)
-        rows.append([f"**{x}**" if x else "" for x in (name, "", *costs)])
+        rows.append([f"**{x}**" if x else "" for x in (name, "", "", *costs)])
     name = GPUS[gpu].name if (gpu := primary_gpu_key()) else primary_gpu()
-    heads = ["problem", "`--only`", f"{name}, measured", *others.values()]
+    heads = ["problem", "`--only`", "points", f"{name}, measured", *others.values()]
     heads += ["OOM on 80 GB", "OOM on 40 GB"]
     return table(heads, rows, left=2, shown_first=[*shown, False, True]) + "\n"
 
@@ -94,11 +95,10 @@ def check_setup_text(found: Found) -> str:
     ours = (primary_record(found, stem) for stem in STEMS)
     if (record := next((r for r in ours if r and r.kernels), None)) is None:
         return NOTHING_YET
-    gpu = record.device
     lines = {
         **record.software,
-        "GPU by the driver": gpu.name_and_driver,
-        "torch runs on": gpu.name,
+        "GPU by the driver": record.device.name_and_driver,
+        "torch runs on": record.device.name,
         **{f"attention: {name}": text for name, text in record.kernels.items()},
     }
     return f"```console\n$ python -m systems.check_setup\n{align_rows(lines)}```\n"
