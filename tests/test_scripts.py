@@ -68,7 +68,7 @@ def test_plain_attention_is_timed(monkeypatch, capsys):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_bad_numbers_and_no_gpu_are_usage_errors(path, monkeypatch, capsys):
-    zeros = {"6_attention": ("d", "n", "passes"), "7_flash": ()}
+    zeros = {"6_attention": ("d", "n", "batch", "passes"), "7_flash": ()}
     names = zeros.get(path.stem, ("context", "batch", "steps"))
     bad = [f"--{name} 0" for name in names] + ["--warmup -1"] * bool(names)
     needs_gpu = path.stem in ("3_nvtx", "5_memory", "7_flash")

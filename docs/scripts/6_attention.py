@@ -29,15 +29,14 @@ def measure(attention, d, n, options):
     """Print mean times of both passes, and the memory in use between them."""
     q, k, v, do = torch.randn(4, options.batch, n, d, device=DEVICE)
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    forward, backward = [], []
-    for turn in range(options.warmup + options.passes):
+    times = []
+    for _ in range(options.warmup + options.passes):
         forward_ms, o = time_ms(lambda: attention(*inputs))
         gib = torch.cuda.memory_allocated() / 2**30 if DEVICE == "cuda" else torch.nan
         backward_ms, _ = time_ms(partial(torch.autograd.grad, o, inputs, do))
-        if turn >= options.warmup:
-            forward.append(forward_ms)
-            backward.append(backward_ms)
-    print(f"{d:3} {n:6} {mean(forward):9.2f} {gib:9.2f} {mean(backward):9.2f}")
+        times.append((forward_ms, backward_ms))
+    forward, backward = map(mean, zip(*times[options.warmup :], strict=True))
+    print(f"{d:3} {n:6} {forward:9.2f} {gib:9.2f} {backward:9.2f}")
 
 
 if __name__ == "__main__":
@@ -50,8 +49,9 @@ if __name__ == "__main__":
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--passes", type=int, default=100)
     options = parser.parse_args()
-    if min(*options.d, *options.n, options.passes, options.warmup + 1) < 1:
-        parser.error("--d, --n and --passes must be at least 1, --warmup 0")
+    counts = *options.d, *options.n, options.batch, options.passes
+    if min(*counts, options.warmup + 1) < 1:
+        parser.error("--d, --n, --batch, --passes must be at least 1, --warmup 0")
     print("  d tokens   forward kept, GiB  backward   (ms)")
     for d in options.d:
         for n in options.n:
