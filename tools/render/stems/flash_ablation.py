@@ -83,9 +83,7 @@ PATH_OF_HOPPER: tuple[str, ...] = read_constant("flash_ablation", "HOPPER_STEPS"
 fragments = Fragments()
 
 
-@fragments.add(
-    "choices.md", "**Each launch choice gains at the shape that it targets.**"
-)
+@fragments.add("choices.md", "**What each choice gains** at the shape that it targets.")
 def choices_table(record: Record) -> str:
     found = Frame(
         Line(what=case, of=of, predicted=predicted, pair=(f"{a}_{of}", f"{b}_{of}"))
