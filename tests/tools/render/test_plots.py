@@ -24,15 +24,11 @@ DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
 
 KINDS = ("plotted", "drawn")
-DRAWN = {
-    path: found
+PARSED = {
+    path: [f for kind in KINDS for f in parse_figures(path.read_text("utf-8"), kind)]
     for path in sorted(GENERATED.glob("*.md"))
-    if (
-        found := [
-            f for kind in KINDS for f in parse_figures(path.read_text("utf-8"), kind)
-        ]
-    )
 }
+DRAWN = {path: found for path, found in PARSED.items() if found}
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)

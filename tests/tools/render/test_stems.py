@@ -10,7 +10,7 @@ from tests.factories import make_gpu, make_record, make_row, read_record
 from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
 from tools.render.rows import dropna, fmt
-from tools.render.stems import attention, compile, peak_memory
+from tools.render.stems import attention, compile, end_to_end, peak_memory
 from tools.render.stems import flash_accuracy as accuracy
 from tools.render.stems import flash_benchmarking as benchmarking
 from tools.render.stems import flash_leaderboard as leaderboard
@@ -96,9 +96,8 @@ def test_plain_attention_traffic_equals_the_prediction():
 def test_rounding_error_equals_the_prediction(name, dtype):
     x = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).double()
     off = (x.to(dtype).double() - x).norm() / x.norm()
-    assert off.item() == pytest.approx(
-        accuracy.rounding_error(accuracy.BITS[name]), rel=0.01
-    )
+    expected = accuracy.rounding_error(accuracy.BITS[name])
+    assert off.item() == pytest.approx(expected, rel=0.01)
 
 
 def test_kernel_roles_follow_from_names():
@@ -124,19 +123,21 @@ def test_lower_bounds_use_the_higher_clock():
 
 def test_shortest_oom_length_exceeds_the_memory():
     for gib, length in ((140, 32768), (2000, 131072)):
-        gpu = make_gpu(memory_bytes=gib * GIB)
-        record = make_record("attention", device=gpu)
+        record = make_record("attention", device=make_gpu(memory_bytes=gib * GIB))
         assert attention.oom_length(record) == length
         n = attention.shortest_oom(gib * GIB)
         assert peak_bytes(n - 1) <= gib * GIB < peak_bytes(n)
 
 
-def test_slower_compiled_step_never_breaks_even():
-    record = read_record("compile")
-    for row in record.rows:
-        if row.config["execution"] == "compiled":
-            row.metrics["forward_ms"] = [9 * ms for ms in row.metrics["forward_ms"]]
-    assert compile.facts(record)["steps_small_fp32"] == "never"
+def test_slower_rows_are_shown_as_slower():
+    compiling, training = read_record("compile"), read_record("end_to_end")
+    for row in (*compiling.rows, *training.rows):
+        is_slow = {"compiled", "bf16"} & {*row.config.values()}
+        for name in {"forward_ms", "forward_gpu_ms"} & row.metrics.keys():
+            row.metrics[name] = [(99 if is_slow else 1) * x for x in row.metrics[name]]
+    assert compile.facts(compiling)["steps_small_fp32"] == "never"
+    drawn = end_to_end.fragments([training])["speedup.md"]
+    assert "var(--warn)" in drawn and "var(--accent)" not in drawn
 
 
 @pytest.mark.parametrize("differs", ["", "torch", "driver", "gpu"])

@@ -99,11 +99,11 @@ def speedup_figure(record: Record) -> Drawn:
     if not has_gpu_time(record):
         del clocks["GPU time"]
     gains = {clock: dropna(found.column(name)) for clock, name in clocks.items()}
-    most = max(map(max, gains.values()))
+    most = max(abs(log(gain)) for of in gains.values() for gain in of) or 1
     ranges = ", ".join(f"{span(of)} in {clock}" for clock, of in gains.items())
 
     def format_cell(gain: float) -> tuple[str, float]:
-        return (f"{gain:.2f}", -log(gain) / log(most)) if gain else ("", 0)
+        return (f"{gain:.2f}", -log(gain) / most) if gain else ("", 0)
 
     def draw(figure: Figure) -> None:
         every = plots.panels(figure, len(clocks))
