@@ -53,8 +53,7 @@ def mfu_figure(record: Record) -> Drawn:
     )
     return (
         draw,
-        "The larger the model, the nearer a forward pass comes to the peak: in bf16 "
-        f"from {least} to {most}.",
+        f"A forward pass in bf16 reaches {least} to {most} of the peak.",
         "Share of the data sheet's peak rate. At the longest context, mask and "
         "softmax take a larger share of the time.",
     )
@@ -65,6 +64,9 @@ def phases_figure(record: Record) -> Drawn:
     if not found:
         return None
     clock = "'s GPU time" if has_gpu_time(record) else ""
+    found.derive(share=lambda x: x["optimizer_kernels_ms"] / x["step_kernels_ms"])
+    shares = {p: found.where(precision=p).column("share") for p in DRAWN}
+    ranges = [f"{span(of, percent)} in {p}" for p, of in shares.items()]
 
     def draw(figure: Figure) -> None:
         plots.draw_legend(figure, PHASES)
@@ -86,7 +88,7 @@ def phases_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        "bf16 shortens forward and backward, so AdamW takes a larger share of a step.",
+        f"AdamW's share of a step is {' and '.join(ranges)}.",
         "Context 512, batch 4; the loss is too short to see.",
     )
 
