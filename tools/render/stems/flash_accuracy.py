@@ -213,7 +213,7 @@ def judge_errors(record: Record, *results: str) -> Judgement:
             each = {d: nanmax(error_ratios(rows, name, d, results, by)) for d in DTYPES}
             every = {d: ratio for d, ratio in each.items() if dropna([ratio])}
             text = ", ".join(f"{d} {ratio:.2f}" for d, ratio in every.items())
-            texts.append(f"{NAMES[name]}, {words}: {text}")
+            texts += [f"{NAMES[name]}, {words}: {text}"] if text else []
             worst += every.values()
     return worst and (max(worst) <= LIMIT, f"Largest ratios: {'; '.join(texts)}.")
 
