@@ -101,7 +101,7 @@ def test_memory_script_saves_a_snapshot(only, monkeypatch, capsys):
     cuda = Mock(**{"max_memory_allocated.return_value": 2**29})
     options = ("--size", "small", "--context", "8", *only)
     lines = run_on_cpu(monkeypatch, capsys, SCRIPTS[4], *options, cuda=cuda)
-    name = "small-8-fp32-forward" if only else "small-8-fp32"
+    name = "small-8-batch4-fp32-forward" if only else "small-8-batch4-fp32"
     assert lines == [f"small  peak 0.50 GiB, snapshot in {name}.pickle"]
     calls = [name.rpartition("_")[2] for name, *_ in cuda.method_calls]
     assert calls == "available stats history snapshot history allocated".split()
@@ -128,7 +128,7 @@ def test_pages_show_what_the_scripts_print():
     ]
     size = "|".join(sizes.SIZES)
     step = LINE.pattern.replace("small  ", f"({size}) +", 1)
-    peak = r"2\.7B +peak \d+\.\d\d GiB, snapshot in 2\.7B-512-fp32\.pickle"
+    peak = r"2\.7B +peak \d+\.\d\d GiB, snapshot in 2\.7B-512-batch4-fp32\.pickle"
     *steps, plain, flash = outputs.values()
     for line in (line for lines in steps for line in lines):
         assert re.fullmatch(f"{step}|{peak}|({size}) +out of memory", line), line

@@ -75,7 +75,7 @@ def test_peak_memory_agrees_with_the_workload(mode, monkeypatch, tmp_path, capsy
     timing.empty_cache("cuda")  # Free models that earlier tests left in cycles.
     load_script("5_memory")["measure"](SIZE, options)
     found = float(capsys.readouterr().out.split()[2])
-    name = f"{SIZE}-{CONTEXT}-bf16{'-forward' * (mode == 'forward')}.pickle"
+    name = f"{SIZE}-{CONTEXT}-batch4-bf16{'-forward' * (mode == 'forward')}.pickle"
     assert (tmp_path / name).exists()
     timing.empty_cache("cuda")
     work = Workload("cuda", SIZE, CONTEXT, mode, "bf16")

@@ -42,7 +42,7 @@ def measure(size, options):
     for _ in range(options.steps):
         run_step(*step)
     mode = options.precision + "-forward" * options.forward_only
-    name = f"{size}-{options.context}-{mode}.pickle"
+    name = f"{size}-{options.context}-batch{options.batch}-{mode}.pickle"
     torch.cuda.memory._dump_snapshot(name)
     torch.cuda.memory._record_memory_history(enabled=None)
     peak_gib = torch.cuda.max_memory_allocated() / 2**30

@@ -98,8 +98,8 @@ def memory_lines(size: str, c: Line) -> list[str]:
     if not c:
         return step_lines(size, c)
     gib = c["peak_allocated_bytes"] / 2**30
-    name = f"{size}-{c.config['context']}-{c.config['precision']}.pickle"
-    return [f"{size:6} peak {gib:.2f} GiB, snapshot in {name}"]
+    name = "{context}-batch{batch}-{precision}.pickle".format_map(c.config)
+    return [f"{size:6} peak {gib:.2f} GiB, snapshot in {size}-{name}"]
 
 
 def attention_line(c: Line) -> str:
