@@ -117,11 +117,11 @@ def test_systems_has_few_top_level_entries():
 # Maximum lines of Python by folder. Only lower them: the goal is 45,000 in all.
 MOST_LINES = {
     "systems/attention": 6_868,
-    "systems/experiments": 3_503,
-    "systems": 17_784,
-    "tools/render": 8_768,
-    "tools": 11_688,
-    "tests": 17_408,
+    "systems/experiments": 3_490,
+    "systems": 17_753,
+    "tools/render": 8_761,
+    "tools": 11_679,
+    "tests": 17_404,
 }
 
 
