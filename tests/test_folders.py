@@ -121,7 +121,7 @@ MOST_LINES = {
     "systems": 17_753,
     "tools/render": 8_761,
     "tools": 11_679,
-    "tests": 17_404,
+    "tests": 17_415,
 }
 
 

@@ -110,7 +110,7 @@ def make_launcher(
 ) -> Callable[..., None]:
     """Return a function that launches a compiled kernel on the current stream, with the
     given arguments followed by `rest`. Unlike `compiled[grid]`, this function does not
-    look up the device in each call.
+    look up the device in each call, and passes None for the hooks and their data.
     """
     run = compiled.run
     fixed = (compiled.function, compiled.packed_metadata, None, None, None)

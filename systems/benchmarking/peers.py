@@ -1,5 +1,5 @@
 """The attention implementations that experiments compare, by name: this project's
-("ours"), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
+("ours..."), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
 
 Each maps q, k, v (b, h, n, d) to o. Inside `use_peer(name)`, unsupported inputs
 raise `Unsupported`. Names with "_ordered" request deterministic gradients.

@@ -87,6 +87,16 @@ def test_times_are_rounded_to_nanoseconds():
     assert row["metrics"] == kept
 
 
+def test_complete_record_has_every_row_by_configuration():
+    record = example_record()
+    small, large = record.rows
+    assert record.row({"size": "small", "context": 128}) is small
+    assert record.row({"size": "small"}) is record.find(size="2.7B", context=8) is None
+    assert record.find(size="2.7B") is large and record.complete
+    record.rows.pop()
+    assert not record.complete
+
+
 # (field of the example, invalid value, end of the error message).
 FAULTS = [
     ("device", {"name": "x"}, "missing required field `slug` - at `$.device`"),
