@@ -9,7 +9,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn
-from tools.render.frame import Frame, Line, frame
+from tools.render.frame import Frame, Line
 from tools.render.rows import describe_range, dropna, fmt, span
 from tools.render.stems.attention.columns import (
     EXECUTIONS,
@@ -68,28 +68,30 @@ def compiled_table(record: Record) -> str:
 LARGEST = 4.0
 
 
-@fragments.figure("speedups.md", "speedup", height=330, narrow=620)
+@fragments.figure("speedups.md", "speedup", height=200, narrow=420)
 def speedup_figure(record: Record) -> Drawn:
     found = passes(record).where(execution="compiled")
     if not found:
         return None
-    widths, ns = found.values("d"), lengths(found)
-    dtypes = frame(record).values("dtype")
-    variants = [(dtype, causal) for dtype in dtypes for causal in (False, True)]
+    ns, dtypes = lengths(found), found.values("dtype")
+    shapes = dict.fromkeys((x["causal"], x["d"]) for x in found)
 
     def format_cell(ratio: float) -> tuple[str, float]:
         return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)
 
     def draw(figure: Figure) -> None:
-        every = plots.panels(figure, len(variants), beside=2)
-        for axes, (dtype, causal) in zip(every, variants, strict=True):
-            part = found.where(dtype=dtype, causal=causal)
+        every = plots.panels(figure, len(dtypes))
+        for axes, dtype in zip(every, dtypes, strict=True):
+            part = found.where(dtype=dtype)
             rows = {
-                f"d = {d}": [format_cell(part.one(d=d, n=n).get("gain")) for n in ns]
-                for d in widths
+                f"d = {d}{', mask' if causal else ''}": [
+                    format_cell(part.one(causal=causal, d=d, n=n).get("gain"))
+                    for n in ns
+                ]
+                for causal, d in sorted(shapes)
             }
             plots.fill_heat_map(axes, rows, [f"{n:,}" for n in ns])
-            axes.set_title(f"{dtype}, {'causal mask' if causal else 'no mask'}, by N")
+            axes.set_title(f"{dtype}, by N")
 
     text = describe_range(dropna(found.column("gain")) or found.column("gain"))
     return (

@@ -7,7 +7,7 @@ from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame, gpu_columns
-from tools.render.markdown import gib, percent
+from tools.render.markdown import format_significant, gib, percent
 from tools.render.rows import MISSING, count_true, dropna, fmt, nanmax, span
 from tools.render.stems.end_to_end.figures import (
     mfu_figure,
@@ -16,6 +16,7 @@ from tools.render.stems.end_to_end.figures import (
 )
 from tools.render.stems.end_to_end.rows import (
     BATCH,
+    PASSES,
     PRECISIONS,
     has_gpu_time,
     matmul_flops,
@@ -36,9 +37,9 @@ fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure
 @fragments.add(
     "fp32.md",
     "Each pass in fp32: mean ± standard deviation of wall-clock time; GPU and waiting "
-    "times are medians. Backward and optimizer are timed within the step, other passes "
-    "in separate runs, so a launch-bound pass can take longer than the step, or than "
-    "at a longer context.",
+    "times are medians. All phases are timed within the step, but forward alone in a "
+    "separate run, without gradients; where no step fits in memory, forward + backward "
+    "too.",
     reported=True,
 )
 def fp32_table(record: Record) -> str:
@@ -73,7 +74,10 @@ def passes_table(record: Record, precision: str) -> str:
         "size",
         "context",
         ("forward, ms", "forward.step ±"),
-        ("forward + backward, ms", "forward_backward.step ±"),
+        (
+            "forward + backward, ms",
+            lambda x: (x["step"] or x["forward_backward"]).mean_std(*PASSES),
+        ),
         ("backward, ms", "step.backward ±"),
         ("backward, GPU, ms", lambda x: x["step"].get("backward_gpu_ms"), "{:.1f}"),
         ("optimizer, ms", "step.optimizer ±"),
@@ -100,29 +104,23 @@ def headline_table(record: Record) -> str:
     )
 
 
-def format_rounded_ms(ms: float) -> str:
-    return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
-
-
 @fragments.add(
     "speedup-table.md",
     "fp32 against bf16 autocast at every size and context: medians of wall-clock time, "
-    "and speedups in GPU or wall-clock time. The last column is from runs of forward + "
-    "backward without AdamW, all others are from steps.",
+    "and speedups in GPU or wall-clock time.",
 )
 def speedup_table(record: Record) -> str:
     shown = [
         column
         for name in ("forward", "backward", "step")
         for column in (
-            (f"{name} fp32, ms", f"fp32.{name}_ms", format_rounded_ms),
-            (f"{name} bf16, ms", f"{name}_ms", format_rounded_ms),
+            (f"{name} fp32, ms", f"fp32.{name}_ms", format_significant),
+            (f"{name} bf16, ms", f"{name}_ms", format_significant),
             (f"{name} speedup, GPU", f"{name}_kernel_gain", "{:.2f}"),
         )
     ]
     bf16 = steps(record).where(precision="bf16")
     walls = {"step": "gain", "forward + backward": "pass_gain"}
-    walls |= {"forward + backward alone": "alone_gain"}
     shown += [(f"{name} speedup, wall", of, "{:.2f}") for name, of in walls.items()]
     return bf16.table(
         "size", "context", *shown, shown_first=lambda x: x["context"] == 512
@@ -155,8 +153,9 @@ def facts(record: Record | None) -> dict[str, str]:
     short, fp32 = {"context": 128, "precision": "fp32"}, {"precision": "fp32"}
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
     small_bf16 = forward.one(size="small", context=512, precision="bf16")
-    variations = dropna(select_assigned_passes(found).where(**fp32).column("variation"))
-    gains, alone = (dropna(bf16.column(f"{name}_gain")) for name in ("pass", "alone"))
+    assigned = found.where(mode=("forward", "step"), **fp32)
+    variations = dropna(assigned.column("variation"))
+    gains = dropna(bf16.column("pass_gain"))
     memory = record.device.memory_bytes if record else None
     step_fp32, step_bf16 = (
         of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
@@ -196,14 +195,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "backward_over_forward": span(backward_over_forward(of_steps), "{:.5f}"),
         "steady_rows": fmt(count_true(x < 0.02 for x in variations)),
         "slower_cells": fmt(count_true(gain < 1 for gain in gains)),
-        "slower_alone": fmt(count_true(gain < 1 for gain in alone)),
         "gpu_memory": fmt(memory or MISSING, lambda v: f"{gib(v, 5)} GiB"),
     }
-
-
-def select_assigned_passes(found: Frame) -> Frame:
-    """Select the passes whose standard deviations the assignment asks for."""
-    return found.where(mode=("forward", "forward_backward"))
 
 
 def backward_over_forward(of_steps: Frame) -> list[float]:
@@ -226,14 +219,14 @@ def backward_takes_twice(record: Record) -> Judgement:
 @claim(
     "benchmarking_script",
     "Pass times vary little if the GPU, not launching, is the bottleneck. A pass "
-    "(forward alone, or forward and backward) that takes over twice as long as at the "
-    "shortest context, with as many launches, has a standard deviation below a "
-    "hundredth of its mean.",
+    "(forward alone, or forward to backward of a step) that takes over twice as long "
+    "as at the shortest context, with as many launches, has a standard deviation below "
+    "a hundredth of its mean.",
     because="such a pass varies with the GPU's clock, in steps of about a hundredth.",
 )
 def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
-    found = dropna(select_assigned_passes(grown).column("variation"))
+    found = dropna(grown.where(mode=("forward", "step")).column("variation"))
     largest = fmt(nanmax(found), percent)
     numbers = f"Std over mean: at most {largest}, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from systems.formulas.costs import forward_flops, pass_flops
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import PHASES, Record
+from systems.records.summary import Summary
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import MISSING, peak_rates
 
@@ -23,25 +24,29 @@ COMPARED = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass, joined with the same pass at context 128 (`short`) and with
-    the run of forward + backward without AdamW (`alone`).
+    """Return every pass, joined with the same pass at context 128 (`short`); columns
+    `pass_ms`, `growth` and `variation` exclude AdamW.
     """
     slug = record.device.slug if record else ""
-    found = frame(record).join("short", context=128)
-    found.join("alone", mode="forward_backward")
-    return found.derive(
-        growth=lambda x: x["step_ms"] / x["short.step_ms"],
+    found = frame(record).derive(
+        pass_ms=lambda x: pass_summary(x).median,
         share=lambda x: share_of_peak(slug, x, x["step_ms"]),
-        variation=lambda x: x.summary().std / x.summary().mean,
+        variation=lambda x: pass_summary(x).std / pass_summary(x).mean,
     )
+    found.join("short", context=128)
+    return found.derive(growth=lambda x: x["pass_ms"] / x["short.pass_ms"])
+
+
+def pass_summary(x: Line) -> Summary:
+    """Return statistics of the row's time from forward to backward."""
+    return x.summary(*(phase for phase in x.timed_phases if phase in PASSES))
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps, joined with fp32 and TF32 steps; columns `pass_*` exclude AdamW."""
+    """Return steps, joined with the same steps in fp32 and TF32."""
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(
-        pass_ms=lambda x: x.ms(*PASSES) if x else x.missing,
         pass_share=lambda x: share_of_peak(slug, x, x["pass_ms"]),
         **{
             f"{name}_kernels_ms": lambda x, names=names: x.kernel_ms(*names)
@@ -55,7 +60,6 @@ def steps(record: Record | None) -> Frame:
     return found.derive(
         gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
         pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
-        alone_gain=lambda x: x["fp32.alone.step_ms"] / x["alone.step_ms"],
         **{
             f"{name}_kernel_gain": lambda x, of=f"{name}_kernels_ms": (
                 x[f"fp32.{of}"] / x[of]
