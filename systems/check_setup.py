@@ -27,12 +27,7 @@ def time_small_model(device: str) -> dict[str, list[float]]:
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(
-            vocab_size=1000,
-            context_length=64,
-            d_model=128,
-            num_layers=2,
-            num_heads=4,
-            d_ff=512,
+            1000, context_length=64, d_model=128, num_layers=2, num_heads=4, d_ff=512
         )
         token_ids, targets = torch.randint(1000, (2, 4, 64))
     clock = Clock(device)

@@ -7,12 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = (
-    "forward",
-    "loss",
-    "backward",
-    "optimizer",
-)
+FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES = "forward", "loss", "backward", "optimizer"
 
 
 @contextmanager

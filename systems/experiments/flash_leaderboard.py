@@ -66,10 +66,8 @@ def run(config: Config) -> Turns:
         return measure_limits(device)
     torch.manual_seed(0)
     # As in the leaderboard's test, q, k and v are slices of one tensor with gradients.
-    name, shape = config.implementation, (3, config.heads, config.n, config.d)
-    q, k, v = torch.randn(
-        shape, device=device, dtype=torch.bfloat16, requires_grad=True
-    )
+    name, size = config.implementation, (3, config.heads, config.n, config.d)
+    q, k, v = torch.randn(size, device=device, dtype=torch.bfloat16, requires_grad=True)
     if name == "ours":
         flash = torch.compile(FlashAttentionTriton.apply)
 

@@ -45,9 +45,7 @@ def configs(quick: bool = False) -> list[Config]:
     if quick:
         return [Config("small", 32, "sdpa", 1, warmup=0, steps=1)]
     cells = [(size, 1024) for size in TABLE_1] + [("small", 4096), ("small", 16384)]
-    return [
-        Config(size, context, name) for size, context in cells for name in ATTENTIONS
-    ]
+    return [Config(size, n, name) for size, n in cells for name in ATTENTIONS]
 
 
 # --8<-- [start:run]

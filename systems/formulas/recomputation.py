@@ -117,16 +117,14 @@ def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
     """Yield the bytes in the last block's forward and in each block's backward pass."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # Half blocks keep two inputs per block; nested runs keep one per enclosing run.
-    two_inputs = strategy == "half_blocks"
-    inputs = (
-        2 * layers - 1 if two_inputs else count_kept_inputs(strategy, layers, layers)
-    )
+    halves = strategy == "half_blocks"
+    inputs = 2 * layers - 1 if halves else count_kept_inputs(strategy, layers, layers)
     yield from last_forward_bytes(p, inputs).values()
     for block in range(1, layers + 1):
-        inputs = 2 * block if two_inputs else count_kept_inputs(strategy, layers, block)
+        inputs = 2 * block if halves else count_kept_inputs(strategy, layers, block)
         moment = block_backward_bytes(p, BackwardBlock(block, inputs))
         feed_forward, attention = moment["feed-forward half"], moment["attention"]
-        if two_inputs:
+        if halves:
             less = sum(attention_bytes(p).values())
             feed_forward["temporaries"] -= less
             attention["saved activations"] -= residual

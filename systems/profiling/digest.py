@@ -32,20 +32,15 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
             f"the trace has {len(by_pass)} steps with kernels, not {passes}: profile "
             "again"
         )
-    passes_in_order = [group for _, group in sorted(by_pass.items())]
+    ordered = [group for _, group in sorted(by_pass.items())]
     metrics: dict[str, Any] = {}
     for name in phases.PHASES:
-        groups = [
-            [k for k in group if phase_and_part(k)[:1] == (name,)]
-            for group in passes_in_order
-        ]
+        groups = [[k for k in g if phase_and_part(k)[:1] == (name,)] for g in ordered]
         if any(groups):
             metrics[f"{name}_gpu_span_ms"] = [*map(span_ms, groups)]
             metrics[f"{name}_gpu_busy_ms"] = [sum(k.ms for k in g) for g in groups]
     if any(kernel.op for kernel in kernels):
-        metrics["matmul_ops_ms"] = [
-            sum(k.ms for k in group if k.op) for group in passes_in_order
-        ]
+        metrics["matmul_ops_ms"] = [sum(k.ms for k in g if k.op) for g in ordered]
     by_category: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         marks = tuple(mark for mark in kernel.marks if mark.name not in (STEP, LAYER))

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ NEEDED_TABLES = {
     "CUPTI_ACTIVITY_KIND_RUNTIME": "CUDA calls",
     "NVTX_EVENTS": "NVTX ranges",
 }
+CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
 # Without --cuda-graph-trace=node, a CUDA graph is one entry without kernels.
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 WHOLE_GRAPH = "a CUDA graph (--cuda-graph-trace=node shows its kernels)"
@@ -220,3 +221,29 @@ def query_kernels(
 def process_id(identifier: int | None) -> int | None:
     """Return the process in nsys's thread id: drop its 24 low bits. Keep None."""
     return None if identifier is None else identifier >> 24
+
+
+def read_one_process(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
+    """Return what `read_export` does, if only one process launched the kernels."""
+    kernels = read_export(path, marks)
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True)) as database:
+        return select_process(database, kernels, str(path))
+
+
+def select_process(
+    database: sqlite3.Connection, kernels: Iterable[Kernel], name: str
+) -> list[Kernel]:
+    """Apply `trace.select_process` to the kernels of an open SQLite export."""
+
+    def processes(column: str, *tables: str) -> set[int | None]:
+        numbers = []
+        for table in tables:
+            with suppress(sqlite3.OperationalError):  # no such table or column
+                numbers += database.execute(f"SELECT DISTINCT {column} FROM {table}")
+        return {process_id(number) for (number,) in numbers} - {None}
+
+    found = processes("globalPid", KERNELS, GRAPHS, COPIES, FILLS)
+    # Old versions store the processes of CUDA calls only.
+    found = found or processes("globalTid", *CALLS)
+    return trace.select_process(kernels, found, process_id, name)

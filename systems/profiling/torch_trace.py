@@ -4,9 +4,11 @@ import gc
 import gzip
 import json
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -22,6 +24,7 @@ from systems.profiling.trace import (
     TraceError,
     attribute_kernels,
     check_times,
+    select_process,
     wrap_errors,
 )
 
@@ -126,8 +129,8 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
     """Return kernels sorted by start. Raise one of MALFORMED for a bad event."""
-    launches: dict[Any, Launch] = {}
-    op_launches: dict[Any, Launch] = {}
+    calls: dict[Any, Launch] = {}
+    by_op: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []
     kinds = GPU_CATEGORIES | LAUNCH_CATEGORIES | CPU_CATEGORIES
     for event in (event for event in events if event.get("ph") == "X"):
@@ -140,7 +143,7 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
         if kind in GPU_CATEGORIES:
             gpu_events.append((run, args))
         if kind in LAUNCH_CATEGORIES and "correlation" in args:
-            launches[args["correlation"]] = Launch(thread, start)
+            calls[args["correlation"]] = Launch(thread, start)
         if kind in CPU_CATEGORIES:
             span = Span(*run, thread)
             if span.name in marks:
@@ -148,13 +151,10 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
             elif span.name in MATMUL_OPS:
                 ops.append(span)
             if (number := external_id(args)) is not None:
-                op_launches[number] = Launch(thread, start)
+                by_op[number] = Launch(thread, start)
     # If a launch was not recorded, use the start and thread of its operation.
     runs = [
-        (
-            *run,
-            launches.get(args.get("correlation")) or op_launches.get(external_id(args)),
-        )
+        (*run, calls.get(args.get("correlation")) or by_op.get(external_id(args)))
         for run, args in gpu_events
     ]
     return attribute_kernels(runs, mark_spans, ops)
@@ -163,3 +163,23 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 def external_id(args: dict[str, Any]) -> Any:
     """Return the id that links an operation to kernels; versions differ in its key."""
     return args.get("External id", args.get("external id", args.get("External Id")))
+
+
+@pause_gc()
+def read_one_process(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
+    """Return what `read_trace` does, if only one process launched the kernels."""
+    kernels = read_trace(path, marks)
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
+        events = json.load(file, strict=False)["traceEvents"]
+    calls, ops, on_gpu = defaultdict(set), defaultdict(set), []
+    for event in (event for event in events if event.get("ph") == "X"):
+        kind, args = str(event.get("cat", "")).lower(), event.get("args", {})
+        if kind in GPU_CATEGORIES:
+            on_gpu.append((args.get("correlation"), external_id(args)))
+        if kind in LAUNCH_CATEGORIES and "correlation" in args:
+            calls[args["correlation"]].add(event.get("pid"))
+        if kind in CPU_CATEGORIES and external_id(args) is not None:
+            ops[external_id(args)].add(event.get("pid"))
+    processes = set().union(*(calls.get(a) or ops.get(b, ()) for a, b in on_gpu))
+    return select_process(kernels, processes, itemgetter(0), str(path))

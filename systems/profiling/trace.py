@@ -13,9 +13,9 @@ import sqlite3
 import statistics
 import zlib
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 # Exceptions that parsing a malformed file can raise.
@@ -121,21 +121,13 @@ def kernel_rows(
     for kernel in kernels:
         groups[kernel.name, kernel.path].append(kernel)
     if origin is None:
-        origin = min(
-            (kernel.start for group in groups.values() for kernel in group), default=0
-        )
+        origin = min((k.start for group in groups.values() for k in group), default=0)
     rows = []
     for (name, path), group in groups.items():
         times = [kernel.ms for kernel in group]
         start_ms = (min(kernel.start for kernel in group) - origin) / 1e6
-        metrics = (
-            sum(times),
-            statistics.median(times),
-            min(times),
-            max(times),
-            start_ms,
-        )
-        rows.append(KernelRow(name, path, len(times), *metrics))
+        each = (sum(times), statistics.median(times), min(times), max(times), start_ms)
+        rows.append(KernelRow(name, path, len(times), *each))
     return sorted(rows, key=lambda row: (-row.total_ms, row.path, row.name))
 
 
@@ -184,26 +176,34 @@ def attribute_kernels(
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]
-    open_marks, open_ops = (
-        find_open_spans(phases, launches),
-        find_open_spans(ops, launches),
-    )
+    marks_at, ops_at = find_open_spans(phases, launches), find_open_spans(ops, launches)
     kernels = []
     for name, start, end, launch in runs:
         marks, op = [], None
         if launch is not None:
-            same_thread = [
-                span for span in open_marks[launch] if span.thread == launch.thread
-            ]
-            marks = same_thread or open_marks[launch]
+            same_thread = [s for s in marks_at[launch] if s.thread == launch.thread]
+            marks = same_thread or marks_at[launch]
             op = next(
-                (
-                    span.name
-                    for span in open_ops[launch]
-                    if span.thread == launch.thread
-                ),
-                None,
+                (s.name for s in ops_at[launch] if s.thread == launch.thread), None
             )
         kernels.append(Kernel(name, start, end, tuple(marks), op))
     return kernels
     # --8<-- [end:attribute]
+
+
+def select_process(
+    kernels: Iterable[Kernel], processes: Collection[Any], process_of: Any, name: str
+) -> list[Kernel]:
+    """Return kernels, without marks of processes (such as data loaders) that launched
+    none. Raise `TraceError` if several `processes` launched kernels.
+    """
+    if len(processes) > 1:
+        raise TraceError(
+            f"{name} mixes kernels of {len(processes)} processes: write a file in each "
+            "rank, with `nsys profile -o report.%p` or torch.profiler"
+        )
+    known = {None, *processes}
+    return [
+        replace(k, marks=tuple(m for m in k.marks if process_of(m.thread) in known))
+        for k in kernels
+    ]

@@ -125,12 +125,7 @@ def why_not_resumable(old: Record, new: Record, configs: list[Any]) -> str | Non
     before, after = (drop_unused_peer(x.software, configs) for x in (old, new))
     if unlike or before != after or old.device.name != new.device.name:
         return "was measured with other code, versions or device"
-    if odd := rows_outside_grid(old, configs):
+    grid = [asdict(config) for config in configs]
+    if odd := [row.config for row in old.rows if row.config not in grid]:
         return f"has a row that is not in the grid, {odd[0]}"
     return "was edited by hand" if old.edited else None
-
-
-def rows_outside_grid(record: Record, configs: list[Any]) -> list[dict[str, Any]]:
-    """Return the configurations of a record's rows that are not in `configs`."""
-    grid = [asdict(config) for config in configs]
-    return [row.config for row in record.rows if row.config not in grid]

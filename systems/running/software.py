@@ -51,12 +51,15 @@ def drop_unused_peer(software: dict[str, str], configs: list[Any]) -> dict[str, 
 
 def find_commit() -> Git | None:
     """Return GIT_COMMIT's or git's commit, or None. Raise CannotStart if malformed."""
-    try:
-        # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.
-        if commit := environment_commit():
+    # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.
+    if (commit := os.environ.get(COMMIT)) is not None:
+        # Git's hashes have 40 digits (SHA-1) or 64 (SHA-256), abbreviations at least 7.
+        if re.fullmatch("[0-9a-f]{7,64}", commit):
             return Git(commit, dirty=False)
-    except ValueError as error:
-        raise CannotStart(str(error)) from None
+        raise CannotStart(
+            f"{COMMIT} must be a commit, 7 to 64 digits of 0-9 and a-f, "
+            f"got {commit!r:.80}: set it right, or unset it"
+        )
     options: Any = {"env": git_environment(), "capture_output": True}
 
     def git(*arguments: str) -> str:
@@ -74,20 +77,6 @@ def find_commit() -> Git | None:
         reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[0]
     print(f"no commit is noted ({reason}); set {COMMIT}", file=sys.stderr)
     return None
-
-
-def environment_commit() -> str | None:
-    """Return the commit in GIT_COMMIT, or None. Raise ValueError if it is no hash."""
-    text = os.environ.get(COMMIT)
-    if text is None:
-        return None
-    # Git's hashes have 40 digits (SHA-1) or 64 (SHA-256), abbreviations at least 7.
-    if not re.fullmatch("[0-9a-f]{7,64}", text):
-        raise ValueError(
-            f"{COMMIT} must be a commit, 7 to 64 digits of 0-9 and a-f, "
-            f"got {text!r:.80}: set it right, or unset it"
-        )
-    return text
 
 
 def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:

@@ -77,6 +77,9 @@ def test_attention_flops_equal_pytorch_s_counter():
     both = costs.ATTENTION_MATMULS["both"]
     assert matmuls["forward"] + matmuls["one_pass"] == both
     assert matmuls["forward"] + matmuls["dkdv"] + matmuls["dq"] == both + 2
+    # Kernels with matmuls exponentiate once.
+    for work in costs.KERNELS.values():
+        assert work.exponentials == min(work.matmuls, 1) and work.tensors > 0
 
 
 def test_attention_part_costs_equal_hand_counts():
@@ -89,8 +92,3 @@ def test_attention_part_costs_equal_hand_counts():
     assert scores == output == (scores[0], 4 * (2 * inputs + n))
     assert scores[0] + output[0] == 5 * costs.attention_flops("forward", **of_head)
     assert (mask, softmax) == ((n, 4 * 4 * n), (5 * n, 4 * 8 * n))
-
-
-def test_kernels_with_matmuls_exponentiate_once():
-    for work in costs.KERNELS.values():
-        assert work.exponentials == min(work.matmuls, 1) and work.tensors > 0

@@ -32,12 +32,9 @@ def test_names_of_slices_and_variants_match_no_gpu():
     assert PEAKS.get("nvidia-h200-nvl") and not CHIPS.get("nvidia-h200-nvl")
 
 
-def test_lower_bound_is_the_larger_of_two_times():
+def test_work_and_its_lower_bound():
     assert floor_seconds(Work(100, 1), PEAK, "fp32") == 10
     assert floor_seconds(Work(100, 1), PEAK, "bf16") == 2.5
     assert floor_seconds(Work(1, 100), PEAK, "bf16") == 50
     assert Work(100, 20).intensity == ridge_intensity(PEAK, "fp32") == 5
-
-
-def test_matmul_work_counts_three_matrices():
     assert matmul_work(2, 3, 5, element_bytes=4) == Work(60, 4 * (10 + 15 + 6))

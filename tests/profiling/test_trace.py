@@ -116,7 +116,8 @@ def write(path, content):
 
 @pytest.mark.parametrize("old", [False, True])
 def test_torch_kernels_belong_to_the_phase_that_launched_them(tmp_path, old):
-    kernels = torch_trace.read_trace(write(tmp_path / "t.json", make_trace(old)), MARKS)
+    path = write(tmp_path / "t.json", make_trace(old))
+    kernels = torch_trace.read_one_process(path, MARKS)
     assert totals(kernels) == EXPECTED
     assert [k.op for k in kernels] == ["aten::mm", None, "aten::mm", "aten::mm", None]
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
@@ -312,7 +313,7 @@ def write_db(path, text="textId", process=True, mangled=True, driver=False, with
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nsys_kernels_belong_to_the_phase_that_launched_them(tmp_path, version):
     path = write_db(tmp_path / "r.sqlite", **VERSIONS[version])
-    kernels = nsys.read_export(path, MARKS)
+    kernels = nsys.read_one_process(path, MARKS)
     assert totals(kernels) == EXPECTED
     assert [k.start for k in kernels] == [55_000, 65_000, 69_000, 81_000, 111_000]
 
@@ -321,6 +322,25 @@ def run_sql(path, *statements: str) -> None:
     with closing(sqlite3.connect(path)) as db, db:
         for statement in statements:
             db.execute(statement)
+
+
+def test_processes_do_not_mix(tmp_path):
+    """Marks of data loaders don't count, and only one process may launch kernels."""
+    export, other, trace = write_db(tmp_path / "r.sqlite"), 6 << 24, make_trace()
+    events = {event["name"]: event for event in reversed(trace["traceEvents"])}
+    events["backward"]["pid"] = 2
+    run_sql(export, f"UPDATE NVTX_EVENTS SET globalTid = {other} WHERE end = 90000")
+    readers = {nsys: export, torch_trace: write(tmp_path / "t.json", trace)}
+    expected = {("gemm", ("step",)): (1, 0.030)} | EXPECTED
+    del expected["gemm", ("step", "backward")]
+    for reader, path in readers.items():
+        assert totals(reader.read_one_process(path, MARKS)) == expected
+    events["cuLaunchKernelEx"]["pid"] = 2
+    write(tmp_path / "t.json", trace)
+    run_sql(export, f"UPDATE {KERNEL} SET globalPid = {other} WHERE correlationId = 5")
+    for reader, path in readers.items():
+        text = read_error(reader.read_one_process, path)
+        assert text.startswith(f"{path} mixes kernels of 2 processes: write a file in")
 
 
 def test_memcpy_and_memset_are_optional_rows(tmp_path):
@@ -421,6 +441,6 @@ def test_invalid_row_of_an_export_gives_a_one_line_error(tmp_path, wrong):
 
 
 def test_export_path_may_contain_url_characters(tmp_path):
-    folder = tmp_path / "50 % of what?"
-    folder.mkdir()
-    assert totals(nsys.read_export(write_db(folder / "r#1.sqlite"), MARKS)) == EXPECTED
+    (folder := tmp_path / "50 % of what?").mkdir()
+    path = write_db(folder / "r#1.sqlite")
+    assert totals(nsys.read_one_process(path, MARKS)) == EXPECTED

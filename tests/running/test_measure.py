@@ -166,10 +166,7 @@ NOT_CONTINUED = {
         lambda rows: rows[1].config.update(index=9),
         "has a row that is not in the grid, {'index': 9, 'sleep': 3}",
     ),
-    "double row": (
-        lambda rows: rows.__setitem__(1, rows[0]),
-        "rows[1].config: is that of rows[0]",
-    ),
+    "double row": (lambda rows: rows.__setitem__(1, rows[0]), "is that of rows[0]"),
 }
 
 

@@ -83,23 +83,20 @@ class Recorder:
 
     def find_owners(self) -> dict[int, tuple[str, str]]:
         """Return {address: (category, name)} of tensors of the model and optimizer."""
-        owner_by_address: dict[int, tuple[str, str]] = {}
+        owners: dict[int, tuple[str, str]] = {}
         for name, tensor in [
             *self.model.named_parameters(),
             *self.model.named_buffers(),
         ]:
-            owner_by_address[storage_address(tensor)] = ("weights", name)
+            owners[storage_address(tensor)] = ("weights", name)
             if tensor.grad is not None:
-                owner_by_address[storage_address(tensor.grad)] = ("gradients", name)
+                owners[storage_address(tensor.grad)] = ("gradients", name)
             for key, state in (
                 self.optimizer.state.get(tensor, {}).items() if self.optimizer else ()
             ):
                 if isinstance(state, Tensor):
-                    owner_by_address[storage_address(state)] = (
-                        "optimizer state",
-                        f"{name}, {key}",
-                    )
-        return owner_by_address
+                    owners[storage_address(state)] = "optimizer state", f"{name}, {key}"
+        return owners
 
     def mark_weight_copies(self) -> None:
         """Forward hook of the model: mark autocast's 16-bit copies of weights."""
@@ -141,7 +138,7 @@ def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
     """Return {address: (category, name)} of the low-precision copies of weights in
     autocast's cache. Run each linear layer once to get the copy: autograd saves it.
     """
-    owner_by_address: dict[int, tuple[str, str]] = {}
+    owners: dict[int, tuple[str, str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear):
             weight = module.weight
@@ -154,12 +151,9 @@ def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:
                 saved: Tensor, name: str = name, weight: Tensor = weight
             ) -> Tensor:
                 if saved.numel() == weight.numel() and saved.dtype != weight.dtype:
-                    owner_by_address[storage_address(saved)] = (
-                        "weight copies",
-                        f"{name}.weight",
-                    )
+                    owners[storage_address(saved)] = "weight copies", f"{name}.weight"
                 return saved
 
             with torch.enable_grad(), saved_tensors_hooks(record, lambda saved: saved):
                 module(x)
-    return owner_by_address
+    return owners

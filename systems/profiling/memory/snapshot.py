@@ -158,11 +158,7 @@ def replay_events(
             block = live.pop(entry["addr"], None)
             if block is None:
                 block = Block(
-                    entry["addr"],
-                    entry["size"],
-                    0,
-                    stack=read_stack(entry),
-                    older=True,
+                    entry["addr"], entry["size"], 0, stack=read_stack(entry), older=True
                 )
                 blocks.append(block)
             block.end = event

@@ -70,7 +70,8 @@ def load_step() -> tuple[list[Kernel], list[tuple[int, int]]]:
         calls = database.execute(
             "SELECT start, end FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start"
         ).fetchall()
-        return nsys.query_kernels(database, MARKS, EXPORT), calls
+        kernels = nsys.query_kernels(database, MARKS, EXPORT)
+        return nsys.select_process(database, kernels, EXPORT), calls
 
 
 def select_layer(kernels: list[Kernel], calls: list[tuple[int, int]]) -> Layer:
@@ -125,10 +126,9 @@ def draw_layer(figure: Figure, shown: Layer) -> None:
 
 
 def layer_part(kernel: Kernel) -> str:
-    names = kernel.path
-    if SOFTMAX in names:
+    if SOFTMAX in kernel.path:
         return SOFTMAX
-    inside = any(part in names for part in PARTS)
+    inside = any(part in kernel.path for part in PARTS)
     return "rest of attention" if inside else "rest of the layer"
 
 
