@@ -380,6 +380,15 @@ def test_forward_saves_only_tensors_for_backward(cls, device):
     assert sorted(x.shape for x in o.grad_fn.saved_tensors) == sorted(saved)
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_causal_mask_is_off_by_default(cls, device):
+    q, k, v = torch.randn(3, 2, 20, 16, device=device, requires_grad=True)
+    o = cls.apply(q, k, v)
+    full, causal = (cls.apply(q, k, v, masked) for masked in (False, True))
+    assert torch.equal(o, full) and not torch.equal(o, causal)
+    assert torch.autograd.grad(o.sum(), q)[0].any()
+
+
 def test_gradient_of_v_alone_is_right(device):
     q, k, v, do = make_inputs(20, 30, 16, device=device)
     v.requires_grad_()
