@@ -23,8 +23,6 @@ FROM_RECORDS = (
     *("writeup", "explorer", "calculator", "ladder"),
     *("index", "student", "scripts", "gpu"),
 )
-# Modules of `spanning` whose fragments need no records.
-FROM_NOTHING = ("glossary", "trace")
 # Modules of `spanning` that also give facts.
 WITH_FACTS = ("ladder", "calculator")
 # Groups of facts that are not rounded, because sentences need all their digits.
@@ -48,8 +46,7 @@ def render(found: Found) -> dict[str, str]:
     facts |= predicted | stem_facts
     for name in FROM_RECORDS:
         files |= import_spanning(name).fragments(found)
-    for name in FROM_NOTHING:
-        files |= import_spanning(name).fragments()
+    files |= import_spanning("glossary").fragments()
     files["conditions.md"] = snippet_sections(
         {stem: conditions(records) for stem, records in found.items()}
     )

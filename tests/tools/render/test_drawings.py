@@ -1,5 +1,6 @@
 """Compare numbers in drawings with attention, formulas, records and kernels."""
 
+import lzma
 import math
 import re
 from xml.etree import ElementTree
@@ -13,6 +14,9 @@ from systems.attention import attention_reference
 from systems.formulas.costs import PEAKS, attention_peak_bytes, forward_flops
 from systems.formulas.gpus import CHIPS
 from systems.model.sizes import VOCAB_SIZE
+from systems.profiling import nsys
+from systems.profiling.marks import LAYER, STEP
+from systems.records.record import PHASES
 from tests.factories import read_record
 from tests.tools.render.svgs import find_cut_texts, parse_figures
 from tools.render import standalone
@@ -129,6 +133,23 @@ def test_code_quoted_next_to_equations_exists(page):
     quoted = re.findall(r"^\| \\\(.*\\\) \| `(.+)` \|$", text, re.MULTILINE)
     assert len(quoted) == 6
     assert [line for line in quoted if line not in source] == []
+
+
+def test_drawn_layer_equals_the_recorded_trace(tmp_path):
+    packed = (DOCS / "assets/step-small-512.sqlite.xz").read_bytes()
+    (export := tmp_path / "step.sqlite").write_bytes(lzma.decompress(packed))
+    kernels = nsys.read_one_process(export, (STEP, *PHASES, LAYER))
+    layers = {span for k in kernels for span in k.marks if span.name == LAYER}
+    layer = sorted(layers, key=lambda span: span.start)[1]
+    times = [(k.start, k.end) for k in kernels if layer in k.marks]
+    # In the row of kernels, the layer's range begins at x = 104 and kernels end at 712.
+    drawing = (DOCS / "drawings/layer-wide.svg").read_text("utf-8")
+    drawn = re.findall(r"M([\d.]+) 128H([\d.]+)v", drawing)
+    by_ns = (712 - 104) / (max(end for _, end in times) - layer.start)
+    expected = [[104 + by_ns * (at - layer.start) for at in time] for time in times]
+    found = [list(map(float, ends)) for ends in drawn]
+    for ends, computed in zip(sorted(found), sorted(expected), strict=True):
+        assert ends == pytest.approx(computed, abs=0.4)
 
 
 def test_drawn_gpu_equals_its_data_sheet():
