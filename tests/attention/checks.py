@@ -244,6 +244,12 @@ def check_against_reference(
         )
 
 
+def check_result(cls, inputs, causal: bool, scale: float | None = None) -> None:
+    """Check the results of an autograd Function against the reference."""
+    results = run_class(cls, *inputs, causal, scale)
+    check_against_reference(results, *inputs, causal, scale)
+
+
 # Ways to compute several gradients in one backward pass, as functions of an output,
 # inputs and a stack of output gradients.
 BATCHED = {

@@ -22,6 +22,7 @@ from tests.attention.checks import (
     DTYPES,
     HEAD_DIMS,
     check_against_reference,
+    check_result,
     make_inputs,
     parametrize_pairs,
     run_class,
@@ -42,11 +43,6 @@ LENGTHS = st.integers(1, 200) | st.sampled_from([1, 63, 64, 65, 128, 191, 257])
 def round_kernel(x_ptr, y_ptr, n: tl.constexpr):
     x = tl.load(x_ptr + tl.arange(0, n))
     tl.store(y_ptr + tl.arange(0, n), round_to(x, y_ptr.dtype.element_ty))
-
-
-def check_result(cls, inputs, causal: bool, scale: float | None = None) -> None:
-    results = run_class(cls, *inputs, causal, scale)
-    check_against_reference(results, *inputs, causal, scale)
 
 
 def launch_passes(

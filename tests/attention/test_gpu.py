@@ -33,6 +33,7 @@ from tests.attention.checks import (
     HEAD_DIMS,
     NAMES,
     check_against_reference,
+    check_result,
     gradients,
     make_inputs,
     run_class,
@@ -74,10 +75,6 @@ ENTRIES = {
     for few in tiers
     for d in sorted({d for by_d in few.configs.values() for d in by_d})
 }
-
-
-def check_result(cls, inputs, causal: bool) -> None:
-    check_against_reference(run_class(cls, *inputs, causal), *inputs, causal)
 
 
 @MASKS

@@ -727,6 +727,18 @@ def test_thread_without_cuda_context_can_launch(n):
 
 
 @needs_hopper
+@pytest.mark.parametrize(("programs", "steps", "each"), [(4, 6, 3), (132, 993, 16384)])
+def test_tma_additions_reach_all_tiles(programs, steps, each):
+    """Each tile gets the same number of additions, or one more."""
+    from systems.attention.hopper.tma_addition import ROWS, add_ones
+
+    sums = torch.zeros(8, ROWS, 32, device="cuda")
+    add_ones(sums, programs, steps)
+    assert sums.double().sum().item() == programs * steps * ROWS * 32
+    assert ((sums == each) | (sums == each + 1)).all()
+
+
+@needs_hopper
 def test_head_beyond_two_to_the_31_elements_equals_a_call_alone():
     """The last head, beyond 2³¹ elements, equals a call with that head alone."""
     heads, n, d = 2**31 // (4096 * 128) + 2, 4096, 128

@@ -61,12 +61,11 @@ def test_equal_huge_scores_return_v(dtype, value, sign, causal, round_fma_once, 
     check_equal_scores(x, sign * x, causal, "triton")
 
 
-@pytest.mark.parametrize("value", [133120.0])
-def test_splits_of_equal_huge_scores_give_equal_weights(value, round_fma_once, device):
+def test_splits_of_equal_huge_scores_give_equal_weights(round_fma_once, device):
     """With one query, the loop over keys is split and partial results are combined."""
     from systems.attention.triton.launches import launch_forward
 
-    k = torch.full((1, 150, 64), value, device=device)
+    k = torch.full((1, 150, 64), 133120.0, device=device)
     o, _ = launch_forward(k[:, :1], k, k, False, 0.125, splits=4)
     assert torch.equal(o, k[:, :1])
 
