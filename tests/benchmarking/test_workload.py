@@ -61,11 +61,9 @@ def test_workloads_have_equal_weights_and_tokens():
     assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_unknown_names_are_rejected():
+def test_unknown_precision_is_rejected():
     with pytest.raises(ValueError, match="no precision is named 'fp8'"):
         make_workload("step", precision="fp8")
-    with pytest.raises(ValueError, match="no attention implementation is named"):
-        make_workload("step", attention="fastest")
 
 
 def test_random_inputs_are_reproducible():

@@ -250,12 +250,6 @@ def test_deep_nesting_raises_only_record_errors(path, place, depth, opened, clos
     read_error(path, text.replace('"context": 128', f'"context": {deep}', 1))
 
 
-def test_truncated_records_are_rejected(path):
-    text = store.to_json(example_record()).encode().rstrip()
-    for length in range(len(text)):
-        read_error(path, text[:length])
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()]
@@ -328,28 +322,6 @@ def test_writing_follows_no_symbolic_link(path):
     store.write(example_record(), path)
     assert other.read_text() == "not ours" and store.read(path) == example_record()
     assert not path.is_symlink()
-
-
-def test_records_are_replaced_atomically(path, monkeypatch):
-    """The new file is flushed before it replaces the old one."""
-    store.write(example_record(), path)
-    calls, replace, fsync = [], os.replace, os.fsync
-
-    def record_fsync(handle):
-        calls.append("fsync")
-        fsync(handle)
-
-    def record_replace(source, target):
-        calls.append("replace")
-        assert store.read(path) == example_record() and store.read(source).rows == []
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", record_replace)
-    monkeypatch.setattr(os, "fsync", record_fsync)
-    record = example_record()
-    record.rows = []
-    store.write(record, path)
-    assert calls == ["fsync", "replace"] and store.read(path).rows == []
 
 
 @settings(deadline=None)
