@@ -1,6 +1,5 @@
 """Tables, figure, facts and claims of `flash_accuracy`: errors against float64."""
 
-from functools import partial
 from math import erf, sqrt
 from statistics import geometric_mean
 from typing import Any
@@ -71,19 +70,6 @@ def error_ratios(
     return dropna(error_over_plain(x, of, by) for x in rows for of in judged)
 
 
-def ratio_rows(record: Record) -> Frame:
-    """Return a row per implementation and dtype with its error ratios."""
-    found = accuracy_rows(record)
-    dtypes = found.values("dtype")
-    ratios = partial(error_ratios, found)
-    return Frame(
-        Line(name=NAMES[n], dtype=d, over=over, largest=ratios(n, d, by=LARGEST))
-        for n in NAMES
-        for d in dtypes
-        if n != "plain" and (over := ratios(n, d))
-    )
-
-
 @fragments.add(
     "table.md",
     "Error of each result against float64, at d = 64 and N = 4096 under the causal "
@@ -105,47 +91,28 @@ def error_table(record: Record) -> str:
     )
 
 
-@fragments.add(
-    "ratios.md",
-    "Norm of the error relative to that of plain PyTorch in the same precision; below "
-    "1 is more accurate. Only fp32 rows include the log-sum-exp. The last column "
-    "compares the largest single errors, as the tests do.",
-)
-def ratio_table(record: Record) -> str:
-    return ratio_rows(record).table(
-        ("implementation", "name"),
-        ("dtype", "dtype"),
-        ("least", lambda x: min(x["over"]), "{:.2f}"),
-        ("geometric mean", lambda x: geometric_mean(x["over"]), "{:.2f}"),
-        ("most", lambda x: max(x["over"]), "{:.2f}"),
-        ("results compared", lambda x: len(x["over"])),
-        ("most, largest error", lambda x: fmt(nanmax(x["largest"]), "{:.2f}")),
-        left=2,
-        shown_first=lambda x: x["dtype"] == "bf16",
-    )
-
-
 @fragments.figure("figure.md", "ratios", height=342)
 def ratios_figure(record: Record) -> Drawn:
-    found = ratio_rows(record)
-    names = found.values("name")
+    rows = accuracy_rows(record)
+    measured = [x for x in NAMES if x in rows.values("implementation") and x != "plain"]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for i, (dtype, color) in enumerate(DTYPES.items()):
-            for x in found.where(dtype=dtype):
-                y = names.index(x["name"]) + 0.22 * (i - 1)
+            for row, name in enumerate(measured):
+                if not (ratios := error_ratios(rows, name, dtype)):
+                    continue
+                y = row + 0.22 * (i - 1)
                 style: dict[str, Any] = {"color": color, "label": "_"}
-                ends = [min(x["over"]), max(x["over"])]
+                ends = [min(ratios), max(ratios)]
                 axes.plot(ends, [y, y], lw=3, solid_capstyle="butt", **style)
-                axes.plot([geometric_mean(x["over"])], [y], "o", ms=6, **style)
+                axes.plot([geometric_mean(ratios)], [y], "o", ms=6, **style)
         axes.axvline(1, color=INK, lw=1)
-        plots.label_bars(axes, names)
+        plots.label_bars(axes, [NAMES[name] for name in measured])
         plots.set_log_scale(axes.xaxis)
         axes.set_title("error over plain attention's")
         plots.draw_legend(figure, DTYPES)
 
-    rows = accuracy_rows(record)
     worst = {d: nanmax(error_ratios(rows, "triton", d)) for d in DTYPES}
     text = ", ".join(f"{fmt(of, '{:.2f}')} in {dtype}" for dtype, of in worst.items())
     return (
