@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from systems.model.sizes import TABLE_1
-from systems.records.record import PHASES, Record
+from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
@@ -41,7 +41,6 @@ def steps(record: Record | None) -> Frame:
     return found.derive(
         compiled=lambda x: compiled_parts(x)[0],
         step_gain=speedup,
-        **{f"{p}_gain": lambda x, p=p: speedup(x, p) for p in PHASES},
         **{f"{p}_gpu": lambda x, p=p: x.get(f"{p}_gpu_ms") for p in TIMES},
         **{f"{p}_gpu_gain": lambda x, p=p: gpu_speedup(x, p) for p in TIMES},
         saved_ms=lambda x: x["eager"]["step_ms"] - x["step_ms"],
@@ -55,11 +54,11 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
     return WAYS[x["execution"], x.get("optimizer", False)]
 
 
-def speedup(x: Line, *phases: str) -> float:
+def speedup(x: Line) -> float:
     """Return the wall-clock speedup over eager mode: the ratio of median times in each
     round, then the median over rounds.
     """
-    both = zip(split_rounds(x["eager"], phases), split_rounds(x, phases), strict=False)
+    both = zip(split_rounds(x["eager"]), split_rounds(x), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]
 
@@ -68,19 +67,17 @@ def gpu_speedup(x: Line, phase: str) -> float:
     return x["eager"].get(f"{phase}_gpu_ms") / x.get(f"{phase}_gpu_ms")
 
 
-def split_rounds(x: Line, phases: tuple[str, ...]) -> list[list[float]]:
-    samples, rounds = x.samples(*phases), x.get("rounds", 1)
+def split_rounds(x: Line) -> list[list[float]]:
+    samples, rounds = x.samples(), x.get("rounds", 1)
     ends = [len(samples) * i // rounds for i in range(rounds + 1)]
     return [samples[a:b] for a, b in zip(ends, ends[1:], strict=False)]
 
 
-def compile_seconds(x: Line, start: str, *phases: str) -> float:
+def compile_seconds(x: Line, start: str) -> float:
     """Return compile time in s: how much longer first steps took; or Missing."""
     if not x.get(f"{start}_forward_ms"):
         return x.missing
-    return sum(
-        x.warmup_seconds(f"{start}_{p}", p) for p in phases or compiled_parts(x)[1]
-    )
+    return sum(x.warmup_seconds(f"{start}_{p}", p) for p in compiled_parts(x)[1])
 
 
 def break_even_steps(x: Line) -> Any:
@@ -114,28 +111,9 @@ def times_table(record: Record) -> str:
     )
 
 
-def compiled_steps(record: Record | None) -> Frame:
-    return steps(record).where(bool, execution="compiled")
-
-
-@fragments.add(
-    "speedup-table.md",
-    "Speedups over eager mode at context 512. A wall-clock speedup is the median over "
-    "rounds of a ratio of medians, not the ratio of mean times; a GPU speedup is "
-    "a ratio of medians. Wall-clock speedups of eager AdamW are noise.",
-)
-def speedups_table(record: Record) -> str:
-    return compiled_steps(record).table(
-        *NAME,
-        *((f"wall, {p}", f"{p}_gain", "{:.2f}") for p in TIMES),
-        *((f"GPU, {p}", f"{p}_gpu_gain", "{:.2f}") for p in TIMES),
-        shown_first=lambda x: x["size"] in SHOWN_SIZES,
-    )
-
-
 @fragments.add("price.md", "Compile time, and steps until it pays in wall-clock time.")
 def compile_cost_table(record: Record) -> str:
-    found = compiled_steps(record).where(size=SHOWN_SIZES)
+    found = steps(record).where(bool, execution="compiled", size=SHOWN_SIZES)
     return found.table(
         *NAME,
         ("compiling, s", "compile_s", "{:.1f}"),
