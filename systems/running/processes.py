@@ -19,7 +19,6 @@ import msgspec
 from systems import ROOT
 from systems.records.outcome import measure_in_turns, measure_row, one_line
 from systems.records.record import Row
-from systems.running.machine import limit_host_memory
 from systems.running.reports import end_with_parent, report, reserve_stdout
 
 
@@ -67,7 +66,6 @@ def main(module: str, config: str, parent: int) -> None:
     reserve_stdout()
     end_with_parent(parent)
     experiment = import_module(module)
-    limit_host_memory()
     row = measure_row(experiment.Config(**json.loads(config)), experiment.run)
     report(**msgspec.structs.asdict(row))
 
