@@ -2,19 +2,9 @@
 web page's calculator evaluates. Supported: +, -, *, //, squares, minimum and maximum.
 """
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "min": min,
-    "max": max,
-}
 
 
 def make_operator(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
@@ -69,18 +59,16 @@ def apply_operator(name: str, left: Any, right: Any) -> Any:
 
 def minimum(left: Any, right: Any) -> Any:
     """Return the smaller of two numbers or expressions."""
-    return _min_or_max("min", left, right)
+    if isinstance(left, int) and isinstance(right, int):
+        return min(left, right)
+    return Expression("min", (left, right))
 
 
 def maximum(left: Any, right: Any) -> Any:
     """Return the larger of two numbers or expressions."""
-    return _min_or_max("max", left, right)
-
-
-def _min_or_max(name: str, left: Any, right: Any) -> Any:
-    if isinstance(left, Expression) or isinstance(right, Expression):
-        return Expression(name, (left, right))
-    return OPERATORS[name](left, right)
+    if isinstance(left, int) and isinstance(right, int):
+        return max(left, right)
+    return Expression("max", (left, right))
 
 
 class Program:
@@ -103,16 +91,3 @@ class Program:
             self.indices[value] = len(self.instructions)
             self.instructions.append(instruction)
         return self.indices[value]
-
-    def evaluate(self, names: dict[str, int]) -> list[int]:
-        """Return the value of each instruction for these values of the variables."""
-        values: list[int] = []
-        for instruction in self.instructions:
-            match instruction:
-                case [name, left, right]:
-                    values.append(OPERATORS[name](values[left], values[right]))
-                case str(name):
-                    values.append(names[name])
-                case number:
-                    values.append(number)
-        return values
