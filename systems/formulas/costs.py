@@ -1,5 +1,5 @@
-"""Costs of a model by formula (parameters, FLOPs, bytes) and the peak rates of GPUs.
-Tests compare the FLOPs with PyTorch's counts (`torch.utils.flop_counter`).
+"""Costs of a model by formula (parameters, FLOPs, bytes), the peak rates of GPUs, and
+the lower bounds on time that follow. Tests compare the FLOPs with PyTorch's counts.
 """
 
 from dataclasses import dataclass
@@ -216,3 +216,35 @@ PEAKS = {
     "nvidia-geforce-rtx-5090": Peak(104.8e12, 104.8e12, 209.5e12, 1.792e12),
 }
 # --8<-- [end:peaks]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of an operation: FLOPs, and bytes read from or written to HBM."""
+
+    flops: int
+    moved_bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """The arithmetic intensity in FLOPs per byte."""
+        return self.flops / self.moved_bytes
+
+
+# --8<-- [start:floor]
+def floor_seconds(work: Work, peak: Peak, precision: str) -> float:
+    """Return the larger of compute and memory time at peak rates, in seconds."""
+    arithmetic = work.flops / getattr(peak, precision)
+    memory = work.moved_bytes / peak.bandwidth
+    return max(arithmetic, memory)
+    # --8<-- [end:floor]
+
+
+def ridge_intensity(peak: Peak, precision: str) -> float:
+    """Return the ridge point: FLOPs per byte above which work is compute-bound."""
+    return getattr(peak, precision) / peak.bandwidth
+
+
+def matmul_work(m: int, n: int, k: int, element_bytes: int) -> Work:
+    """Return the work of an (m, k) by (k, n) matmul that moves each matrix once."""
+    return Work(2 * m * n * k, element_bytes * (m * k + k * n + m * n))

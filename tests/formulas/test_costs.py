@@ -1,4 +1,4 @@
-"""Compare formulas of FLOPs, parameters and memory with counts by PyTorch."""
+"""Compare FLOPs, parameters and memory with PyTorch, and rates with data sheets."""
 
 from dataclasses import asdict
 
@@ -8,8 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count
 
 from systems.experiments import attention, model_sizes
 from systems.formulas import costs
+from systems.formulas.costs import PEAKS, Peak, Work, floor_seconds, matmul_work
+from systems.formulas.gpus import CHIPS
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.profiling import probes
+from systems.records.device import gpu_slug
 from tests.cpu_allocator import Allocator
 
 
@@ -79,3 +82,34 @@ def test_attention_part_costs_equal_hand_counts():
     assert scores == output == (scores[0], 4 * (2 * inputs + n))
     assert scores[0] + output[0] == 5 * costs.attention_flops("forward", **of_head)
     assert (mask, softmax) == ((n, 4 * 4 * n), (5 * n, 4 * 8 * n))
+
+
+@pytest.mark.parametrize("slug", CHIPS)
+def test_clock_and_units_give_the_data_sheet_rate(slug):
+    chip, peak = CHIPS[slug], PEAKS[slug]
+    rate = chip.sms * chip.fp32_flops_per_clock * chip.clock
+    assert rate == pytest.approx(peak.fp32, rel=0.01)
+    # Tensor cores may run below the boost clock.
+    fastest = chip.sms * chip.bf16_flops_per_clock * chip.clock
+    assert 0.9 * fastest < peak.bf16 < 1.01 * fastest
+    # Operations per clock are powers of two.
+    per_clock = chip.bf16_flops_per_clock, chip.fp32_flops_per_clock
+    assert all(n.bit_count() == 1 for n in (*per_clock, chip.exponentials_per_clock))
+
+
+def test_names_of_slices_and_variants_match_no_gpu():
+    names = "A100X", "A100-SXM4-80GB MIG 3g.40gb", "H100-40C", "H100 64GB HBM2"
+    rtx = ("4090 Laptop GPU", "4090 D", "4090 SUPER", "3090 Ti", "5090 D v2")
+    for name in ("A100-SXM-64GB", *names, *(f"GeForce RTX {x}" for x in rtx)):
+        slug = gpu_slug(f"NVIDIA {name}")
+        assert CHIPS.get(slug) is PEAKS.get(slug) is None
+    assert PEAKS.get("nvidia-h200-nvl") and not CHIPS.get("nvidia-h200-nvl")
+
+
+def test_work_and_its_lower_bound():
+    peak = Peak(fp32=10.0, tf32=20.0, bf16=40.0, bandwidth=2.0)
+    assert floor_seconds(Work(100, 1), peak, "fp32") == 10
+    assert floor_seconds(Work(100, 1), peak, "bf16") == 2.5
+    assert floor_seconds(Work(1, 100), peak, "bf16") == 50
+    assert Work(100, 20).intensity == costs.ridge_intensity(peak, "fp32") == 5
+    assert matmul_work(2, 3, 5, element_bytes=4) == Work(60, 4 * (10 + 15 + 6))

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from systems.formulas.costs import (
     FP32_BYTES,
     Peak,
+    Work,
     attention_flops,
     attention_part_costs,
+    floor_seconds,
+    matmul_work,
     pass_flops,
+    ridge_intensity,
 )
-from systems.formulas.floors import Work, floor_seconds, matmul_work, ridge_intensity
 from systems.formulas.gpus import CHIPS, GPUS
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
