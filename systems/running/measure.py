@@ -22,10 +22,8 @@ from systems.experiments import STEMS, Stem
 from systems.records import store
 from systems.records.device import Device, is_gpu_shared, why_no_gpu
 from systems.records.store import RecordError
-from systems.running import machine, reports, resuming
-from systems.running.groups import is_gpu_broken, make_groups, measure_rows, report_rows
+from systems.running import groups, machine, reports, resuming
 from systems.running.precompile import compile_ahead, make_code_folder
-from systems.running.processes import has_own_process
 from systems.running.reports import CannotStart, report
 
 
@@ -54,7 +52,7 @@ def measure_stem(
         # Measure all rows of an incomplete group, because they must alternate.
         missing = [
             group
-            for group in make_groups(module, configs)
+            for group in groups.make_groups(module, configs)
             if any(record.row(asdict(config)) is None for config in group)
         ]
         pending = [config for group in missing for config in group]
@@ -71,15 +69,16 @@ def measure_stem(
             if time.time() >= deadline:
                 report(event="out_of_time")
                 return 0
-            rows = measure_rows(record, module, group, since=last_end)
+            rows = groups.measure_rows(record, module, group, since=last_end)
             last_end = time.monotonic()
             # A new process imports today's code, which may not be the record's.
-            if has_own_process(module) and not resuming.is_same_code(record, configs):
+            alone = groups.has_own_process(module)
+            if alone and not resuming.is_same_code(record, configs):
                 raise CannotStart("its code has changed meanwhile: run again")
             record.rows += rows
             store.write(record, progress)
-            report_rows(rows)
-            if is_gpu_broken(module, rows):
+            groups.report_rows(rows)
+            if groups.is_gpu_broken(module, rows):
                 break
         if not record.complete:
             failed = sum(row.status == "failed" for row in record.rows)

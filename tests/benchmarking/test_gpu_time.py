@@ -12,7 +12,7 @@ from systems.benchmarking.graphs import capture
 from systems.benchmarking.workload import Workload
 from systems.profiling import probes
 from systems.profiling.trace import Kernel, TraceError
-from systems.running.profilers import detach_cupti
+from systems.running.machine import detach_cupti
 
 
 def make_kernel(start: int, end: int) -> Kernel:

@@ -29,11 +29,11 @@ from systems.attention.hopper.accumulation import (
 from systems.attention.hopper.dkdv import QueryDescs, fill_stage_with_statistics
 from systems.attention.hopper.forward import PRODUCER_REGISTERS, async_load, wait_full
 from systems.attention.hopper.matmuls import StridedTensor, zero_accumulators
-from systems.attention.hopper.narrow import process_narrow_tiles
 from systems.attention.hopper.one_pass import (
     KEYS,
     QUERY_TILES,
     allocate_shared,
+    process_narrow_tiles,
     process_tiles,
     store_dk_dv,
 )
