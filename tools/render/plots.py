@@ -30,7 +30,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from systems.records.record import Record
-from tools.render.drawing import NARROW, SMALL, WIDE, caption_html, figure_html
+from tools.render.captions import NARROW, SMALL, WIDE, caption_html, figure_html
 from tools.render.markdown import escape_alt, record_address, typeset
 from tools.render.rows import Missing
 
@@ -83,9 +83,7 @@ def make_figure(
     """
     sizes = (("wide", WIDE, height), ("narrow", NARROW, narrow or height))
     pictures = "\n".join(draw_svg(draw, figure_id, finding, *size) for size in sizes)
-    return figure_html(
-        pictures, caption_html(finding, key, numbers), "plotted", figure_id
-    )
+    return figure_html(pictures, caption_html(finding, key, numbers), figure_id)
 
 
 def draw_svg(

@@ -16,7 +16,7 @@ from tests.tools.render.svgs import (
     parse_words,
 )
 from tools.render import everything, plots
-from tools.render.drawing import NARROW, WIDE
+from tools.render.captions import NARROW, WIDE
 from tools.render.load import load_records
 from tools.render.plots import ACCENT, curve, label_point, plot
 

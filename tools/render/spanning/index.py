@@ -1,10 +1,13 @@
 """Draw the figures of docs/index.md: memory over a step, and its peak by context."""
 
+from matplotlib.figure import Figure
+
 from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.formulas.memory_peak import bytes_at_peak
-from tools.render.drawing import SMALL, Drawing
+from tools.render import plots
 from tools.render.load import Found, primary_record
 from tools.render.markdown import gib, missing_notice, typeset
+from tools.render.plots import ACCENT
 from tools.render.rows import fmt
 from tools.render.standalone import standalone_svg
 from tools.render.stems.peak_memory.figures import timeline_figure
@@ -12,7 +15,8 @@ from tools.render.stems.peak_memory.rows import PLAIN, passes
 
 CONTEXTS = (128, 256, 512, 1024)
 OPENS_AT = 512
-WIDTH, ROW = 340, 24
+# Width and height of a bar chart.
+SIZE = 340, 170
 HOOK = (
     "The allocator rounds the drawn bytes up to {allocated}. "
     '<a href="peak_memory.html">Peak memory</a> explains each part.'
@@ -50,7 +54,11 @@ def slider_figure() -> str:
     """Return HTML bar charts of peak memory by context length, with a slider."""
     peaks = {n: bytes_at_peak(Pass("2.7B", n, "step", "fp32")) for n in CONTEXTS}
     longest = max(max(parts.values()) for parts in peaks.values())
-    charts = (peak_chart(context, peaks[context], longest) for context in CONTEXTS)
+    charts = []
+    for context, parts in peaks.items():
+        # A step in fp32 has no copies of weights.
+        assert parts.pop("weight copies") == 0
+        charts.append(peak_chart(context, parts, longest))
     opens = CONTEXTS.index(OPENS_AT)
     lines = [
         '<figure class="hero" markdown="0">',
@@ -67,17 +75,19 @@ def slider_figure() -> str:
 
 def peak_chart(context: int, parts: dict[str, int], longest: int) -> str:
     """Return the bar chart of one context length; `longest` sets the scale in bytes."""
-    drawing, left, right = Drawing(WIDTH), 118, 62
-    total = sum(parts.values())
-    drawing.text(0, 15, f"{context:,} tokens: {gib(total)} GiB", SMALL, bold=True)
-    shown = {name: size for name, size in parts.items() if size > longest / 1000}
-    for i, (name, size) in enumerate(shown.items(), 1):
-        y = ROW * i
-        length = (WIDTH - left - right) * size / longest
-        drawing.text(0, y + 15, name, SMALL)
-        drawing.box(left, y + 3, max(length, 1), ROW - 8, "fill-blue")
-        drawing.text(left + length + 6, y + 15, f"{gib(size)} GiB", SMALL)
-    words = ", ".join(f"{name} {gib(size)} GiB" for name, size in shown.items())
+    title = f"{context:,} tokens: {gib(sum(parts.values()))} GiB"
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.barh(range(len(parts)), list(parts.values()), 0.6, color=ACCENT)
+        plots.label_bars(axes, list(parts))
+        for y, size in enumerate(parts.values()):
+            plots.label_bar(axes, f"{gib(size)} GiB", size, y)
+        axes.set_xlim(0, 1.4 * longest)
+        axes.xaxis.set_visible(False)
+        axes.set_title(title)
+
+    words = ", ".join(f"{name} {gib(size)} GiB" for name, size in parts.items())
     now = " now" if context == OPENS_AT else ""
-    svg = drawing.svg(f"At {context:,} tokens: {words}.", "small")
+    svg = plots.draw_svg(draw, f"peak-{context}", f"{title}: {words}.", "small", *SIZE)
     return f'<div class="frame{now}" data-tokens="{context:,}">{svg}</div>'
