@@ -23,9 +23,8 @@ from tools.render.plots import ACCENT, curve, label_point, plot
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
 
-KINDS = ("plotted", "drawn")
 PARSED = {
-    path: [f for kind in KINDS for f in parse_figures(path.read_text("utf-8"), kind)]
+    path: parse_figures(path.read_text("utf-8"), "plotted")
     for path in sorted(GENERATED.glob("*.md"))
 }
 DRAWN = {path: found for path, found in PARSED.items() if found}
@@ -38,7 +37,7 @@ def test_figure_texts_are_inside_and_readable(path: Path):
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
         for svg in (wide, narrow):
             assert find_cut_texts(svg) == find_crossed_texts(svg) == []
-            assert "plot" not in svg.get("class") or find_overlaps(svg) == []
+            assert find_overlaps(svg) == []
             assert svg.get("aria-label").endswith(".")
 
 
@@ -46,8 +45,7 @@ def test_figure_texts_are_inside_and_readable(path: Path):
 def test_captions_begin_with_the_finding(path: Path):
     for figure in DRAWN[path]:
         assert figure.find("figcaption/strong").text_content().endswith(".")
-        links = figure.findall("figcaption/a[@class='data']")
-        assert links or "plotted" not in figure.get("class")
+        assert (links := figure.findall("figcaption/a[@class='data']"))
         for link in links:
             numbers = link.get("href")
             assert numbers.startswith("#") or (DOCS / numbers).is_file()
