@@ -12,7 +12,7 @@ from systems.formulas.fit import find_largest, floor_seconds, peak_bytes, step_f
 from systems.formulas.gpus import CONTEXT_BYTES, GPUS
 from systems.formulas.memory_costs import Pass, weight_bytes
 from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
-from systems.model.sizes import SIZES, ModelSize
+from systems.model.sizes import ModelSize
 from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import BasicsTransformerLM
 from tests.needed import ROOT, run_python
@@ -34,9 +34,10 @@ def test_find_largest_returns_the_last_that_fits(field, gpu):
 
 def test_hand_in_lists_the_longest_contexts_that_fit():
     page = (ROOT / "docs/hand_in.md").read_text(encoding="utf-8")
+    gpu, rooms = GPUS["a100-80"], [GPUS[f"a100-{gb}"].free_bytes for gb in (80, 40)]
+    step = Pass("large", 1, "step", "fp32", workspace_bytes=gpu.workspace_bytes)
     for size in ("large", "xl", "2.7B"):
-        steps = [Pass(size, 1, mode, "fp32") for mode in ("forward_backward", "step")]
-        rooms = [GPUS[f"a100-{gb}"].free_bytes for gb in (80, 40)]
+        steps = [replace(step, size=size, mode=m) for m in ("forward_backward", "step")]
         fit = [find_largest(s, "context", room) for room in rooms for s in steps]
         assert " | ".join([f"| `{size}`", *(str(n or "none") for n in fit)]) in page
 
@@ -69,8 +70,7 @@ def test_step_flops_equal_pytorch_s_counter(again):
 def test_flash_flops_count_half_of_the_scores():
     """Scores are 512 · 513 / 2 pairs, in two matmuls forward and five backward."""
     p = Pass("small", 512, "step", "fp32")
-    shape = vars(SIZES["small"])
-    parts = forward_flops(**shape, vocab_size=10_000, context=512, batch=4)
+    parts = forward_flops(**vars(p.shape), vocab_size=10_000, context=512, batch=4)
     product = parts["attention"] // 2 * 513 // 1024
     others = sum(parts.values()) - parts["attention"]
     flash = replace(p, attention="flash")
