@@ -74,24 +74,19 @@ def test_forward_pass_keeps_16_2_or_1_inputs_by_strategy():
         assert more == (inputs - 8) * residual_bytes(p)
 
 
-def test_halving_keeps_one_input_plus_one_per_set_bit():
-    assert [count_kept_inputs("halving", 8, block) for block in range(1, 9)] == [
-        1 + (block - 1).bit_count() for block in range(1, 9)
-    ]
-    # Three layers are halved into one and two.
-    assert in_second_halves(3, 3) == [True, True] and in_second_halves(3, 1) == [False]
-
-
 def test_nested_runs_match_closed_forms():
-    """For 2^k blocks, forward passes and kept inputs match closed forms."""
+    """For 2^k blocks, halving keeps one input, and one more per set bit of a block."""
     for log in range(1, 7):
         n = 2**log
         assert n * count_forward_passes("halving", n) == n * (3 + log) / 2
         assert n * count_forward_passes("chain", n) == n * (n + 3) / 2
-        kept = [count_kept_inputs("halving", n, block) for block in range(1, n + 1)]
-        assert max(kept) == 1 + log
+        for block in range(n):
+            kept = count_kept_inputs("halving", n, block + 1)
+            assert kept == 1 + block.bit_count()
     # Halving five blocks into two and three adds three block computations.
     assert 5 * count_forward_passes("halving", 5) == 2 * 5 + 3
+    # Three layers are halved into one and two.
+    assert in_second_halves(3, 3) == [True, True] and in_second_halves(3, 1) == [False]
 
 
 def test_recompute_block_keeps_one_more_gradient():

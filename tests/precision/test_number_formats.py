@@ -1,8 +1,7 @@
-"""Compare number formats with NumPy and PyTorch, and stalls with sums."""
+"""Compare number formats with PyTorch's, and stalls with sums."""
 
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,6 @@ TORCH = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
-NUMPY = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16}
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -24,17 +22,8 @@ def test_limits_equal_torch_finfo(name):
     assert 1 + ours.exponent_bits + ours.fraction_bits == theirs.bits
     assert float(ours.max_finite) == theirs.max
     assert float(ours.smallest_normal) == theirs.smallest_normal
+    assert float(ours.smallest_subnormal) == theirs.smallest_normal * theirs.eps
     assert float(ours.spacing(Fraction(1))) == theirs.eps
-
-
-@pytest.mark.parametrize("name", NUMPY)
-def test_spacing_equals_numpy(name):
-    for value in (1e-7, 6.2e-5, 0.01, 1.0, 1.5, 4.0, 1000.0, 65000.0):
-        rounded = NUMPY[name](value)
-        found = FORMATS[name].spacing(Fraction(float(rounded)))
-        assert float(found) == np.spacing(rounded)
-    least = np.nextafter(NUMPY[name](0), NUMPY[name](1))
-    assert float(FORMATS[name].smallest_subnormal) == least
 
 
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
