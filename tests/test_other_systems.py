@@ -9,8 +9,6 @@ import pytest
 
 from systems import REMEDIES, ROOT
 from systems.experiments import STEMS
-from systems.records.outcome import measure_row
-from tests import fake_stem
 from tests.factories import RESULTS, file_contents
 
 # Code that hides modules and attributes of `os`.
@@ -139,22 +137,6 @@ for name, stem in STEMS.items():
     assert done.returncode == 0, done.stderr
     needing = [name for name, stem in STEMS.items() if "triton" in stem.needs]
     assert done.stdout.split() == needing
-
-
-def test_missing_triton_makes_a_row_unsupported():
-    """A missing Triton makes a row unsupported, but other missing modules raise."""
-
-    def run(name: str):
-        def raise_error(config):
-            raise ModuleNotFoundError(REMEDIES["triton"], name=name)
-
-        return raise_error
-
-    row = measure_row(fake_stem.Config(), run("triton"))
-    assert row.status == "unsupported"
-    assert row.reason == f"not installed: {REMEDIES['triton']}"
-    with pytest.raises(ModuleNotFoundError):
-        measure_row(fake_stem.Config(), run("tritium"))
 
 
 @pytest.mark.slow
