@@ -1,4 +1,4 @@
-"""Test the reasons why torch can't use a GPU, and that CUPTI is detached after use."""
+"""Test the reasons why a GPU or a cache folder is unusable, and detaching CUPTI."""
 
 import os
 import time
@@ -7,10 +7,15 @@ import pytest
 import torch
 
 from systems import check_setup
+from systems.experiments import STEMS
 from systems.profiling import torch_trace
-from systems.running import groups, machine
+from systems.records import device
+from systems.running import groups, machine, measure
+from systems.running.machine import triton_cache_folder, why_unwritable
 from systems.running.reports import CannotStart
-from tests.factories import make_gpu, make_record
+from tests import fake_stem
+from tests.factories import fake_stem_entry, make_gpu, make_record
+from tools import regen_tables
 
 A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
 
@@ -137,3 +142,70 @@ def test_launches_after_a_profile_are_not_slower():
         lambda: torch.ones(9, device="cuda") + 1, "cuda"
     )
     assert len(kernels) == 2
+
+
+VARIABLES = ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME")
+
+
+@pytest.fixture
+def set_environment(monkeypatch):
+    """Return a function that sets variables and unsets all others that name folders."""
+
+    def set_variables(**variables: str) -> None:
+        for name in VARIABLES:
+            # Set the variable first, so that monkeypatch restores it.
+            monkeypatch.setenv(name, "")
+            monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
+def test_cache_folder_equals_that_of_triton(set_environment):
+    from triton import knobs
+
+    # Triton's import reads HOME.
+    home = os.environ["HOME"]
+    for given in ({}, {"TRITON_HOME": "/b"}, {"TRITON_CACHE_DIR": "/c"}):
+        set_environment(HOME=home, **given)
+        assert str(triton_cache_folder()) == knobs.cache.dir
+
+
+@pytest.mark.parametrize("name", ["HOME", "TRITON_CACHE_DIR"])
+def test_unwritable_cache_folder_gives_a_remedy(
+    name, set_environment, monkeypatch, tmp_path, capsys, run
+):
+    set_environment(**{"HOME": str(tmp_path), name: "/dev/null/x"})
+    text = why_unwritable(triton_cache_folder())
+    assert text.startswith("can't keep compiled kernels in /dev/null/")
+    assert text.endswith("set TRITON_CACHE_DIR to a folder on a disk of this machine")
+    gpu = make_gpu()
+    monkeypatch.setitem(STEMS, "fake", fake_stem_entry("cuda"))
+    monkeypatch.setattr(machine, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(device, "find_gpu", lambda: gpu)
+    # Measuring reports the error; regen_tables reports it before it measures.
+    assert run().error == text
+    with pytest.raises(SystemExit) as ended:
+        regen_tables.measure(["fake"], tmp_path)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {text}\n"
+
+
+@pytest.mark.usefixtures("pretend_gpu")
+def test_rows_use_the_cache_of_precompiled_kernels(run, set_environment, monkeypatch):
+    """By default PyTorch's compiler would use another folder."""
+    seen, real = [], fake_stem.run
+
+    def record_cache_folder(config):
+        seen.append(os.environ.get("TRITON_CACHE_DIR"))
+        return real(config)
+
+    monkeypatch.setattr(fake_stem, "run", record_cache_folder)
+    set_environment(HOME=os.environ["HOME"])
+    assert run().code == 0 and set(seen) == {str(triton_cache_folder())}
+    set_environment(TRITON_CACHE_DIR="/of/mine")
+    monkeypatch.setattr(machine, "why_unwritable", lambda folder: "")
+    assert run().code == 0 and seen[-1] == "/of/mine"
+    monkeypatch.setattr(measure, "is_gpu_shared", lambda: True)
+    assert run().events[0] == {"event": "shared"}

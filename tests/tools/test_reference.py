@@ -1,5 +1,6 @@
-"""Test entries and links of the quick reference and the code reference."""
+"""Test entries and links of both references, and Python sessions on pages."""
 
+import doctest
 import re
 
 import pytest
@@ -84,3 +85,20 @@ def test_linked_names_are_in_the_top_table(path):
     }
     assert {name for _, name in listed} == linked
     assert all(name.endswith(f".{label}") for label, name in listed)
+
+
+SESSION = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = {
+    path.name: "\n".join(found)
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if (found := SESSION.findall(path.read_text(encoding="utf-8")))
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_sessions_print_the_shown_output(page):
+    test = doctest.DocTestParser().get_doctest(PAGES[page], {}, page, page, 0)
+    lines: list[str] = []
+    assert test.examples
+    doctest.DocTestRunner(verbose=False).run(test, out=lines.append)
+    assert not lines, "".join(lines)

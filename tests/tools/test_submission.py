@@ -45,7 +45,7 @@ def test_unpacked_archive_works_without_git(tmp_path):
     zipfile.ZipFile(archive).extractall(tmp_path)
     (tmp_path / "programs").mkdir()
     without = {"PATH": str(tmp_path / "programs"), "HOME": str(tmp_path)}
-    names = "running/test_measure.py", "tools/test_submission.py", "test_workflows.py"
+    names = "running/test_measure.py", "tools/test_submission.py", "test_folders.py"
     tests = [f"tests/{name}" for name in names]
     for command in (
         ["tools/regen_tables.py", "--list"],
