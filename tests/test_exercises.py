@@ -111,6 +111,8 @@ MISTAKES = {
         (LOAD_K, "3 batch entries .*\no, .* reads k of the first"),
         (LOAD_Q, "3 batch entries .* own three strides"),
         ("first = tl.program_id(1) * 32", "3 batch entries .* program 0 counts tiles"),
+        ("first = tl.program_id(0) * 32", "=False, in .* 64 .* Q_TILE_SIZE was 32"),
+        ("end = tl.minimum(N_KEYS, first + 32)", "=True, in .* Q_TILE_SIZE was 32"),
         ("end = first", "a tile of queries saw no key"),
         ("end = first + Q_TILE_SIZE", "at most N_KEYS"),
         (LOAD_K.replace("kk", "qq"), "own three strides"),
@@ -138,8 +140,7 @@ def read_key(checks, name: str) -> dict[str, str]:
     for part in sections:
         snippet = re.split(rf" *# --8<-- \[\w+:{part}\]\n", source)[1]
         tree = ast.parse(textwrap.dedent(snippet))
-        for target, node in checks.statements(tree):
-            key[target] = ast.unparse(node)
+        key |= {target: ast.unparse(node) for target, node in checks.statements(tree)}
     return key
 
 
@@ -174,11 +175,10 @@ def test_block_pointers_and_byte_order_marks_are_accepted(checks, tmp_path):
     checks.check(path.stem, path)
 
 
-LEFT = ["x w y", "x e p", "m_new l", "s m_new shrink p l a", "p dp return dq"]
-LEFT += ["first batch q end k v"]
+LEFT = "x w y,x e p,m_new l,s m_new shrink p l a,p dp return dq,first batch q end k v"
 
 
-@pytest.mark.parametrize(("name", "left"), [*zip(KEYS, LEFT, strict=True)])
+@pytest.mark.parametrize(("name", "left"), [*zip(KEYS, LEFT.split(","), strict=True)])
 def test_unsolved_exercise_names_what_to_fill_in(checks, name, left):
     with pytest.raises(checks.Unsolved, match="^unsolved: fill in ") as unsolved:
         checks.check(name, FOLDER / f"{name}.py")

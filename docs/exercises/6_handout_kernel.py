@@ -72,9 +72,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Te
     """
     batch, n_q, d = q.shape
     o, l = torch.empty_like(q), q.new_empty(batch, n_q)
-    flash_fwd_kernel[(n_q // 32, batch)](
+    tile = 32 if n_q % 128 else 64
+    flash_fwd_kernel[(n_q // tile, batch)](
         q, k, v, o, l,
-        *q.stride(), *k.stride(), *v.stride(), *o.stride(), *l.stride(),
-        n_q, k.shape[1], d**-0.5, D=d, Q_TILE_SIZE=32, K_TILE_SIZE=16, is_causal=causal,
+        *q.stride(), *k.stride(), *v.stride(), *o.stride(), *l.stride(), n_q,
+        k.shape[1], d**-0.5, D=d, Q_TILE_SIZE=tile, K_TILE_SIZE=16, is_causal=causal,
     )  # fmt: skip
     return o, l
