@@ -159,8 +159,8 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds on passes of 2.7B by FLOPs, measured times relative to them,
-    and measured forward passes of `small` and 2.7B.
+    """Return lower bounds on passes of 2.7B by FLOPs, GPU times relative to them, and
+    measured forward passes of `small` and 2.7B.
     """
     peak, forward = peak_rates(primary_gpu()), matmul_flops("2.7B", 512)
     large = frame(record, size="2.7B", context=512, batch=BATCH)
@@ -172,7 +172,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
         for precision in ("fp32", "bf16"):
             key = f"{mode}_2_7B_512_{precision}"
             floor = 1e3 * pass_flops(forward, *phases) / getattr(peak, precision)
-            took = large.one(mode=mode, precision=precision).ms()
+            took = large.one(mode=mode, precision=precision).gpu_ms()
             found[f"floor_{key}"] = fmt(floor, "{:.0f} ms")
             found[f"over_floor_{key}"] = fmt(took / floor, "{:.5f}")
     for context in (128, 256, 1024):

@@ -191,7 +191,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "flops_growth_small": fmt(flops_growth, "{:.5f}"),
         "speedup_small_128": fmt(bf16.one(size="small", context=128)["gain"], "{:.5f}"),
         "gain_most": fmt(nanmax(gains), "{:.5f}"),
-        "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
+        "speedup_2_7B_512": fmt(step_bf16["step_kernel_gain"], "{:.5f}"),
         "backward_over_forward": span(backward_over_forward(of_steps), "{:.5f}"),
         "steady_rows": fmt(count_true(x < 0.02 for x in variations)),
         "slower_cells": fmt(count_true(gain < 1 for gain in gains)),

@@ -47,11 +47,11 @@ def steps(record: Record | None) -> Frame:
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(
-        pass_share=lambda x: share_of_peak(slug, x, x["pass_ms"]),
         **{
             f"{name}_kernels_ms": lambda x, names=names: x.kernel_ms(*names)
             for name, names in (COMPARED | {"optimizer": ("optimizer",)}).items()
         },
+        pass_share=lambda x: share_of_peak(slug, x, x["pass_kernels_ms"]),
         backward_over_forward=lambda x: (
             x["backward_kernels_ms"] / x["forward_kernels_ms"]
         ),

@@ -93,9 +93,9 @@ def steps(record: Record | None) -> Frame:
     return found.join("fp32", precision="fp32").derive(
         # The speedup if only matmuls were faster, by the data sheet's ratio of rates.
         expected_gain=lambda x: (
-            x["fp32.wall_ms"]
-            / (x["fp32.wall_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
+            x["fp32.gpu_ms"] / (x["fp32.gpu_ms"] - x["fp32.matmuls"] * (1 - 1 / rates))
         ),
+        kernel_gain=lambda x: x["fp32.gpu_ms"] / x["gpu_ms"],
         gain=lambda x: x["fp32.wall_ms"] / x["wall_ms"],
     )
 
