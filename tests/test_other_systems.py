@@ -23,7 +23,7 @@ for name in {blocked!r}:
 """
 MACOS = ("triton",)
 OF_OS = ("O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "getuid", "killpg")
-WINDOWS = ("triton", "fcntl", "sched_getaffinity", *OF_OS)
+WINDOWS = ("triton", "fcntl", "resource", "sched_getaffinity", *OF_OS)
 NO_TRITON = f"error: {REMEDIES['triton']}\n"
 
 

@@ -17,6 +17,7 @@ from systems import escape_text, plain_console, run_cli
 from systems.records.outcome import Run, measure_row
 from systems.records.record import PHASES, Row
 from systems.records.summary import summarize
+from systems.running.machine import limit_host_memory
 
 # The largest number of elements that a tensor can have.
 LARGEST = 2**63 - 1
@@ -60,6 +61,7 @@ def main(config_class: type, run: Run) -> NoReturn:
             for name, value in settings.items():
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"{option_name(name)} must be finite, not {value}")
+            limit_host_memory()
             if sys.stderr.isatty():
                 # Show no progress bar, because it would disturb the measurement.
                 print("measuring (on a CPU it may take minutes)", file=sys.stderr)

@@ -139,6 +139,7 @@ def main(module: str, config: str, parent: int) -> None:
     reserve_stdout()
     end_with_parent(parent)
     experiment = import_module(module)
+    machine.limit_host_memory()
     row = measure_row(experiment.Config(**json.loads(config)), experiment.run)
     report(**msgspec.structs.asdict(row))
 

@@ -1,11 +1,12 @@
 """Choose the device for an experiment, check that torch would use it and that kernels
-can be stored, and reset it between rows.
+can be stored, reset it between rows, and limit host memory.
 """
 
 import gc
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -125,3 +126,45 @@ def detach_cupti() -> None:
         if previous is not None:
             os.environ[DETACH_VARIABLE] = previous
     # --8<-- [end:detach_cupti]
+
+
+def limit_host_memory() -> None:
+    """Without a GPU, limit this process to 90 % of free memory. If memory ran out, the
+    system would kill processes. Keep a lower existing limit (`ulimit -d`).
+    """
+    free = available_host_bytes()
+    if free is None or find_gpu() is not None:
+        return
+    try:
+        import resource
+    except ModuleNotFoundError:
+        # Windows has no limits on the memory of a process.
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = free // 10 * 9
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
+    # Some systems reject this limit.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def available_host_bytes(root: Path = Path("/")) -> int | None:
+    """Return the lesser of system's and control group's free bytes; None if unknown."""
+    free = []
+    with suppress(OSError, ValueError):
+        for line in (root / "proc" / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free.append(1024 * int(line.split()[1]))
+    with suppress(OSError, ValueError, KeyError):
+        cgroup = (root / "proc" / "self" / "cgroup").read_text()
+        path = cgroup.rpartition("0::/")[2].strip()
+        group = root / "sys" / "fs" / "cgroup" / path
+        # In a container, the control group may be mounted at the root.
+        group = group if (group / "memory.max").exists() else root / "sys/fs/cgroup"
+        limit, used = ((group / f"memory.{n}").read_text() for n in ("max", "current"))
+        lines = (group / "memory.stat").read_text().splitlines()
+        stat = dict(line.split() for line in lines)
+        cached = int(stat["active_file"]) + int(stat["inactive_file"])
+        free.append(max(0, int(limit) - int(used) + cached))
+    return min(free, default=None)
