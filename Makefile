@@ -59,8 +59,9 @@ test: .venv/all
 		$(PARALLEL) $(SHAPES)
 	$(PYTEST) -m alone $(SHAPES)
 
-# Every kernel in the interpreter, and compiled ahead, and what reads Triton's own clock,
-# with each Triton that a torch of our range brings; downloads those that are not there. `make versions TRITONS=3.9.0` tries one. The interpreter of 3.6 takes
+# Every kernel in the interpreter, and compiled ahead, and what reads Triton's own clock
+# and binaries, with each Triton that a torch of our range brings; downloads those that
+# are not there. `make versions TRITONS=3.9.0` tries one. The interpreter of 3.6 takes
 # no number from an array of NumPy 2.4.
 versions: .venv/all
 	for triton in $(TRITONS); do \
@@ -69,7 +70,8 @@ versions: .venv/all
 			triton==$$triton $$older && \
 		PYTHONPATH=build/triton-$$triton $(PYTEST) $(PARALLEL) \
 			tests/attention tests/test_weighted_sum.py \
-			tests/benchmarking/test_gpu_time.py || exit; \
+			tests/benchmarking/test_gpu_time.py \
+			tests/tools/test_compile_steps.py || exit; \
 	done
 
 # Kernels to fill in, on a CPU; `make exercises ONLY=online` runs one.

@@ -3,7 +3,8 @@ memory, registers, spills and thread blocks per SM of each kernel.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
 driver is a stand-in: it reports the requested GPU, records each kernel that Triton
-loads, and launches nothing. Tests compile the kernels of each kind of GPU this way.
+loads, and launches nothing. `tools/compile_steps.py` compiles the ladder's steps this
+way, and tests compile the kernels of each kind of GPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping

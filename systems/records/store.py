@@ -59,6 +59,17 @@ def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
         raise msgspec.DecodeError(f"a key comes twice among {sorted(keys)!r:.80}")
 
 
+def read_json(path: Path, kind: Any, remedy: str) -> Any:
+    """Read a JSON file with a digest as an object of type `kind`, without the digest.
+    Raise RecordError if it is invalid or was edited by hand.
+    """
+    with _prefix_errors(path, remedy):
+        data = msgspec.json.decode(_read_bytes(path), type=dict[str, Any])
+        if data.pop("digest", None) != digest_record(data):
+            raise RecordError(f"{path}: was edited by hand; {remedy}")
+        return msgspec.convert(data, kind)
+
+
 @contextmanager
 def _prefix_errors(path: Path, remedy: str) -> Iterator[None]:
     try:

@@ -20,20 +20,14 @@ GPUS = [
 # Compile the kernels for many rows with a mask, those of `attention.first`, those for
 # few rows with split loops and no mask, and on Hopper GPUs the Hopper kernels.
 COMPILE = """
-from systems.attention import first
+from tools.compile_steps import launch_first_backward, launch_first_forward
 
 show("many", *compile_portable(gpu, "half", d, True))
 tensors, lse = meta_inputs("half", d)
 q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
-options = first.launch_options(q) | {"CAUSAL": True}
-grid, shape = (lse.numel() // options["TILE"],), (q.shape[1], 0.125)
-inputs = q, k, v, do, lse, lse
-for kernel, given in (
-    (first.forward_kernel, (q, k, v, o, lse)),
-    (first.dk_dv_kernel, (*inputs, k, v)),
-    (first.dq_kernel, (*inputs, q)),
-):
-    show("first", compile_launch(gpu, kernel[grid], *given, *shape, **options))
+rows = lse, q.shape[1], 0.125
+show("first", compile_launch(gpu, launch_first_forward, q, k, v, o, *rows))
+show("first", compile_launch(gpu, launch_first_backward, q, k, v, do, *rows))
 configs = table_configs(gpu, "half", d, causal=False)[-1]
 show("few", *compile_portable(gpu, "half", d, False, configs, splits=4))
 if gpu.capability == (9, 0):

@@ -53,6 +53,7 @@ def test_spanning_pages_without_records_say_not_measured(records):
     files, facts = ladder.fragments({}), envelope.facts({})
     assert {*ladder.facts({}).values()} == {"not measured"}
     assert calculator.facts({})["worst"] == "not measured"
+    assert "Not measured" in files["ladder-needs.md"]
     assert "Not measured" in files["ladder-bars.md"]
     assert read_script(calculator.fragments({})["calculator.js"])["memory"] == []
     assert facts.keys() == envelope.facts(records).keys()
@@ -61,8 +62,14 @@ def test_spanning_pages_without_records_say_not_measured(records):
     assert "Not measured yet" in gpu.fragments({})["gpu-timelines.md"]
 
 
-def test_ladder_leaves_out_steps_for_hopper_where_another_kernel_ran():
+def test_ladder_shows_what_its_triton_and_gpu_ran():
     ours = read_record("flash_ablation")
+    other = replace(ours, software={**ours.software, "triton": "0.0.1"})
+    elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
+    assert "registers" in ladder.resources_table(ours)
+    assert "Not compiled with Triton 0.0.1" in ladder.resources_table(other)
+    assert "for an H100 alone" in ladder.resources_table(elsewhere)
+    # Steps for Hopper are left out where another kernel ran.
     rows = [replace(r, metrics={**r.metrics, "ran": "triton"}) for r in ours.rows]
     files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})
     assert "any shape" in files["ladder-forward.md"]
