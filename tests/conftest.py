@@ -158,6 +158,20 @@ def skip_shape_checks(monkeypatch) -> None:
 
 
 @pytest.fixture
+def run_uncompiled(monkeypatch):
+    """Capture and differentiate graphs, but run them uncompiled, which needs no C++."""
+    import torch
+
+    from systems.benchmarking import compiling
+
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch.compiler.reset()
+    compiling.warm_up_compiler.cache_clear()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
 def pretend_gpu(monkeypatch) -> None:
     """Simulate a GPU named "A GPU", on which the experiment `fake` is measured."""
     from systems.experiments import STEMS

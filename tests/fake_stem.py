@@ -1,13 +1,10 @@
-"""An experiment for tests that sleeps and needs no torch.
-
-python -m tests.fake_stem --index 3
-"""
+"""An experiment for tests that sleeps and needs no torch."""
 
 import os
 import time
 from dataclasses import dataclass
 
-from systems.running.command import main, option
+from systems.running.command import option
 
 FRESH_PROCESS = bool(os.environ.get("FAKE_FRESH_PROCESS"))
 PROTOCOL = {"clock": "none"}
@@ -35,7 +32,3 @@ def run(config: Config) -> dict[str, object]:
     time.sleep(config.sleep / 1e3)
     times = [config.index * t for t in (1.0, 1.0, 1.5)]
     return {"work_ms": times, "count": config.index}
-
-
-if __name__ == "__main__":
-    main(Config, run)

@@ -33,10 +33,10 @@ def inline_code(name: str) -> set[str]:
 
 @pytest.fixture
 def change_module(tmp_path, monkeypatch):
-    """Return a function that loads a module with a line changed as a page suggests."""
+    """Return a function that loads the first kernel with a line of a page changed."""
 
-    def change(path: str, old: str, new: str, on_page: str):
-        source = (ROOT / path).read_text(encoding="utf-8")
+    def change(old: str, new: str, on_page: str):
+        source = (ROOT / "systems/attention/first.py").read_text(encoding="utf-8")
         assert source.count(old) == 1
         assert {old, new} <= inline_code(on_page)
         file = tmp_path / "changed.py"
@@ -58,12 +58,8 @@ def run_first_kernel(module, **options):
 @pytest.mark.slow
 @interpreted
 def test_without_the_maximum_large_scores_fail(change_module):
-    module = change_module(
-        "systems/attention/first.py",
-        "tl.maximum(m, tl.max(s, 1))",
-        "tl.zeros_like(m)",
-        on_page="flash_forward",
-    )
+    change = "tl.maximum(m, tl.max(s, 1))", "tl.zeros_like(m)"
+    module = change_module(*change, on_page="flash_forward")
     actual, inputs = run_first_kernel(module)
     check_against_reference(actual, *inputs, True)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -74,12 +70,8 @@ def test_without_the_maximum_large_scores_fail(change_module):
 @pytest.mark.slow
 @interpreted
 def test_without_delta_only_dv_is_correct(change_module):
-    module = change_module(
-        "systems/attention/first.py",
-        "p * (dp - delta[:, None])",
-        "p * dp",
-        on_page="flash_backward",
-    )
+    change = "p * (dp - delta[:, None])", "p * dp"
+    module = change_module(*change, on_page="flash_backward")
     actual, inputs = run_first_kernel(module)
     right, _ = run_first_kernel(importlib.import_module("systems.attention.first"))
     wrong = {name for name in right if not torch.equal(right[name], actual[name])}

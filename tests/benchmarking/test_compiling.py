@@ -8,14 +8,7 @@ import torch
 
 from systems.benchmarking import compiling
 
-
-@pytest.fixture(autouse=True)
-def run_uncompiled(monkeypatch):
-    """Capture and differentiate graphs, but run them uncompiled."""
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling.warm_up_compiler.cache_clear()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("run_uncompiled")
 
 
 def make_step(function, sizes):

@@ -15,15 +15,11 @@ from systems.profiling.trace import Kernel, TraceError
 from systems.running.machine import detach_cupti
 
 
-def make_kernel(start: int, end: int) -> Kernel:
-    return Kernel("k", start, end)
-
-
 def test_gpu_time_of_a_phase_is_its_busy_time(monkeypatch):
     """Gaps don't count, overlaps count once; phases without kernels have no time."""
     assert gpu_time.measure(print, "cpu") == {}
-    first = [make_kernel(0, 1_000_000), make_kernel(5_000_000, 7_000_000)]
-    second = [make_kernel(0, 2_000_000), make_kernel(1_000_000, 4_000_000)]
+    first = [Kernel("k", 0, 1_000_000), Kernel("k", 5_000_000, 7_000_000)]
+    second = [Kernel("k", 0, 2_000_000), Kernel("k", 1_000_000, 4_000_000)]
     found = {"forward": [first, second], "loss": [[], []]}
     monkeypatch.setattr(probes, "phase_kernels", lambda *_, **__: found)
     assert gpu_time.measure(print, "cuda") == {"forward_gpu_ms": [3.0, 4.0]}

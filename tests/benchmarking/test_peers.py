@@ -188,20 +188,12 @@ def test_find_backend_names_the_backend_of_sdpa():
     assert find_backend("plain", q, k, v, True) == "plain"
 
 
-def test_lengths_share_a_compilation_of_plain_attention(monkeypatch):
-    # A compiler backend that needs no C++.
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    torch.compiler.reset()
-    peers.compile_plain.cache_clear()
-    before, run = compiling.count_graphs(), peers.compile_plain(True)
-    try:
-        for n in (16, 24, 40):
-            q, k, v, do = random_inputs((1, 1, n, 8), torch.float32, "cpu")
-            o = run(q, k, v)
-            grad = partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
-            assert all(map(torch.equal, grad(), grad()))
-            torch.testing.assert_close(o, peers.plain_attention(q, k, v, True))
-        assert compiling.count_graphs() == before + 1
-    finally:
-        peers.compile_plain.cache_clear()
-        torch.compiler.reset()
+def test_lengths_share_a_compilation_of_plain_attention(run_uncompiled):
+    before, run = compiling.count_graphs(), peers.compile_plain.__wrapped__(True)
+    for n in (16, 24, 40):
+        q, k, v, do = random_inputs((1, 1, n, 8), torch.float32, "cpu")
+        o = run(q, k, v)
+        grad = partial(torch.autograd.grad, o, (q, k, v), do, retain_graph=True)
+        assert all(map(torch.equal, grad(), grad()))
+        torch.testing.assert_close(o, peers.plain_attention(q, k, v, True))
+    assert compiling.count_graphs() == before + 1

@@ -26,7 +26,6 @@ from systems.experiments import (
     flash_benchmarking,
     flash_leaderboard,
     flash_peers,
-    method,
     model_attention,
     warmup,
 )
@@ -151,36 +150,27 @@ def test_configurations_round_trip_through_options(stem, capsys, monkeypatch):
         assert Row(**json.loads(out)).config == asdict(config)
 
 
-BAD = {
-    ("--size", "huge"): "'huge' is not one of 'small', 'medium', 'large', 'xl', '2.7B'",
-    ("--mode", "backward"): "'backward' is not one of",
-    ("--context", "ten"): "Invalid value for '--context'",
-    ("--context", "0"): "Invalid value for '--context'",
-    ("--steps", "0"): "Invalid value for '--steps'",
-    ("--warmup", "-1"): "Invalid value for '--warmup'",
-    ("--attention", "flash9"): "'flash9' is not",
-    ("--colour", "red"): "No such option: --colour",
-}
-
-
-@pytest.mark.parametrize("options", BAD, ids=" ".join)
-def test_bad_option_exits_with_a_reason(options, capsys, monkeypatch):
-    of = make_stem(lambda config: pytest.fail("it must not run"))
-    code, out, err = run_command(capsys, monkeypatch, of, *options)
-    assert code == 2 and out == "" and BAD[options] in err.strip().splitlines()[-1]
-
-
 REFUSED = {
+    "end_to_end --size huge": "'huge' is not one of 'small', 'medium', 'large', 'xl'",
+    "end_to_end --mode backward": "'backward' is not one of",
+    "end_to_end --context ten": "Invalid value for '--context'",
+    "end_to_end --context 0": "Invalid value for '--context'",
+    "end_to_end --steps 0": "Invalid value for '--steps'",
+    "end_to_end --warmup -1": "Invalid value for '--warmup'",
+    "end_to_end --attention flash9": "'flash9' is not",
+    "end_to_end --colour red": "No such option: --colour",
     "accumulation --term nan": "--term must be finite, not nan",
     # Two terms near float32's largest number have an infinite sum.
     "accumulation --term 3e38 --steps 10": "is inf, not a finite number",
     f"accumulation --steps {10**30}": "Invalid value for '--steps': ",
     "mixed_precision --vocab 3": "vocab must be 8 or more, not 3",
+    "method": "CUDA events exist on a GPU only, and torch sees none here",
 }
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_impossible_number_gives_a_one_line_error(line, capsys, monkeypatch):
+def test_impossible_option_gives_a_one_line_error(line, capsys, monkeypatch, use_cpu):
+    monkeypatch.setattr(end_to_end, "run", lambda config: pytest.fail("it ran"))
     stem, *options = line.split()
     module = import_module(STEMS[stem].module)
     code, out, err = run_command(capsys, monkeypatch, module, *options)
@@ -278,12 +268,6 @@ def test_only_memory_error_is_out_of_memory_without_torch(monkeypatch):
     assert out_of_memory_reason(MemoryError()) == "no memory left for Python"
 
 
-def test_method_on_a_cpu_raises_a_clear_error(capsys, monkeypatch, use_cpu):
-    code, _, err = run_command(capsys, monkeypatch, method)
-    text = "error: CUDA events exist on a GPU only, and torch sees none here\n"
-    assert (code, err) == (2, text)
-
-
 @pytest.fixture
 def model_calls(monkeypatch, use_cpu):
     """Make `small` tiny, on the CPU; return the list of calls of its attention."""
@@ -333,13 +317,9 @@ def count_samples(metrics: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.fixture
-def quick_compiler(monkeypatch, use_cpu, skip_shape_checks):
-    """Capture graphs on the CPU, but run them uncompiled."""
+def quick_compiler(monkeypatch, use_cpu, skip_shape_checks, run_uncompiled):
+    """Capture graphs on the CPU, but run them uncompiled, for a tiny model."""
     monkeypatch.setitem(SIZES, "small", ModelSize(8, 16, 1, 2))
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    compiling.warm_up_compiler.cache_clear()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])
