@@ -46,6 +46,9 @@ def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
     """Exception hook: print one line for Ctrl-C and for modules that fail to import."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
+    elif issubclass(kind, EOFError) and "marshal" in str(error):
+        text = "a full disk cut compiled files: delete the folders named __pycache__"
+        print(f"error: {text}, here and in .venv", file=sys.stderr)
     elif text := import_fault(error):
         print(f"error: {text}", file=sys.stderr)
     else:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,14 @@ def test_failing_import_names_the_package(tmp_path, command):
     done = run_python(*command.split(), tmp_path, env=environment)
     assert done.returncode == BROKEN[command] and "Traceback" not in done.stderr
     assert done.stderr.endswith("error: torch can't be imported: bad\n")
+
+
+def test_truncated_pyc_file_is_named(tmp_path):
+    """No command works until the damaged file is deleted."""
+    (tmp_path / "cut.pyc").write_bytes(MAGIC_NUMBER + bytes(12) + b"\xe3")
+    line = "import systems; systems.require(); import cut"
+    done = run_python("-c", line, env={"PYTHONPATH": tmp_path})
+    assert done.stderr.startswith("error: a full disk") and done.stderr.count("\n") == 1
 
 
 FULL = (2, "error: No space left on device\n")

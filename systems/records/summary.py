@@ -1,4 +1,4 @@
-"""Mean, standard deviation and quantiles of samples."""
+"""Mean, standard deviation, median and range of samples."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,12 +10,9 @@ from functools import lru_cache
 class Summary:
     """Statistics of samples; `std` divides by n - 1 and is NaN for one sample."""
 
-    n: int
     mean: float
     std: float
     median: float
-    p20: float
-    p80: float
     min: float
     max: float
 
@@ -30,18 +27,10 @@ def summarize(samples: Sequence[float]) -> Summary:
 def cached_summary(samples: tuple[float, ...]) -> Summary:
     if not samples:
         raise ValueError("no samples to summarize")
-    fifths = (
-        statistics.quantiles(samples, n=5, method="inclusive")
-        if len(samples) > 1
-        else [*samples] * 4
-    )
     return Summary(
-        n=len(samples),
         mean=statistics.fmean(samples),
         std=statistics.stdev(samples) if len(samples) > 1 else float("nan"),
         median=statistics.median(samples),
-        p20=fifths[0],
-        p80=fifths[3],
         min=min(samples),
         max=max(samples),
     )

@@ -328,9 +328,8 @@ def test_writing_follows_no_symbolic_link(path):
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40))
 def test_summary_equals_numpy(samples):
     s = summarize(samples)
-    p20, median, p80 = np.quantile(samples, [0.2, 0.5, 0.8])
     spread = np.std(samples, ddof=1) if len(samples) > 1 else float("nan")
-    expected = (len(samples), np.mean(samples), spread, median, p20, p80)
-    got = (s.n, s.mean, s.std, s.median, s.p20, s.p80)
+    expected = np.mean(samples), spread, np.median(samples)
+    got = s.mean, s.std, s.median
     assert got == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True)
     assert (s.min, s.max) == (min(samples), max(samples))

@@ -120,7 +120,7 @@ class Line(dict[str, Any]):
     def summary(self, *names: str) -> Summary:
         """Return statistics of `samples`; Missing values if there are none."""
         samples = self.samples(*names)
-        return summarize(samples) if samples else Summary(0, *[self.missing] * 7)
+        return summarize(samples) if samples else Summary(*[self.missing] * 5)
 
     def ms(self, *names: str) -> float:
         """Return the median of `samples(*names)` in ms, or Missing."""
