@@ -157,15 +157,15 @@ window.look = (() => {
 
     // A command that goes on below goes on further in, and no option is broken.
     const commands = () => {
-        const isFlat = (line) => {
-            const boxes = wordBoxes(line)
-            const first = boxes.filter((one) => one.top < boxes[0].top + 3)
-            const left = (found) => Math.min(...found.map((one) => one.left))
-            return left(boxes.filter((one) => !first.includes(one))) <= left(first) + 10
+        const isFlat = (code) => {
+            const boxes = wordBoxes(code)
+            const left = Math.min(...boxes.map((one) => one.left))
+            const starts = boxes.filter((one) => one.left < left + 10).map((one) => Math.round(one.top))
+            return new Set(starts).size > code.textContent.trimEnd().split("\n").length
         }
         const blocks = all("article .language-console")
         return [
-            ...shown("article .language-console .line").filter(isFlat).map((one) => `goes on at its start: ${name(one)}`),
+            ...shown("article .language-console code").filter(isFlat).map((one) => `goes on at its start: ${name(one)}`),
             ...blocks.filter((one) => !one.querySelector(".gp")).map((one) => `no command: ${name(one)}`),
             ...all(".option").filter((one) => one.getClientRects().length > 1).map((one) => `broken: ${name(one)}`),
         ]
@@ -196,7 +196,7 @@ window.look = (() => {
 
     // How much of each kind there was to look at.
     const counts = () => Object.fromEntries([
-        "figure svg text", "svg.drawing", ".wide .frame", "table.data td", ".language-console .line", ".option",
+        "figure svg text", "svg.drawing", ".wide .frame", "table.data td", ".language-console .gp", ".option",
         "math", "abbr", "pre > code", "p.in-short",
     ].map((kind) => [kind, all(`article ${kind}`).length]))
 

@@ -144,7 +144,7 @@ def test_drawn_layer_equals_the_recorded_trace(tmp_path):
     times = [(k.start, k.end) for k in kernels if layer in k.marks]
     # In the row of kernels, the layer's range begins at x = 104 and kernels end at 712.
     drawing = (DOCS / "drawings/layer-wide.svg").read_text("utf-8")
-    drawn = re.findall(r"M([\d.]+) 128H([\d.]+)v", drawing)
+    drawn = re.findall(r"M([\d.]+) 132H([\d.]+)v", drawing)
     by_ns = (712 - 104) / (max(end for _, end in times) - layer.start)
     expected = [[104 + by_ns * (at - layer.start) for at in time] for time in times]
     found = [list(map(float, ends)) for ends in drawn]
