@@ -130,8 +130,8 @@ class Line(dict[str, Any]):
         """Return mean ± standard deviation of `samples`: "38.32 ± 0.36", or Missing."""
         s = self.summary(*names)
         digits = 2 if s.mean < 100 else 1
-        text = f"{s.mean:.{digits}f} ± {s.std:.{digits}f}"
-        return text if self else self.missing
+        std = f" ± {s.std:.{digits}f}" if s.std >= 0 else ""
+        return f"{s.mean:.{digits}f}{std}" if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
         """Return the median GPU time of phases (default: all timed), or Missing."""

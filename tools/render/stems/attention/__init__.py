@@ -69,7 +69,7 @@ def grid_table(record: Record) -> str:
 
 @fragments.add(
     "accounting.md",
-    "Tensors at the peak of the shortest pass that ran out of memory, by formula.",
+    "Tensors at the peak of a long pass of plain attention, by formula.",
 )
 def peak_tensors_table(record: Record) -> str:
     """Return a table of the tensors at the predicted peak, for N = `oom_length`."""
