@@ -30,7 +30,7 @@ def run_script(monkeypatch, capsys, path, *arguments):
 
 def test_scripts_are_short():
     lengths = [len(source.splitlines()) for source in SOURCES]
-    assert len(lengths) == 7 and max(lengths) <= 80 and sum(lengths) <= 486
+    assert len(lengths) == 7 and max(lengths) <= 80 and sum(lengths) <= 483
 
 
 @pytest.mark.parametrize(("old", "new"), [(0, 1), (0, 2), (1, 3), (3, 4)])
@@ -68,22 +68,32 @@ def test_plain_attention_is_timed(monkeypatch, capsys):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_bad_numbers_and_no_gpu_are_usage_errors(path, monkeypatch, capsys):
-    zeros = {"6_attention": ("d", "n", "batch", "passes"), "7_flash": ()}
+    zeros = {"6_attention": ("d", "n", "batch", "passes"), "7_flash": ("n", "d")}
     names = zeros.get(path.stem, ("context", "batch", "steps"))
-    bad = [f"--{name} 0" for name in names] + ["--warmup -1"] * bool(names)
+    bad = [f"--{name} 0" for name in names]
+    bad += ["--d 257" if path.stem == "7_flash" else "--warmup -1"]
     needs_gpu = path.stem in ("3_nvtx", "5_memory", "7_flash")
     for options in bad + [""] * needs_gpu:
         with pytest.raises(SystemExit):
             run_script(monkeypatch, capsys, path, *options.split())
-        fault = "must be at least 1, --warmup 0" if options else "script needs a GPU"
+        limit = "--d 1 to 256" if path.stem == "7_flash" else "--warmup 0"
+        fault = f"must be at least 1, {limit}" if options else "script needs a GPU"
         assert fault in capsys.readouterr().err
 
 
-def test_script_prints_out_of_memory(monkeypatch, capsys):
-    full = Mock(side_effect=torch.OutOfMemoryError)
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_script_prints_out_of_memory(kind, monkeypatch, capsys):
+    full = Mock(side_effect=kind("out of memory. Tried to allocate 2.50 GiB"))
     monkeypatch.setattr("systems.model.transformer.build_model", full)
     lines = run_script(monkeypatch, capsys, SCRIPTS[1], "--size", "small", "xl")
     assert lines == ["small  out of memory", "xl     out of memory"]
+    with pytest.raises(SystemExit, match="2"):
+        run_script(monkeypatch, capsys, SCRIPTS[0])
+    assert "error: out of memory: --size, --context or" in capsys.readouterr().err
+    full.side_effect = RuntimeError("an illegal memory access was encountered")
+    for path in SCRIPTS[:2]:
+        with pytest.raises(RuntimeError, match="illegal"):
+            run_script(monkeypatch, capsys, path)
 
 
 def run_on_cpu(monkeypatch, capsys, path, *arguments, cuda=None):

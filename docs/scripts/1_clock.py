@@ -51,11 +51,14 @@ def measure(size, options):
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10)
+    for name, number in ("context", 256), ("batch", 4), ("warmup", 5), ("steps", 10):
+        parser.add_argument(f"--{name}", type=int, default=number)
     options = parser.parse_args()
     if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
         parser.error("--context, --batch, --steps must be at least 1, --warmup 0")
-    measure(options.size, options)
+    try:
+        measure(options.size, options)
+    except RuntimeError as error:  # of a CPU, or torch.OutOfMemoryError
+        if "allocate" not in str(error):
+            raise
+        parser.error("out of memory: --size, --context or --batch must be smaller")

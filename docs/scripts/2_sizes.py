@@ -53,10 +53,8 @@ def measure(size, options):
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, nargs="+", default=list(TABLE_1))
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10)
+    for name, number in ("context", 256), ("batch", 4), ("warmup", 5), ("steps", 10):
+        parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--no-optimizer", action="store_true")
     options = parser.parse_args()
     if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
@@ -64,5 +62,7 @@ if __name__ == "__main__":
     for size in options.size:
         try:
             measure(size, options)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # of a CPU, or torch.OutOfMemoryError
+            if "allocate" not in str(error):
+                raise
             print(f"{size:6} out of memory")

@@ -21,8 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def annotated_attention(q, k, v, mask):
     """Compute the model's attention, with NVTX ranges around its three operations."""
     with nvtx.range("scores"):
-        scores = torch.einsum("...qe,...ke->...qk", q, k) / k.shape[-1] ** 0.5
-        scores = torch.where(mask, scores, float("-inf"))
+        scores = torch.where(mask, q @ k.mT / k.shape[-1] ** 0.5, float("-inf"))
     with nvtx.range("softmax"):
         weights = transformer.softmax(scores)
     with nvtx.range("output"):
@@ -67,10 +66,8 @@ def measure(size, options):
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=10)
+    for name, number in ("context", 256), ("batch", 4), ("warmup", 5), ("steps", 10):
+        parser.add_argument(f"--{name}", type=int, default=number)
     options = parser.parse_args()
     if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
         parser.error("--context, --batch, --steps must be at least 1, --warmup 0")

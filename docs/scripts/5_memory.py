@@ -55,10 +55,8 @@ if __name__ == "__main__":
     parser.add_argument("--size", choices=SIZES, nargs="+", default=list(TABLE_1))
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--forward-only", action="store_true")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=3)
+    for name, number in ("context", 256), ("batch", 4), ("warmup", 1), ("steps", 3):
+        parser.add_argument(f"--{name}", type=int, default=number)
     options = parser.parse_args()
     if min(options.context, options.batch, options.steps, options.warmup + 1) < 1:
         parser.error("--context, --batch, --steps must be at least 1, --warmup 0")

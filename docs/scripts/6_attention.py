@@ -45,9 +45,8 @@ if __name__ == "__main__":
     lengths = [256, 1024, 4096, 8192, 16384]
     parser.add_argument("--n", type=int, nargs="+", default=lengths)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--passes", type=int, default=100)
+    for name, number in ("batch", 8), ("warmup", 5), ("passes", 100):
+        parser.add_argument(f"--{name}", type=int, default=number)
     options = parser.parse_args()
     counts = *options.d, *options.n, options.batch, options.passes
     if min(*counts, options.warmup + 1) < 1:
@@ -61,5 +60,7 @@ if __name__ == "__main__":
                 function = torch.compile(function, dynamic=False)
             try:
                 measure(function, d, n, options)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:  # of a CPU, or torch.OutOfMemoryError
+                if "allocate" not in str(error):
+                    raise
                 print(f"{d:3} {n:6} out of memory")

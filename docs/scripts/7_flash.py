@@ -4,6 +4,7 @@ python docs/scripts/7_flash.py --d 64 --dtype bfloat16
 """
 
 from argparse import ArgumentParser
+from functools import partial
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -29,17 +30,12 @@ FUNCTIONS = {
 
 def time_passes(function, inputs, do):
     """Return median times by `do_bench` in ms of forward, backward and both passes."""
-    o = function(*inputs)
-
-    def backward():
-        torch.autograd.grad(o, inputs, do, retain_graph=True)
-
-    def both():
-        torch.autograd.grad(function(*inputs), inputs, do)
-
+    o, time_ms = function(*inputs), partial(do_bench, return_mode="median")
     with torch.no_grad():
-        forward_ms = do_bench(lambda: function(*inputs), return_mode="median")
-    return [forward_ms, *(do_bench(f, return_mode="median") for f in (backward, both))]
+        forward_ms = time_ms(lambda: function(*inputs))
+    backward_ms = time_ms(lambda: torch.autograd.grad(o, inputs, do, retain_graph=True))
+    both_ms = time_ms(lambda: torch.autograd.grad(function(*inputs), inputs, do))
+    return forward_ms, backward_ms, both_ms
 
 
 def measure(n, options):
@@ -62,6 +58,8 @@ if __name__ == "__main__":
     parser.add_argument("--d", type=int, default=64)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args()
+    if min(options.n) < 1 or not 1 <= options.d <= 256:
+        parser.error("--n must be at least 1, --d 1 to 256")
     if not torch.cuda.is_available():
         parser.error("this script needs a GPU, and torch sees none here")
     print("tokens name     forward  backward      both   (ms)")

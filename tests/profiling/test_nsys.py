@@ -114,9 +114,7 @@ def test_unsupported_nsys_versions_are_rejected(fake_nsys, tmp_path, version):
 
 FAILURES = {
     "nsys --version failed": {"version_code": 3},
-    "nsys profile failed (exit code 1): no rights; repair that": {
-        "profile": "no rights"
-    },
+    "nsys profile failed (exit code 1): denied; repair that": {"profile": "denied"},
     "nsys export failed (exit code 1): it is damaged": {"export": "it is damaged"},
     "nsys profile wrote no r.nsys-rep: no CUDA work ran while it": {"report": False},
     "nsys profile failed (exit code 1): ValueError: of the work": {},

@@ -51,7 +51,6 @@ def shares(monkeypatch):
         rows.append([*map(int, command[6:])])
         return SimpleNamespace(wait=lambda timeout: 0, terminate=lambda: None)
 
-    monkeypatch.setattr(precompile, "available_cores", lambda: 3)
     monkeypatch.setattr(subprocess, "Popen", start)
     return rows
 
@@ -163,10 +162,8 @@ def child_command(kind: str, parent: int, folder: Path) -> dict:
 
 def test_terminated_child_leaves_no_folder_unless_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile, "GRACE", 2)
-    kinds = "deaf", "hears"
-    children = [
-        subprocess.Popen(**child_command(kind, os.getpid(), tmp_path)) for kind in kinds
-    ]
+    given = (child_command(kind, os.getpid(), tmp_path) for kind in ("deaf", "hears"))
+    children = [subprocess.Popen(**each) for each in given]
     for child in children:
         assert child.stdout and child.stdout.readline()
         child.stdout.close()
