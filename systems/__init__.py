@@ -136,7 +136,7 @@ def run_cli(
         sys.stdout.flush()
     except SystemExit as error:
         # Typer and rich exit if the pipe is closed, as in `... | head`: no error.
-        if not isinstance(error.__context__, BrokenPipeError):
+        if error.code != 1 or not isinstance(error.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

@@ -100,6 +100,25 @@ def test_output_before_an_error_is_printed(error):
     assert done.stderr == f"error: {where}lost\n"
 
 
+TERMINATED = """import os, time, weakref
+from systems import run_cli
+from systems.running.reports import exit_when_terminated
+def stop(*_): os.kill(os.getpid(), 15); time.sleep(9)
+def main():
+    {}; time.sleep(9)
+exit_when_terminated(); run_cli(main, "", [])
+"""
+# Python ignores exceptions in the callback of a weak reference.
+CALLBACK = "x = set(); r = weakref.ref(x, stop); del x"
+CLOSED_PIPE = "try: raise BrokenPipeError\n    except OSError: stop()"
+
+
+@pytest.mark.parametrize("place", [CALLBACK, CLOSED_PIPE])
+def test_sigterm_is_no_success(place):
+    done = run_python("-c", TERMINATED.format(place))
+    assert (done.returncode, done.stderr) == (143, "")
+
+
 @pytest.mark.slow
 def test_compile_steps_rejects_the_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1"}

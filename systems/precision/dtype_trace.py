@@ -101,9 +101,7 @@ class DtypeTrace(TorchDispatchMode):
             if (where, name) == (scope, operation)
         ]
         if not dtypes:
-            operations = sorted(
-                {name for where, name, _ in self.operations if where == scope}
-            )
+            operations = sorted({op for at, op, _ in self.operations if at == scope})
             raise ValueError(
                 f"no {operation} ran in {scope}, which ran "
                 f"{', '.join(operations) or 'nothing'}"

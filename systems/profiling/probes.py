@@ -75,20 +75,18 @@ def split_by_phase(
     """Return the kernels by phase and pass. Raise TraceError if passes differ."""
     pass_kernels = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
     starts = sorted({kernel.marks[0].start for kernel in pass_kernels})
-    found: dict[str, list[list[Kernel]]] = {
-        name: [[] for _ in starts] for name in names
-    }
+    runs: dict[str, list[list[Kernel]]] = {name: [[] for _ in starts] for name in names}
     for kernel in pass_kernels:
         if len(kernel.path) > 1:
             index = starts.index(kernel.marks[0].start)
-            found[kernel.path[1]][index].append(kernel)
-    counts = {name: [*map(len, of_passes)] for name, of_passes in found.items()}
+            runs[kernel.path[1]][index].append(kernel)
+    counts = {name: [*map(len, of_passes)] for name, of_passes in runs.items()}
     if len(starts) != passes or any(len({*row}) > 1 for row in counts.values()):
         raise TraceError(
             f"{passes} passes launched {counts} kernels: the profile lost some, or "
             "passes differ; profile again"
         )
-    return found
+    return runs
 
 
 def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[str]]:

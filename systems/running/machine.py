@@ -13,7 +13,6 @@ from tempfile import TemporaryFile
 from systems.records.device import CPU, META, Device, clean_name, find_gpu, newest_cuda
 from systems.running.reports import CannotStart
 
-REMEDY = "set TRITON_CACHE_DIR to a folder on a disk of this machine"
 # The module that runs torch.profiler: unless it was imported, no profiler has run.
 TRACE_MODULE = "systems.profiling.torch_trace"
 # Environment variable that makes CUPTI detach after a profile, and the first CUDA
@@ -94,7 +93,8 @@ def why_unwritable(folder: Path) -> str:
         with TemporaryFile(dir=folder):
             return ""
     except OSError as error:
-        return f"can't keep compiled kernels in {folder}: {error.strerror}; {REMEDY}"
+        fault = f"can't keep compiled kernels in {folder}: {error.strerror}"
+        return f"{fault}; set TRITON_CACHE_DIR to a folder on a disk of this machine"
 
 
 # --8<-- [start:detach_cupti]

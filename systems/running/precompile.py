@@ -89,12 +89,10 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     kind_of = [implementation_or_execution(config) for config in configs]
     rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
     shares = [rows[i::count] for i in range(min(count, len(rows)))]
-    if needed_bytes := getattr(
-        import_module(STEMS[stem].module), "precompile_bytes", None
-    ):
+    if bytes_of := getattr(import_module(STEMS[stem].module), "precompile_bytes", None):
         import torch
 
-        needs = {row: needed_bytes(configs[row]) for row in rows}
+        needs = {row: bytes_of(configs[row]) for row in rows}
         shares = divide_rows(needs, count, torch.cuda.mem_get_info()[0])
     module = "systems.running.precompile"
     base = [sys.executable, "-m", module, stem, grid, str(os.getpid())]

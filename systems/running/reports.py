@@ -30,6 +30,14 @@ def reserve_stdout() -> None:
 def exit_when_terminated() -> None:
     """Make SIGTERM raise SystemExit, so that `finally` blocks clean up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.unraisablehook = exit_again
+
+
+def exit_again(ignored: Any) -> None:
+    """Send SIGTERM again if a destructor or a weak reference swallowed SystemExit."""
+    if ignored.exc_type is not SystemExit:
+        return sys.__unraisablehook__(ignored)
+    threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGTERM]).start()
 
 
 def end_with_parent(parent: int) -> None:

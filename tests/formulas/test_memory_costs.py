@@ -100,12 +100,9 @@ def use_dtype(dtype: torch.dtype):
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("shape", "mode", "precision", "attention", "checkpoint"), CASES
-)
-def test_category_formulas_equal_recorded_passes(
-    monkeypatch, shape, mode, precision, attention, checkpoint
-):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_category_formulas_equal_recorded_passes(monkeypatch, case):
+    shape, mode, precision, attention, checkpoint = case
     if attention == "flash":
         pytest.importorskip("triton")
     monkeypatch.setitem(SIZES, "tested", SHAPES[shape])

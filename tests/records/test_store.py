@@ -24,17 +24,14 @@ from systems.records.summary import summarize
 
 def example_record() -> Record:
     gpu = ("NVIDIA H200", "nvidia-h200", "9.0", 2**37, "570.1", 700.0, [1200, 1980])
-    small, large = {"size": "small", "context": 128}, {"size": "2.7B", "context": 1024}
-    metrics = {"forward_ms": [1.5, 2.25], "peak_bytes": 7}
-    reason = "CUDA out of memory: größer als frei"
+    small, big = {"size": "small", "context": 128}, {"size": "2.7B", "context": 1024}
+    found = {"forward_ms": [1.5, 2.25], "peak_bytes": 7}
+    why = "CUDA out of memory: größer als frei"
     return Record(
         stem="end_to_end",
         kind="measured",
         device=Device(*gpu),
-        rows=[
-            Row(small, "ok", metrics, None, 1.25),
-            Row(large, "out_of_memory", {}, reason),
-        ],
+        rows=[Row(small, "ok", found, None, 1.25), Row(big, "out_of_memory", {}, why)],
         expected_rows=2,
         protocol={"tf32": "off"},
         software={"python": "3.11.7"},

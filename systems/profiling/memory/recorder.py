@@ -84,15 +84,12 @@ class Recorder:
     def find_owners(self) -> dict[int, tuple[str, str]]:
         """Return {address: (category, name)} of tensors of the model and optimizer."""
         owners: dict[int, tuple[str, str]] = {}
-        for name, tensor in [
-            *self.model.named_parameters(),
-            *self.model.named_buffers(),
-        ]:
-            owners[storage_address(tensor)] = ("weights", name)
-            if tensor.grad is not None:
-                owners[storage_address(tensor.grad)] = ("gradients", name)
+        for name, x in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            owners[storage_address(x)] = ("weights", name)
+            if x.grad is not None:
+                owners[storage_address(x.grad)] = ("gradients", name)
             for key, state in (
-                self.optimizer.state.get(tensor, {}).items() if self.optimizer else ()
+                self.optimizer.state.get(x, {}).items() if self.optimizer else ()
             ):
                 if isinstance(state, Tensor):
                     owners[storage_address(state)] = "optimizer state", f"{name}, {key}"

@@ -87,10 +87,7 @@ def test_index_page_is_small_and_loads_fast(page: Page, site: Path) -> None:
 
 
 def test_titles_and_descriptions_are_unique(site: Path, pages: list[Path]) -> None:
-    for pattern in (
-        r"<title>(.*?)</title>",
-        r'<meta name="description" content="(.*?)"',
-    ):
+    for pattern in r"<title>(.*?)</title>", r'<meta name="description" content="(.*?)"':
         said: dict[str, str] = {}
         for path in pages:
             (text,) = re.findall(pattern, path.read_text(encoding="utf-8"), re.DOTALL)

@@ -79,9 +79,7 @@ def test_code_reference_expands_linked_names(page, site):
         shown = headings.evaluate_all(
             "all => all.filter(one => one.checkVisibility()).map(one => one.id)"
         )
-        modules = page.locator("article h3[id]").evaluate_all(
-            "all => all.map(one => one.id)"
-        )
+        modules = page.locator("article h3[id]").evaluate_all("e => e.map(x => x.id)")
         assert set(shown) == {*modules, *names}, path.name
         for fold in page.locator("details.inside").all():
             inside = fold.locator("summary > code").all_inner_texts()

@@ -62,9 +62,8 @@ def test_cells_sort_by_value_with_other_text_last(page: Page) -> None:
         tables.append(f'<table class="data">{head}<tbody>{rows}</tbody></table>')
     page.set_content("".join(tables))
     page.add_script_tag(path=ROOT / "docs/assets/tablesort.js")
-    for button, (numbers, others) in zip(
-        page.locator("button").all(), CELLS, strict=True
-    ):
+    buttons = page.locator("button").all()
+    for button, (numbers, others) in zip(buttons, CELLS, strict=True):
         button.click()
         assert column_texts(page, button) == numbers + others
         button.click()
