@@ -111,8 +111,8 @@ def is_quick_folder(results: Path) -> bool:
 
 
 def list_record_files(results: Path) -> list[Path]:
-    """Return the paths of all complete and partial records. Raise OSError for a folder
-    that can't be listed, which `glob` would ignore.
+    """Return the paths of all complete and partial records, without hidden files. Raise
+    OSError for a folder that can't be listed, which `glob` would ignore.
     """
     try:
         folders = [entry.path for entry in os.scandir(results) if entry.is_dir()]
@@ -122,7 +122,7 @@ def list_record_files(results: Path) -> list[Path]:
         Path(entry.path)
         for folder in folders
         for entry in os.scandir(folder)
-        if entry.name.endswith(store.SUFFIX)
+        if entry.name.endswith(store.SUFFIX) and not entry.name.startswith(".")
     )
 
 
