@@ -1,12 +1,12 @@
-"""Optimization steps of `flash_ablation`, for `spanning.ladder`, and launch choices."""
+"""Optimization steps of `flash_ablation`, for `spanning.ladder`, and facts."""
 
 from typing import NamedTuple
 
 from systems.records.record import Record
 from tools.render.fragments import Fragments
-from tools.render.frame import Frame, Line, frame
+from tools.render.frame import frame
 from tools.render.load import read_constant
-from tools.render.rows import fmt
+from tools.render.rows import fmt, span
 
 # Names (None: all) in modules whose changes make the file of `compile_steps.py` stale.
 ABLATION = "systems.experiments.flash_ablation"
@@ -56,50 +56,15 @@ BACKWARD = {
     ),
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
-STEPS = FORWARD | BACKWARD
-# Choices at launch: (baseline step, step with the choice, description, predicted
-# speedups forward and backward). The speedups were predicted after a few trials.
-CHOICES = [
-    (
-        "unshared",
-        "shared",
-        "a loop is split among programs: 1 head, N = 4096, d = 64, bf16",
-        ("2: 64 tiles for 132 SMs", "1.5: and three launches more"),
-    ),
-    (
-        "in_turn",
-        "together",
-        "long tiles of several heads first: 16 heads, N = 2048, d = 128, fp32",
-        ("1.4: no head's long tiles start last", "1.4: the same"),
-    ),
-    (
-        "cut_in_steps",
-        "cut_ahead",
-        "fp32 is split into limbs once, ahead: 16 heads, N = 4096, d = 64, fp32",
-        ("1.1: else each program splits all keys", "1.2: the same, for more matmuls"),
-    ),
-]
+# Choices at launch: names of the steps without and with it, before the pass.
+PASSES = ("forward", "backward")
+CHOICES = {
+    "split_loop": ("unshared", "shared"),
+    "long_first": ("in_turn", "together"),
+    "limbs_ahead": ("cut_in_steps", "cut_ahead"),
+}
 PATH_OF_HOPPER: tuple[str, ...] = read_constant("flash_ablation", "HOPPER_STEPS")
 fragments = Fragments()
-
-
-@fragments.add("choices.md", "**What each choice gains** at the shape that it targets.")
-def choices_table(record: Record) -> str:
-    found = Frame(
-        Line(what=case, of=of, predicted=predicted, pair=(f"{a}_{of}", f"{b}_{of}"))
-        for a, b, case, predictions in CHOICES
-        for of, predicted in zip(("forward", "backward"), predictions, strict=True)
-        if frame(record, step=f"{a}_{of}")
-    )
-    return found.table(
-        ("what", "what"),
-        ("pass", "of"),
-        ("predicted gain", "predicted"),
-        ("without, ms", lambda x: step_ms(record, x["pair"][0]), "{:.3f}"),
-        ("with, ms", lambda x: step_ms(record, x["pair"][1]), "{:.3f}"),
-        ("gain", lambda x: speedup(record, *x["pair"]), "{:.2f}"),
-        left=3,
-    )
 
 
 def step_ms(record: Record | None, step: str) -> float:
@@ -118,4 +83,11 @@ def facts(record: Record | None) -> dict[str, str]:
         "atomic_over_first": speedup(record, "first_backward", "atomic_backward"),
         "plain_over_first": speedup(record, "first_backward", "plain_backward"),
     }
-    return {name: fmt(value, "{:.5f}") for name, value in gains.items()}
+    chosen = {
+        name: [speedup(record, f"{a}_{of}", f"{b}_{of}") for of in PASSES]
+        for name, (a, b) in CHOICES.items()
+    }
+    return {
+        **{name: fmt(value, "{:.5f}") for name, value in gains.items()},
+        **{name: span(values, "{:.5f}") for name, values in chosen.items()},
+    }
