@@ -63,13 +63,8 @@ ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 REST = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
-# Matches a listing of shell commands.
-COMMANDS = re.compile(
-    r'(<div class="language-console[^"]*"[^>]*><pre>(?:<span></span>)?<code>)'
-    r"((?!<span class=\"line\">).*?)</code>",
-    re.DOTALL,
-)
-# Matches an option of a command, such as --quick.
+# Matches a listing of shell commands, and an option of a command, such as --quick.
+COMMANDS = re.compile(r'<div class="language-console.*?</pre>', re.DOTALL)
 OPTION = re.compile(r"(?<=[>\s])--?[a-z][\w-]*(?![^<]*>)")
 # NUMBER matches a cell with a number, which may have a sign, a spread, a unit and a
 # remark in parentheses; NO_NUMBER matches a cell that says why a number is missing.
@@ -109,7 +104,8 @@ BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 def finish_page(page_html: str) -> str:
     """Convert maths, frame tables, number figures, remove repeated tooltips."""
-    text = convert_maths(dedupe_tooltips(COMMANDS.sub(split_commands, page_html)))
+    text = COMMANDS.sub(mark_options, page_html)
+    text = convert_maths(dedupe_tooltips(text))
     text = number_figures(frame_tables(text))
     return map_text(text, lambda part: UNIT.sub("\N{NO-BREAK SPACE}", part))
 
@@ -121,14 +117,9 @@ def map_text(page_html: str, change: Callable[[str], str]) -> str:
     )
 
 
-def split_commands(match: re.Match[str]) -> str:
-    """Put each line and option of a shell listing in a span, for wrapping by CSS."""
-    lines = match[2].removesuffix("\n").split("\n")
-    if any(line.count("<span") != line.count("</span") for line in lines):
-        return match[0]
-    marked = (OPTION.sub(r'<span class="option">\g<0></span>', line) for line in lines)
-    text = "".join(f'<span class="line">{line}</span>\n' for line in marked)
-    return f"{match[1]}{text}</code>"
+def mark_options(listing: re.Match[str]) -> str:
+    """Put each option in a span, because CSS lets no line break inside it."""
+    return OPTION.sub(r'<span class="option">\g<0></span>', listing[0])
 
 
 class PageFinisher(Postprocessor):

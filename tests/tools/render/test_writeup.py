@@ -24,9 +24,13 @@ UNASKED |= {"flash_peers", "flash_leaderboard", "flash_ablation"}
 def test_writeup_page_lists_problems_in_order():
     assert sum(problem.points for problem in PROBLEMS) == 98 and len(PROBLEMS) == 11
     heading = r"^## (.+) \{ #(\w+) \}\n\n(.+)\n\{ \.tag \}$"
+    tags = (
+        f"NYU {p.section}" if p.section else f"CS336 {max(p.stanford)}"
+        for p in PROBLEMS
+    )
     assert re.findall(heading, PAGE, re.MULTILINE) == [
-        (f"{n}. {p.title}", p.name, f"{p.assignment} · `{p.name}`")
-        for n, p in enumerate(PROBLEMS, start=1)
+        (f"{n}. {p.title}", p.name, f"{tag} · `{p.name}`")
+        for n, (p, tag) in enumerate(zip(PROBLEMS, tags, strict=True), start=1)
     ]
     pages = [answer.page for answer in ANSWERS]
     assert re.findall(r"writeup\.md:asked-(\w+)", PAGE) == pages

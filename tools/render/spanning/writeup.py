@@ -39,11 +39,6 @@ class Problem:
     # Section and points in CS336, by year.
     stanford: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def assignment(self) -> str:
-        """The course that asks the problem: NYU with section, or CS336 with year."""
-        return f"NYU {self.section}" if self.section else f"CS336 {max(self.stanford)}"
-
 
 def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
     """Return the problems in order. Raise TypeError for a missing or unknown field."""
