@@ -56,6 +56,7 @@ BACKWARD = {
     ),
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
+STEPS = FORWARD | BACKWARD
 # Choices at launch: names of the steps without and with it, before the pass.
 PASSES = ("forward", "backward")
 CHOICES = {
