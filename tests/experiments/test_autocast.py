@@ -7,7 +7,7 @@ import pytest
 from systems.benchmarking import timing
 from systems.experiments import autocast
 from systems.experiments.autocast import Config
-from tests.cuda_autocast import cuda_autocast
+from tests.cpu_allocator import cuda_autocast
 from tests.factories import read_record
 
 LOW = "the dtype of autocast"

@@ -340,14 +340,6 @@ def test_attention_times_passes_and_lists_tensors(quick_compiler, causal, execut
     assert not any(name.endswith(("_bytes", "_kernels")) for name in metrics)
 
 
-def test_plain_attention_masks_if_causal():
-    q, k, v = torch.randn(3, 2, 1, 5, 4)
-    plain, masked = (attention.choose_attention(on)(q, k, v) for on in (False, True))
-    # The mask changes the first query's result, not the last query's.
-    assert torch.equal(plain[..., -1, :], masked[..., -1, :])
-    assert torch.allclose(masked[..., 0, :], v[..., 0, :])
-
-
 SHORT: dict[str, Any] = {"context": 6, "batch": 2, "vocab": 50}
 
 
