@@ -114,6 +114,7 @@ def test_kernels_of_each_gpu_compile_and_fit(name, tmp_path):
             # The assembler must not fall back to 32 registers and spill the rest.
             assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
             assert needs.stack_bytes < 1024, (of, needs)
+            assert needs.blocks_per_sm(gpu) >= 1
             if of in ("many", "few") and needs.loop:
                 spills = needs.loop["spilled"] > 0 or spill_share(needs) > 0.05
                 assert not spills or (name, needs.kernel) in SPILLS, (of, needs)
@@ -162,3 +163,21 @@ def test_largest_tiles_fit_and_spill_little(name, tmp_path):
         assert needs.shared_bytes <= TARGETS[name].block_bytes, needs
         # On Hopper these tiles were the fastest, although they spill.
         assert name == "h100" or spill_share(needs) <= 0.2, needs
+
+
+@pytest.mark.parametrize(
+    ("needs", "programs"),
+    [
+        # Registers: two programs of four warps with 255 each, or three with 168 each.
+        (KernelNeeds("", "", 4, 0, 255, 0), 2),
+        (KernelNeeds("", "", 4, 0, 168, 0), 3),
+        # Shared memory: each of two programs takes 81 of 164 KiB, and 1 KiB for CUDA.
+        (KernelNeeds("", "", 4, 81 * 1024, 32, 0), 2),
+        (KernelNeeds("", "", 4, 82 * 1024, 32, 0), 1),
+        # Warps: an SM of an A100 has 64, in at most 32 programs.
+        (KernelNeeds("", "", 4, 0, 16, 0), 16),
+        (KernelNeeds("", "", 1, 0, 16, 0), 32),
+    ],
+)
+def test_each_resource_limits_thread_blocks_per_sm(needs, programs):
+    assert needs.blocks_per_sm(TARGETS["a100"]) == programs
