@@ -79,9 +79,7 @@ class Allocator(TorchDispatchMode):
             {
                 "device": 0,
                 "address": address,
-                "blocks": [
-                    {"state": "active_allocated", "size": size, "frames": frames}
-                ],
+                "blocks": [{"state": "active", "size": size, "frames": frames}],
             }
             for address, (size, frames) in self.live.items()
         ]

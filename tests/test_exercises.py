@@ -156,6 +156,9 @@ def fill_in(checks, name: str, key: dict[str, str]) -> str:
 def test_each_exercise_has_a_check_and_a_solution(checks):
     names = sorted(path.stem for path in FOLDER.glob("[0-9]*.py"))
     assert names == list(checks.CHECKS) == list(KEYS)
+    done = run_python("-m", "pytest", "docs/exercises", "-k", "row or nothing")
+    listed = f"ERROR: no exercise is named nothing; there are: {', '.join(names)}\n\n"
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", listed)
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -17,12 +17,7 @@ NAMES: tuple[str, ...] = ("o", "lse", "dq", "dk", "dv")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 HEAD_DIMS = [16, 32, 64, 80, 96, 128, 256]
 # Upper bounds of errors, relative to max(1, largest exact value).
-CAP = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-3,
-    torch.float16: 2e-2,
-    torch.bfloat16: 1e-1,
-}
+CAP = {torch.double: 1e-10, torch.float32: 1e-3, torch.half: 2e-2, torch.bfloat16: 0.1}
 
 
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

@@ -15,11 +15,7 @@ from tests.attention.checks import (
 )
 
 # bfloat16 needs a GPU: Triton's interpreter multiplies its bit patterns as integers.
-DTYPES = [
-    torch.float32,
-    torch.float16,
-    pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
-]
+DTYPES = [torch.float, torch.half, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 

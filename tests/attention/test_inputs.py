@@ -44,9 +44,7 @@ zeros: Any = torch.zeros
 def embed_in_nan(x: torch.Tensor) -> torch.Tensor:
     """Return a copy of x as a view into a larger memory that is NaN elsewhere."""
     *lead, n, d = x.shape
-    memory = torch.full(
-        (*lead, n + 70, d + 9), float("nan"), dtype=x.dtype, device=x.device
-    )
+    memory = x.new_full((*lead, n + 70, d + 9), float("nan"))
     view = memory[..., 3 : n + 3, 2 : d + 2]
     view.copy_(x)
     return view
