@@ -91,9 +91,8 @@ def test_script_prints_out_of_memory(kind, monkeypatch, capsys):
         run_script(monkeypatch, capsys, SCRIPTS[0])
     assert "error: out of memory: --size, --context or" in capsys.readouterr().err
     full.side_effect = RuntimeError("an illegal memory access was encountered")
-    for path in SCRIPTS[:2]:
-        with pytest.raises(RuntimeError, match="illegal"):
-            run_script(monkeypatch, capsys, path)
+    with pytest.raises(RuntimeError, match="illegal"):
+        run_script(monkeypatch, capsys, SCRIPTS[1])
 
 
 def run_on_cpu(monkeypatch, capsys, path, *arguments, cuda=None):

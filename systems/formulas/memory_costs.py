@@ -54,10 +54,14 @@ class Pass:
     embeddings: int = 2
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a name that is not in `KNOWN`."""
+        """Raise ValueError for a name that is not in `KNOWN`, or a number too small."""
         for field, known in KNOWN.items():
             if (name := getattr(self, field)) not in known.split():
                 raise ValueError(f"{field} is {name!r}, must be one of: {known}")
+        for field, value in vars(self).items():
+            least = int(field in "context batch vocab kv_heads embeddings".split())
+            if isinstance(value, int) and value < least:
+                raise ValueError(f"{field} is {value}, must be at least {least}")
 
     @property
     def shape(self) -> ModelSize:

@@ -67,10 +67,8 @@ class DtypeTrace(TorchDispatchMode):
     def note_state(self, optimizer: torch.optim.Optimizer) -> None:
         self.scopes.pop()
         for state in optimizer.state.values():
-            tensors = {name: x for name, x in state.items() if isinstance(x, Tensor)}
-            self.optimizer_state |= {
-                name: DTYPE_NAMES[x.dtype] for name, x in tensors.items()
-            }
+            found = {name: x for name, x in state.items() if isinstance(x, Tensor)}
+            self.optimizer_state |= {k: DTYPE_NAMES[x.dtype] for k, x in found.items()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -178,14 +178,12 @@ def attribute_kernels(
     launches = [launch for *_, launch in runs if launch is not None]
     marks_at, ops_at = find_open_spans(phases, launches), find_open_spans(ops, launches)
     kernels = []
-    for name, start, end, launch in runs:
+    for name, start, end, call in runs:
         marks, op = [], None
-        if launch is not None:
-            same_thread = [s for s in marks_at[launch] if s.thread == launch.thread]
-            marks = same_thread or marks_at[launch]
-            op = next(
-                (s.name for s in ops_at[launch] if s.thread == launch.thread), None
-            )
+        if call is not None:
+            same_thread = [s for s in marks_at[call] if s.thread == call.thread]
+            marks = same_thread or marks_at[call]
+            op = next((s.name for s in ops_at[call] if s.thread == call.thread), None)
         kernels.append(Kernel(name, start, end, tuple(marks), op))
     return kernels
     # --8<-- [end:attribute]

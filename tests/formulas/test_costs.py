@@ -67,7 +67,6 @@ def test_attention_flops_equal_pytorch_s_counter():
     both = costs.ATTENTION_MATMULS["both"]
     assert matmuls["forward"] + matmuls["one_pass"] == both
     assert matmuls["forward"] + matmuls["dkdv"] + matmuls["dq"] == both + 2
-    # Kernels with matmuls exponentiate once.
     for work in costs.KERNELS.values():
         assert work.exponentials == min(work.matmuls, 1) and work.tensors > 0
 

@@ -53,7 +53,6 @@ def test_primary_gpu_without_records_is_rejected(read_primary, tmp_path):
     with pytest.raises(RecordError, match=r"'A-GPU', and no .*; there are: a-gpu$"):
         load.load_records(tmp_path / "results")
     read_primary("primary_gpu: a-gpu")
-    # macOS adds hidden files.
     (tmp_path / "results/a-gpu/._warmup.json").touch()
     assert len(load.load_records(tmp_path / "results")["warmup"]) == 2
 
