@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from systems import escape_text
-from systems.records.record import Row
-from systems.records.rules import faults_in_metrics
+from systems.records.record import Row, faults_in_metrics
 
 # Error messages of PyTorch if host memory runs out or a tensor's size overflows.
 NO_HOST_MEMORY = (

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import structs
 
 from systems.records.files import open_regular, write_atomically
-from systems.records.record import Record
-from systems.records.rules import record_faults
+from systems.records.record import Record, record_faults
 
 SCHEMA = 3
 SUFFIX, PARTIAL_SUFFIX = ".json", ".partial.json"

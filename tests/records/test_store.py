@@ -16,8 +16,7 @@ from msgspec import to_builtins
 
 from systems.records import store
 from systems.records.device import Device
-from systems.records.record import Git, Record, Row
-from systems.records.rules import record_faults
+from systems.records.record import Git, Record, Row, record_faults
 from systems.records.store import RecordError
 from systems.records.summary import summarize
 
