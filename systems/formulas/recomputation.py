@@ -24,14 +24,14 @@ from systems.formulas.memory_peak import (
 )
 
 
-def count_kept_inputs(strategy: str, layers: int, block: int, run: int = 1) -> int:
+def count_kept_inputs(strategy: str, layers: int, block: int) -> int:
     """Return the number of block inputs in memory while `block` is recomputed."""
     if strategy == "halving":
         # The model's input, and that of each nested second half around `block`.
         return 1 + sum(second for second in in_second_halves(layers, block))
     if strategy == "chain":
         return min(block, 2)
-    return (block - 1) // run + 1
+    return block
 
 
 def count_forward_passes(strategy: str, layers: int) -> float:
@@ -96,7 +96,8 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
         ends = peak_candidates(single)
         # At the loss and the embedding, strategies differ only in the saved inputs.
         layers = p.shape.num_layers
-        extra = count_saved_inputs(strategy, layers) - layers
+        saved_inputs = {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
+        extra = saved_inputs - layers
         for when in ("after the forward pass", "backward, the loss"):
             saved = ends[when]["saved activations"] + extra * residual_bytes(p)
             yield ends[when] | {"saved activations": saved}
@@ -106,11 +107,6 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
             always = last["temporaries"] - residual_bytes(p)
             totals = {"weights": last["weights"]} | moment
             yield totals | {"temporaries": totals["temporaries"] + always}
-
-
-def count_saved_inputs(strategy: str, layers: int) -> int:
-    """Return how many inputs "half_blocks", "halving" or "chain" saves in forward."""
-    return {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
 
 
 def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:

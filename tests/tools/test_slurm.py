@@ -18,36 +18,7 @@ from tests.factories import regen_command, wait_until
 from tests.needed import skip_or_fail
 
 FILE = "tools/regen_tables.sbatch"
-SETTINGS = """
-ClusterName=tests
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-AuthType=auth/munge
-# What is queued again waits until its credential has expired: two minutes by default.
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
-KillWait=5
-GresTypes=gpu
-SlurmdParameters=config_overrides
-NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=99999 Gres=gpu:1
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-PartitionName=main Nodes=node1 Default=YES PriorityTier=1
-PartitionName=urgent Nodes=node1 PriorityTier=2
-"""
+SETTINGS = Path(__file__).with_name("slurm.conf")
 
 
 def free_port() -> int:
@@ -67,7 +38,7 @@ def slurm(tmp_path) -> Iterator[Callable[..., str]]:
     folder = tmp_path / "slurm"
     (folder / "state").mkdir(parents=True)
     host, ports = socket.gethostname().split(".")[0], (free_port(), free_port())
-    settings = SETTINGS.format(host=host, folder=folder, ports=ports)
+    settings = SETTINGS.read_text().format(host=host, folder=folder, ports=ports)
     (folder / "slurm.conf").write_text(settings)
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
     (folder / "key").write_bytes(os.urandom(128))
