@@ -144,10 +144,8 @@ def load_records(results: Path) -> dict[str, list[Record]]:
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
         )
-    for of_stem in found.values():
-        of_stem.sort(
-            key=lambda r: (r.kind == "reported", not is_primary(r), r.device.slug)
-        )
+    for rs in found.values():
+        rs.sort(key=lambda r: (r.kind == "reported", not is_primary(r), r.device.slug))
     return found
 
 

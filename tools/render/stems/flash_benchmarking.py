@@ -96,9 +96,8 @@ def memory_mib(x: Line) -> float:
 
 @fragments.add(
     "lengths.md",
-    "**The longer the head, the nearer FlashAttention comes to the peak.** GPU time "
-    "of forward + backward of one head, head dimension 64; the peak is the data "
-    "sheet's for that dtype.",
+    "**Time and share of the peak at each length:** GPU time of forward + backward of "
+    "one head, head dimension 64; the peak is the data sheet's for that dtype.",
 )
 def lengths_table(record: Record) -> str:
     times = [
