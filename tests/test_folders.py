@@ -14,10 +14,6 @@ from systems import ROOT
 from tests.needed import run_python
 
 
-def source_files(*folders: str) -> Iterator[Path]:
-    return (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-
-
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
@@ -39,7 +35,10 @@ def imported_names(path: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def import_graph() -> dict[str, set[str]]:
     """Return the project's modules that each module imports."""
-    paths = {module_name(path): path for path in source_files("systems", "tools")}
+    files = (
+        path for top in ("systems", "tools") for path in (ROOT / top).rglob("*.py")
+    )
+    paths = {module_name(path): path for path in files}
     names = {module: set(imported_names(path)) for module, path in paths.items()}
     # A name that is no module is defined in the module before its last dot.
     found = {

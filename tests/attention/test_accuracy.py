@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton
 from systems.attention.recompute import recompute_backward
@@ -258,15 +257,10 @@ def test_reference_equals_attention_by_hand():
         assert torch.allclose(result["lse"][0, i], lse, atol=1e-12)
 
 
-def mixed_magnitudes(device) -> Tensor:
-    """Return numbers of both signs and many magnitudes."""
-    return torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_to_the_nearest(dtype, device):
     """Ties round to even, as on a GPU. The interpreter itself would truncate."""
-    x = mixed_magnitudes(device)
+    x = torch.randn(512, device=device) * torch.logspace(-6, 4, 512, device=device)
     x[:8] = torch.tensor(
         [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 2 - 2**-9, 0.5, -3.0, 1.0, 65000.0]
     )

@@ -2,6 +2,7 @@
 
 from statistics import median
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -58,27 +59,13 @@ def test_rounds_append_samples_after_a_warm_up(monkeypatch):
     assert calls == ["step", asked] * 2
 
 
-@pytest.fixture
-def fake_do_bench(monkeypatch):
-    """Replace do_bench; return the list of its options, and the times it returns."""
-    import triton.testing
-
-    calls, times = [], [1.0]
-
-    def return_times(work, **options):
-        calls.append(options)
-        return times
-
-    monkeypatch.setattr(triton.testing, "do_bench", return_times)
-    return calls, times
-
-
 @pytest.mark.parametrize("count", [1, 29, 30, 31, 1000])
-def test_kept_samples_span_the_run(fake_do_bench, count):
-    fake_do_bench[1][:] = [i + 1e-9 for i in range(count)]
-    kept = do_bench_ms(lambda: None, "cuda", warmup_ms=7, rep_ms=9)
+def test_kept_samples_span_the_run(count, monkeypatch):
+    do_bench = Mock(return_value=[i + 1e-9 for i in range(count)])
+    monkeypatch.setattr("triton.testing.do_bench", do_bench)
+    kept = do_bench_ms(print, "cuda", warmup_ms=7, rep_ms=9)
     most = gpu_time.SAMPLES_KEPT
-    assert fake_do_bench[0] == [{"warmup": 7, "rep": 9, "return_mode": "all"}]
+    do_bench.assert_called_once_with(print, warmup=7, rep=9, return_mode="all")
     assert min(count, most // 2) <= len(kept) <= most
     # Samples are evenly spaced.
     steps = {b - a for a, b in zip(kept, kept[1:], strict=False)}
@@ -138,15 +125,9 @@ def test_matmul_restores_float32_precision(set_precision, monkeypatch):
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-@pytest.fixture
-def detach_after():
-    yield
-    detach_cupti()
-
-
 @pytest.mark.gpu
 @pytest.mark.alone
-def test_kernel_sums_and_graphs_agree_on_gpu_time(detach_after):
+def test_kernel_sums_and_graphs_agree_on_gpu_time():
     """The sum of kernel times is at most the wall-clock time, and near a graph's."""
     work = Workload("cuda", "medium", 512, "step", "fp32")
     clear = work.model.zero_grad
@@ -154,6 +135,7 @@ def test_kernel_sums_and_graphs_agree_on_gpu_time(detach_after):
     with capture(work.step, clear, "cuda") as replay:
         graph = timing.measure(replay, warmup=1, repeats=5, device="cuda")
     found = gpu_time.measure(work.step, "cuda", between=clear, counted=True)
+    detach_cupti()
     for phase in phases.PHASES:
         kernels = median(found[f"{phase}_gpu_ms"])
         assert found[f"{phase}_kernels"] > 0 and len(found[f"{phase}_gpu_ms"]) == 2

@@ -32,9 +32,6 @@ def fake_graphs(monkeypatch):
         graph.extend(events[before:])
         events.append("captured")
 
-    def free_workspaces():
-        events.append("workspaces")
-
     side = SimpleNamespace(wait_stream=lambda other: None)
     for name, value in {
         "graph_pool_handle": lambda: "pool",
@@ -46,22 +43,17 @@ def fake_graphs(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(graphs, "shared_stream", lambda: side)
-    name = "_cuda_clearCublasWorkspaces"
-    monkeypatch.setattr(torch._C, name, free_workspaces, raising=False)
+    free = ("_cuda_clearCublasWorkspaces", lambda: events.append("workspaces"))
+    monkeypatch.setattr(torch._C, *free, raising=False)
     return events
 
 
-def make_step(events):
+def test_each_phase_is_captured_and_replayed_in_order(fake_graphs):
     def step(phase):
         for name in ("forward", "backward"):
             with phase(name):
-                events.append(f"launch {name}")
+                fake_graphs.append(f"launch {name}")
 
-    return step
-
-
-def test_each_phase_is_captured_and_replayed_in_order(fake_graphs):
-    step = make_step(fake_graphs)
     with graphs.capture(step, lambda: fake_graphs.append("clear"), "cuda") as replay:
         launches = "launch forward", "launch backward"
         captures = "launch forward", "captured", "launch backward", "captured"

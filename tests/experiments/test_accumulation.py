@@ -10,7 +10,6 @@ from systems.benchmarking import timing
 from systems.experiments import accumulation
 from systems.precision.number_formats import FORMATS, find_stall
 from systems.records.outcome import measure_row
-from systems.records.record import Record
 from tests.factories import make_gpu, make_record, read_record
 from tools.render.stems import accumulation as builder
 
@@ -66,14 +65,9 @@ def test_a_difference_between_devices_is_counted(monkeypatch):
     assert row["differing_steps"] == 1 and row["last_change"] == 3
 
 
-@pytest.fixture(scope="module")
-def new_record() -> Record:
+def test_errors_of_term_and_addition_add_up():
     rows = [measure_row(c, accumulation.run) for c in accumulation.configs()]
-    return make_record("accumulation", *rows, device=make_gpu())
-
-
-def test_errors_of_term_and_addition_add_up(new_record):
-    found = builder.sums(new_record)
+    found = builder.sums(make_record("accumulation", *rows, device=make_gpu()))
     for x in found:
         total = Fraction(x["device_result"])
         assert x["of_term"] + x["of_adding"] == x["error"]

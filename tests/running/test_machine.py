@@ -20,18 +20,7 @@ from tools import regen_tables
 A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
 
 
-@pytest.fixture
-def set_cuda(monkeypatch):
-    """Return a function that sets torch's CUDA version and the driver's newest one."""
-
-    def set_versions(built: str | None, runs: tuple[int, int] | None) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setattr(torch.version, "cuda", built)
-        monkeypatch.setattr(machine, "newest_cuda", lambda: runs)
-
-    return set_versions
-
-
+# By the CUDA version that torch is built for, and the newest that the driver runs.
 WHY = {
     (None, (12, 2)): "install a CUDA build of torch",
     ("13.0", (12, 2)): "it is built for CUDA 13.0, and driver 535.54 runs CUDA 12.2 at "
@@ -43,8 +32,10 @@ WHY = {
 
 
 @pytest.mark.parametrize(("built", "runs"), WHY)
-def test_unusable_gpu_gives_the_reason(built, runs, set_cuda, monkeypatch, capsys):
-    set_cuda(built, runs)
+def test_unusable_gpu_gives_the_reason(built, runs, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(machine, "newest_cuda", lambda: runs)
     with pytest.raises(CannotStart) as refused:
         machine.check_torch(A100)
     line = str(refused.value)

@@ -62,12 +62,6 @@ def read_indices(path: Path) -> list[int]:
     return [row.config["index"] for row in store.read(path).rows]
 
 
-def read_row(path: Path, index: int):
-    row = store.read(path).find(index=index)
-    assert row is not None
-    return row
-
-
 def fail_row(monkeypatch, index: int, error: Exception) -> None:
     real = fake_stem.run
 
@@ -282,8 +276,9 @@ def test_failed_rows_are_not_published(run, monkeypatch, record_file, partial_fi
         failed = {"event": "failed", "failed": 1, "missing": 0}
         assert outcome.code == 1 and outcome.events[-1] == failed
         assert outcome.measured == ALL and "no such kernel" in outcome.stderr
-        row = read_row(partial_file, 4)
-        assert (row.status, row.reason) == ("failed", "RuntimeError: no such kernel")
+        row = store.read(partial_file).rows[2]
+        assert (row.config["index"], row.status) == (4, "failed")
+        assert row.reason == "RuntimeError: no such kernel"
         assert run().measured == [4] and not record_file.exists()
     assert run().measured == [4]
     assert store.read(record_file).complete and not partial_file.exists()

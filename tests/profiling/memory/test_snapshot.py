@@ -109,12 +109,6 @@ def training_step() -> tuple[Pool, list[Mark]]:
     return pool, marks
 
 
-@pytest.fixture
-def history() -> History:
-    pool, marks = training_step()
-    return build_history(pool.snapshot(), marks)
-
-
 def test_older_blocks_live_from_the_first_event():
     pool = Pool(old=MIB)
     pool.allocate("new", MIB)
@@ -123,7 +117,9 @@ def test_older_blocks_live_from_the_first_event():
     assert [(b.start, b.end) for b in blocks if b.older] == [(0, 1)]
 
 
-def test_digest_of_a_hand_made_history_is_right(history):
+def test_digest_of_a_hand_made_history_is_right():
+    pool, marks = training_step()
+    history = build_history(pool.snapshot(), marks)
     found = summarize(history, timeline=True)
     assert found["peak_requested_bytes"] == 278 * MIB
     assert found["peak_phase"] == "backward"
