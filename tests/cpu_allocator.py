@@ -1,6 +1,6 @@
 """Imitate a GPU on a CPU: the history of CUDA's allocator, in which each storage of a
 fake tensor is a block, and CUDA's autocast. On a GPU, test_recorder.py checks the same
-sums with the real allocator; test_autocast.py compares the dtypes with a GPU's record.
+sums with the real allocator; test_precision.py compares the dtypes with a GPU's record.
 """
 
 import sys

@@ -1,7 +1,8 @@
-"""Test which kernels run on a GPU, and how setup check and log give the reason."""
+"""Test which kernels run on a GPU, with which launch configurations, or why not."""
 
 import re
 from functools import cache
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,22 @@ import torch
 from systems.attention import dispatch
 from systems.attention.dispatch import choose_backend
 from systems.attention.hopper import limits
-from systems.attention.triton import available
-from systems.attention.triton.available import check_device, describe_kernels
+from systems.attention.relaunch import Layout
+from systems.attention.triton import available, chooser, configs, launches
+from systems.attention.triton.available import TABLES, check_device, describe_kernels
+from systems.attention.triton.chooser import (
+    choose_config,
+    pad_head_dim,
+    select_by_mask,
+    table_name,
+)
+from systems.attention.triton.configs import (
+    choose_head_swizzle,
+    count_splits,
+)
 from systems.attention.triton.primitives import INTERPRETED
+from systems.attention.triton.tables import CONFIGS, FEW_ROWS
+from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
 from systems.check_setup import attention_status
 from tests.attention.checks import FakeGpuTensor, fake_tensor
 
@@ -120,7 +134,7 @@ def test_both_launch_paths_check_the_device(device, monkeypatch):
     assert check_device.__wrapped__(torch.device("cpu")) is None
 
 
-KERNELS = {
+REASONS = {
     ((9, 0), "3.6.0"): ("runs, for large inputs", "configurations of Hopper"),
     ((9, 0), "3.10.0"): ("needs Triton 3.6, ", "configurations of Hopper"),
     ((8, 0), "3.6.0"): ("needs a GPU of compute capability 9.0", "of the A100"),
@@ -131,11 +145,11 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("machine", KERNELS, ids=str)
+@pytest.mark.parametrize("machine", REASONS, ids=str)
 def test_setup_check_names_kernels_and_reasons(machine, fake_gpu):
     """The setup check and the error of backend="hopper" give the same reason."""
     fake_gpu(*machine)
-    status, (hopper_says, triton_says) = attention_status("cuda:0"), KERNELS[machine]
+    status, (hopper_says, triton_says) = attention_status("cuda:0"), REASONS[machine]
     assert list(status) == ["hopper", "triton"]
     assert hopper_says in status["hopper"] and triton_says in status["triton"]
     x = fake_tensor(*LARGE)
@@ -150,3 +164,125 @@ def test_setup_check_finds_no_kernels_on_a_cpu(monkeypatch):
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
     for text in describe_kernels(torch.device("cpu")).values():
         assert text.startswith("needs a CUDA GPU, found cpu")
+
+
+@pytest.fixture(autouse=True)
+def ignore_tuned(monkeypatch):
+    """Ignore configurations tuned on this machine."""
+    monkeypatch.setattr(chooser, "load_tuned", lambda device: {})
+
+
+CUDA = torch.device("cuda")
+
+
+def test_config_table_is_complete():
+    for arch, by_arithmetic in CONFIGS.items():
+        assert set(by_arithmetic) == set(launches.LIMBS), arch
+        for by_kernel in by_arithmetic.values():
+            assert set(by_kernel) == set(KERNELS)
+            for by_d in by_kernel.values():
+                assert set(by_d) == set(HEAD_DIMS)
+                for entry in by_d.values():
+                    for config in (select_by_mask(entry, c) for c in (True, False)):
+                        assert {config.q, config.k} <= {16, 32, 64, 128, 256}
+                        assert config.warps in (4, 8) and config.stages >= 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "unit"),
+    [
+        ((2, 3, 5, 40), (600, 200, 40, 1), 8),
+        # Triton itself checks divisibility by 16.
+        ((2, 4, 8, 48), (1536, 384, 48, 1), 1),
+        ((2, 3, 5, 40), (3 * 5 * 41, 5 * 41, 41, 1), 1),
+        # With a batch of one, the stride of the batch does not matter.
+        ((1, 3, 5, 40), (7, 200, 40, 1), 8),
+        ((1, 1, 1, 40), (7, 7, 7, 1), 1),
+    ],
+)
+def test_stride_divisor_is_eight_or_one(shape, strides, unit):
+    assert launches.find_stride_divisor(Layout(shape, strides)) == unit
+    other = Layout((2, 4, 8, 16), (512, 128, 16, 1))
+    assert launches.find_stride_divisor(other, Layout(shape, strides)) == unit
+
+
+def test_every_gpu_has_configurations():
+    named = {
+        "sm_80": [(8, 0)],
+        "sm_86": [(7, 5), (8, 6), (8, 7), (8, 9), (11, 0), (13, 0)],
+        "sm_90": [(9, 0)],
+        "sm_100": [(10, 0), (10, 3)],
+        "sm_120": [(12, 0), (12, 1)],
+    }
+    for name, capabilities in named.items():
+        assert {table_name(c) for c in capabilities} == {name}
+    assert set(CONFIGS) == set(FEW_ROWS) == set(TABLES) == set(named)
+
+
+def test_head_dimensions_are_padded_to_powers_of_two():
+    dims = [pad_head_dim(d) for d in (1, 16, 17, 64, 80, 129, 256)]
+    assert dims == [16, 16, 32, 64, 128, 256, 256]
+
+
+def test_few_rows_use_their_own_configs_if_any(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for kind, tiers in FEW_ROWS["sm_90"].items():
+        most = [few.most_rows for few in tiers]
+        assert most == sorted(set(most))
+        for kernel, d, causal in product(KERNELS, HEAD_DIMS, (False, True)):
+
+            def choose(rows, of=(kernel, d, kind, causal)):
+                return choose_config(*of, rows, CUDA)
+
+            table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal)
+            few = [(f.most_rows, f.configs[kernel]) for f in tiers]
+            entries = [(n, select_by_mask(c[d], causal)) for n, c in few if d in c]
+            for (rows, config), (_, larger) in pairwise([*entries, (0, table)]):
+                assert choose(rows) == config
+                assert choose(rows + 1) == larger
+                assert causal or larger != config
+            assert entries or choose(1) == table
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    many = select_by_mask(CONFIGS["sm_80"]["highest"]["dq"][128], causal=True)
+    assert choose_config("dq", 128, "highest", True, 1, CUDA) == many
+    assert not choose_config("dq", 64, "highest", True, 2048, CUDA).ahead
+    assert choose_config("dq", 64, "highest", True, 2049, CUDA).ahead
+
+
+def test_loops_of_few_tiles_are_split(monkeypatch):
+    """Loops are split until 132 SMs have enough warps, or each split has one step."""
+    monkeypatch.setattr(configs, "count_sms", lambda device: 132)
+
+    def set_rules(*of: configs.SplitRule) -> None:
+        monkeypatch.setitem(configs.SPLIT_RULES, "half", of)
+
+    set_rules(configs.SplitRule(warps=4, least_rows=100))
+
+    def splits(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
+        return count_splits(programs, warps, n, rows, "half", CUDA)
+
+    found = [splits(programs, 4096) for programs in (1, 8, 9, 33, 34, 66, 67, 1024)]
+    assert found == [16, 16, 8, 4, 2, 2, 1, 1]
+    assert splits(33, 4096, warps=8) == 2 and splits(1, 4096, rows=1024) == 4
+    assert splits(1, 400) == 4 > splits(1, 399) == 2
+    set_rules(configs.SplitRule(4, 100, least_splits=4))
+    assert [splits(programs, 4096) for programs in (9, 33, 34, 66)] == [8, 4, 1, 1]
+    assert splits(1, 400) == 4 > splits(1, 399) == 1
+    set_rules(configs.SplitRule(4, 100), configs.SplitRule(16, 1000))
+    found = [splits(programs, 4000) for programs in (1, 33, 34, 132, 133, 264, 265)]
+    assert found == [16, 4, 4, 4, 2, 2, 1]
+    assert splits(132, 1999) == 1 < splits(132, 2000) == 2
+    monkeypatch.setattr(configs, "MAX_SPLITS", 2)
+    assert splits(1, 4096) == 2
+    assert count_splits(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
+
+
+def test_head_swizzle_keeps_keys_and_values_in_cache():
+    k = Layout((1, 16, 16384, 64), (2**24, 2**20, 64, 1))
+    assert choose_head_swizzle(k, 16, True, "half") == 2
+    assert choose_head_swizzle(k, 16, True, "highest") == 4
+    assert choose_head_swizzle(k, 16, False, "half") == 1
+    long = k._replace(shape=(1, 1, 2**22, 64))
+    assert choose_head_swizzle(long, 1, True, "half") == 1
+    # A group has at most all heads, because kernels count its tiles with 32 bits.
+    assert choose_head_swizzle(k._replace(shape=(1, 1, 1, 1)), 3, True, "half") == 3

@@ -130,11 +130,8 @@ def test_unaligned_tensors_take_the_slow_path():
     assert [call[0] for call in kernel.calls] == ["asked", "asked", "asked", "again"]
 
 
-HOOKS = ["launch_enter_hook", "launch_exit_hook"]
-
-
 @pytest.mark.usefixtures("fake_gpu")
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
 @pytest.mark.parametrize(
     ("put", "second"), [("added", "with hooks"), (print, "with hooks"), (None, "again")]
 )

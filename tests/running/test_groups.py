@@ -45,9 +45,6 @@ def test_incomplete_groups_are_measured_again(run, order, partial_file):
     assert order[:6] == [6, 5, 4, 3, 2, 1] and len(store.read(partial_file).rows) == 6
 
 
-CUDA_ERROR = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
-
-
 def test_each_row_runs_in_its_own_process(run, monkeypatch, tmp_path, record_file):
     log = tmp_path / "log"
     monkeypatch.setattr(fake_stem, "FRESH_PROCESS", True)
@@ -66,7 +63,8 @@ def test_cuda_error_fails_only_its_process(run, monkeypatch, partial_file):
     assert run().code == 1
     rows = store.read(partial_file).rows
     assert [row.status for row in rows] == ["ok", "failed", "ok"]
-    assert rows[1].reason == CUDA_ERROR
+    reason = "exit code 1: RuntimeError: CUDA error: an illegal memory access"
+    assert rows[1].reason == reason
 
 
 def test_row_of_edited_code_is_not_kept(run, monkeypatch, partial_file):

@@ -10,8 +10,6 @@ from tests.tools.browser.looking import PHONE, Locator, Page, expect, open_first
 
 pytestmark = pytest.mark.browser
 
-SORTABLE = "table.data thead button:visible"
-
 
 def column_texts(page: Page, button: Locator) -> list[str]:
     script = """button => {
@@ -23,7 +21,7 @@ def column_texts(page: Page, button: Locator) -> list[str]:
 
 
 def test_tables_sort_by_mouse_and_keyboard(page: Page, pages: list[Path]) -> None:
-    button = open_first(page, pages, SORTABLE).first
+    button = open_first(page, pages, "table.data thead button:visible").first
     head = page.locator("th:visible", has=page.locator("button")).first
     before = column_texts(page, button)
     button.click()
