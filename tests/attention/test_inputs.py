@@ -419,6 +419,8 @@ for name in systems.attention.EXPORTS:
     assert getattr(systems.attention, name).__name__ == name
 found = {name for name in sys.modules if name.startswith("systems.records")}
 assert not found, found
+from systems.attention.triton import tuned
+assert tuned.configs("no-such-gpu", "3.7.1") == {} and tuned.kernels_hash()
 """
 
 

@@ -172,21 +172,35 @@ def read_error(read, path) -> str:
 
 
 OTHER = "has an event that is none of torch.profiler's"
-BROKEN_TORCH = {
-    "{": "is no whole trace .*: profile again",
-    json.dumps(make_trace())[:-40]: "is no whole trace .*: profile again",
-    "[1, 2]": "has no traceEvents: give what",
-    '{"traceEvents": {}}': "has no traceEvents: give what",
-    '{"traceEvents": []}': "has no kernel of a GPU: profile with ProfilerActivity.CUDA",
-    '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}': OTHER,
-    '{"traceEvents": [7]}': OTHER,
-}
+CUT = "is no whole trace .*: profile again"
+NO_LIST = "has no traceEvents: give what"
+BROKEN_TORCH = [
+    ("empty.json", b"{", CUT),
+    ("cut.json", json.dumps(make_trace())[:-40].encode(), CUT),
+    ("foreign.json", b"\xff\xfe\x00", CUT),
+    ("deep.json", b"[" * 100_000, CUT),
+    ("cut.json.gz", gzip.compress(b"{}" * 999)[:-9], CUT),
+    ("plain.json.gz", b"{}", CUT),
+    # A valid header, followed by text that is not compressed.
+    ("spoilt.json.gz", gzip.compress(b"")[:10] + b"\xff" * 50, CUT),
+    ("list.json", b"[1, 2]", NO_LIST),
+    ("object.json", b'{"traceEvents": {}}', NO_LIST),
+    ("none.json", b'{"traceEvents": []}', "has no kernel of a GPU: profile with Profi"),
+    ("event.json", b'{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', OTHER),
+    ("number.json", b'{"traceEvents": [7]}', OTHER),
+]
 
 
-@pytest.mark.parametrize("text", BROKEN_TORCH, ids=range(len(BROKEN_TORCH)))
-def test_broken_torch_trace_gives_a_one_line_error(tmp_path, text):
-    said = read_error(torch_trace.read_trace, write(tmp_path / "t.json", text))
-    assert re.search(rf"t\.json {BROKEN_TORCH[text]}", said)
+@pytest.mark.parametrize(
+    ("name", "content", "said"), BROKEN_TORCH, ids=range(len(BROKEN_TORCH))
+)
+def test_broken_torch_trace_gives_a_one_line_error(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    text = read_error(torch_trace.read_trace, tmp_path / name)
+    assert re.search(rf"{re.escape(name)} {said}", text)
+    assert "is no whole trace" in read_error(torch_trace.read_trace, tmp_path)
+    none = tmp_path / "no.json"
+    assert "does not exist: give a trace" in read_error(torch_trace.read_trace, none)
 
 
 # Faults of one event in an otherwise valid trace.
@@ -220,24 +234,6 @@ def test_kernel_names_may_have_any_bytes(tmp_path, odd):
     renamed = {"gemm": f"ge{odd.decode(errors='replace')}mm"}
     expected = {(renamed.get(k, k), path): x for (k, path), x in EXPECTED.items()}
     assert totals(kernels) == expected
-
-
-def test_undecodable_traces_give_a_one_line_error(tmp_path):
-    contents = {
-        "foreign.json": b"\xff\xfe\x00",
-        "deep.json": b"[" * 100_000,
-        "cut.json.gz": gzip.compress(b"{}" * 999)[:-9],
-        "plain.json.gz": b"{}",
-        # A valid header, followed by text that is not compressed.
-        "spoilt.json.gz": gzip.compress(b"")[:10] + b"\xff" * 50,
-    }
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-        text = read_error(torch_trace.read_trace, tmp_path / name)
-        assert re.search("is no whole trace .*: profile", text)
-    assert "is no whole trace" in read_error(torch_trace.read_trace, tmp_path)
-    none = tmp_path / "none.json"
-    assert "does not exist: give a trace" in read_error(torch_trace.read_trace, none)
 
 
 # Nsight Systems packs the process id above 24 bits of the thread id.

@@ -22,7 +22,6 @@ from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import ARITHMETICS, KERNELS
 from systems.records.source_hash import ReachedCode
 from tests.factories import make_gpu
-from tests.needed import run_python
 from tools import tune_flash
 from tools.tune_flash import Candidate, find_fault, list_candidates, resume_or_start
 
@@ -166,19 +165,6 @@ def test_damaged_tuning_file_is_ignored(damage, fake_a100, caplog):
     assert text in line and "python tools/tune_flash.py" in line
     assert "\n" not in line and str(fake_a100.path) in line
     assert tuned.config_digest(fake_a100.device.slug, "3.7.1") is None
-
-
-WITHOUT_PACKAGES = """
-import sys
-sys.modules |= dict.fromkeys(("msgspec", "torch", "triton"))
-from systems.attention.triton import tuned
-assert tuned.configs("no-such-gpu", "3.7.1") == {} and tuned.kernels_hash()
-"""
-
-
-def test_reading_the_tuning_file_needs_no_packages():
-    # The file's reader imports none of msgspec, torch and Triton.
-    assert run_python("-c", WITHOUT_PACKAGES).returncode == 0
 
 
 def test_kernels_hash_excludes_config_tables():

@@ -28,23 +28,21 @@ class SiteHandler(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="session")
-def web_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """Return the address and the folder of a site built for publishing."""
-    root = tmp_path_factory.mktemp("published")
-    handler = partial(SiteHandler, directory=str(root))
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Serve the folder tmp_path, and return the address of its folder `guide`."""
+    handler = partial(SiteHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        address = f"http://127.0.0.1:{server.server_port}/guide/"
-        build_site(
-            root / "guide", SITE_URL=address, REPO_URL="https://example.org/owner/guide"
-        )
         Thread(target=server.serve_forever, daemon=True).start()
-        yield address, root / "guide"
+        yield f"http://127.0.0.1:{server.server_port}/guide/"
         server.shutdown()
 
 
-def test_site_works_in_a_sub_path(browser: Browser, web_site: tuple[str, Path]) -> None:
-    address, _ = web_site
+def test_site_works_in_a_sub_path(
+    browser: Browser, tmp_path: Path, address: str
+) -> None:
+    repository = "https://example.org/owner/guide"
+    build_site(tmp_path / "guide", SITE_URL=address, REPO_URL=repository)
     context = browser.new_context(viewport=DESK)
     answers: dict[str, int] = {}
     failed: list[str] = []
@@ -59,7 +57,7 @@ def test_site_works_in_a_sub_path(browser: Browser, web_site: tuple[str, Path]) 
         page.goto(address + name)
         expect(page.locator("article h1")).to_be_visible()
         link = page.locator(".md-header .md-source")
-        expect(link).to_have_attribute("href", "https://example.org/owner/guide")
+        expect(link).to_have_attribute("href", repository)
     page.locator(".md-search__input").click()
     page.locator(".md-search__input").press_sequentially("online softmax")
     expect(
@@ -81,37 +79,32 @@ def test_site_works_in_a_sub_path(browser: Browser, web_site: tuple[str, Path]) 
     context.close()
 
 
+@pytest.mark.parametrize("script", [False, True])
 def test_404_page_works_without_a_site_url(
-    browser: Browser, site: Path, tmp_path: Path
+    browser: Browser, site: Path, tmp_path: Path, address: str, script: bool
 ) -> None:
     """The site was built without an address, and copied into a server's folder."""
     (tmp_path / "guide").symlink_to(site)
-    handler = partial(SiteHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        for script in (False, True):
-            context = browser.new_context(viewport=DESK, java_script_enabled=script)
-            page = context.new_page()
-            page.goto(f"{address}/guide/no/such/page.html")
-            expect(page.locator("article h1")).to_have_text("This page is not here")
-            if script:
-                expect(page.locator(".md-logo svg").first).to_be_visible()
-                page.locator(".md-search__input").click()
-                page.locator(".md-search__input").press_sequentially("softmax")
-                expect(page.locator(".md-search-result__link").first).to_be_visible()
-                page.keyboard.press("Escape")
-                page.locator("article a", has_text="overview").click()
-                expect(page).to_have_url(f"{address}/guide/index.html")
-            else:
-                # Without scripts the page is plain, and no drawing fills the screen.
-                sizes = page.locator("svg:visible").evaluate_all(
-                    "all => all.map((one) => one.getBoundingClientRect().width)"
-                )
-                assert not sizes or max(sizes) <= 40
-                expect(page.locator("nav li:visible")).to_have_count(0)
-                page.set_viewport_size(PHONE)
-                page.goto(f"{address}/guide/accumulation.html")
-                assert page.evaluate("document.body.scrollWidth") == PHONE["width"]
-            context.close()
-        server.shutdown()
+    context = browser.new_context(viewport=DESK, java_script_enabled=script)
+    page = context.new_page()
+    page.goto(f"{address}no/such/page.html")
+    expect(page.locator("article h1")).to_have_text("This page is not here")
+    if script:
+        expect(page.locator(".md-logo svg").first).to_be_visible()
+        page.locator(".md-search__input").click()
+        page.locator(".md-search__input").press_sequentially("softmax")
+        expect(page.locator(".md-search-result__link").first).to_be_visible()
+        page.keyboard.press("Escape")
+        page.locator("article a", has_text="overview").click()
+        expect(page).to_have_url(f"{address}index.html")
+    else:
+        # Without scripts the page is plain, and no drawing fills the screen.
+        sizes = page.locator("svg:visible").evaluate_all(
+            "all => all.map((one) => one.getBoundingClientRect().width)"
+        )
+        assert not sizes or max(sizes) <= 40
+        expect(page.locator("nav li:visible")).to_have_count(0)
+        page.set_viewport_size(PHONE)
+        page.goto(f"{address}accumulation.html")
+        assert page.evaluate("document.body.scrollWidth") == PHONE["width"]
+    context.close()
