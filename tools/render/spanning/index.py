@@ -7,14 +7,16 @@ from systems.formulas.memory_peak import bytes_at_peak
 from tools.render import plots
 from tools.render.load import Found, primary_record
 from tools.render.markdown import gib, missing_notice, typeset
+from tools.render.plots import ACCENT
 from tools.render.rows import fmt
 from tools.render.standalone import standalone_svg
-from tools.render.stems.peak_memory.figures import COLORS, timeline_figure
+from tools.render.stems.peak_memory.figures import timeline_figure
 from tools.render.stems.peak_memory.rows import PLAIN, passes
 
 CONTEXTS = (128, 256, 512, 1024)
-# Width and height of the bar chart.
-SIZE = 340, 230
+OPENS_AT = 512
+# Width and height of a bar chart.
+SIZE = 340, 170
 HOOK = (
     "The allocator rounds the drawn bytes up to {allocated}. "
     '<a href="peak_memory.html">Peak memory</a> explains each part.'
@@ -27,7 +29,7 @@ def fragments(found: Found) -> dict[str, str]:
     return {
         "index-hook.md": shown,
         "index-hook.svg": standalone_svg(shown),
-        "index-contexts.md": contexts_figure(),
+        "index-slider.md": slider_figure(),
     }
 
 
@@ -48,29 +50,44 @@ def memory_figure(found: Found) -> str:
     return drawn or missing_notice([record] if record else [])
 
 
-def contexts_figure() -> str:
-    """Return a bar chart of predicted peak memory by context length and category."""
-    peaks = [bytes_at_peak(Pass("2.7B", n, "step", "fp32")) for n in CONTEXTS]
-    colors = {name: c for name, c in COLORS.items() if any(x[name] for x in peaks)}
-    totals = [sum(parts.values()) / 2**30 for parts in peaks]
+def slider_figure() -> str:
+    """Return HTML bar charts of peak memory by context length, with a slider."""
+    peaks = {n: bytes_at_peak(Pass("2.7B", n, "step", "fp32")) for n in CONTEXTS}
+    longest = max(max(parts.values()) for parts in peaks.values())
+    charts = []
+    for context, parts in peaks.items():
+        # A step in fp32 has no copies of weights.
+        assert parts.pop("weight copies") == 0
+        charts.append(peak_chart(context, parts, longest))
+    opens = CONTEXTS.index(OPENS_AT)
+    lines = [
+        '<figure class="hero" markdown="0">',
+        '<label>Context length <input type="range" min="0" '
+        f'max="{len(CONTEXTS) - 1}" value="{opens}" '
+        f'aria-valuetext="{OPENS_AT} tokens"></label>',
+        *charts,
+        "<figcaption>Peak memory of one step of <code>2.7B</code>, fp32, batch 4, by "
+        "formula.</figcaption>",
+        "</figure>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def peak_chart(context: int, parts: dict[str, int], longest: int) -> str:
+    """Return the bar chart of one context length; `longest` sets the scale in bytes."""
+    title = f"{context:,} tokens: {gib(sum(parts.values()))} GiB"
 
     def draw(figure: Figure) -> None:
-        axes, left = figure.subplots(), [0.0] * len(peaks)
-        for name, color in colors.items():
-            sizes = [parts[name] / 2**30 for parts in peaks]
-            axes.barh(range(len(peaks)), sizes, 0.7, left=left, color=color)
-            left = [a + b for a, b in zip(left, sizes, strict=True)]
-        plots.label_bars(axes, [f"{n:,}" for n in CONTEXTS])
-        for y, total in enumerate(totals):
-            plots.label_bar(axes, f"{total:.0f}", total, y)
-        axes.set_xlim(0, 1.15 * max(totals))
-        axes.set(ylabel="context, tokens", xlabel="GiB")
-        plots.draw_legend(figure, colors)
+        axes = figure.subplots()
+        axes.barh(range(len(parts)), list(parts.values()), 0.6, color=ACCENT)
+        plots.label_bars(axes, list(parts))
+        for y, size in enumerate(parts.values()):
+            plots.label_bar(axes, f"{gib(size)} GiB", size, y)
+        axes.set_xlim(0, 1.4 * longest)
+        axes.xaxis.set_visible(False)
+        axes.set_title(title)
 
-    texts = (f"{gib:.0f} GiB at {n}" for gib, n in zip(totals, CONTEXTS, strict=True))
-    svg = plots.draw_svg(draw, "index-contexts", f"{', '.join(texts)}.", "small", *SIZE)
-    caption = (
-        "<strong>At long contexts, saved activations take most memory.</strong> Peak "
-        "of one step of <code>2.7B</code>, fp32, batch 4, by formula."
-    )
-    return f"<figure>\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>\n"
+    words = ", ".join(f"{name} {gib(size)} GiB" for name, size in parts.items())
+    now = " now" if context == OPENS_AT else ""
+    svg = plots.draw_svg(draw, f"peak-{context}", f"{title}: {words}.", "small", *SIZE)
+    return f'<div class="frame{now}" data-tokens="{context:,}">{svg}</div>'
