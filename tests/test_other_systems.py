@@ -89,21 +89,20 @@ def test_flash_attention_without_triton_gives_a_remedy(run_blocked):
     assert done.stdout.splitlines() == 3 * [f"triton {REMEDIES['triton']}"]
 
 
-MEASURE = "tools/regen_tables.py", "--quick", "--only"
+SKIPPED = "nothing was measured: weighted_sum can't be measured: "
 
 
-@pytest.mark.slow
-def test_measuring_skips_triton_experiments(run_blocked, tmp_path):
-    done = run_blocked(MACOS, *MEASURE, "weighted_sum", "--results", str(tmp_path))
-    why = f"weighted_sum can't be measured: {REMEDIES['triton']}"
-    assert done.returncode == 2
-    assert done.stderr == f"error: nothing was measured: {why}\n"
-
-
-def test_measuring_without_fcntl_gives_a_remedy(run_blocked, tmp_path):
-    done = run_blocked(WINDOWS, *MEASURE, "model_sizes", "--results", str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {REMEDIES['fcntl']}\n"
+@pytest.mark.parametrize(
+    ("blocked", "stem", "why"),
+    [
+        (MACOS, "weighted_sum", SKIPPED + REMEDIES["triton"]),
+        (WINDOWS, "model_sizes", REMEDIES["fcntl"]),
+    ],
+)
+def test_measuring_names_what_is_missing(run_blocked, tmp_path, blocked, stem, why):
+    line = f"tools/regen_tables.py --quick --only {stem} --results".split()
+    done = run_blocked(blocked, *line, str(tmp_path))
+    assert (done.returncode, done.stderr) == (2, f"error: {why}\n")
 
 
 @pytest.mark.slow

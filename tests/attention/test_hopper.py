@@ -1,6 +1,7 @@
 """Test the Hopper kernels: supported inputs, schedules and (on Hopper) results."""
 
 import itertools
+import math
 import random
 import re
 from collections import Counter
@@ -211,6 +212,12 @@ def test_layouts_that_tma_can_read_are_recognized():
     gaps, late = flat.new_empty(2, 100, 65)[..., :64], flat[1:].view(1, 100, 64)
     for unreadable in (gaps, late, x.mT, x[:, :, :1].expand_as(x)):
         assert not is_tma_readable(unreadable)
+
+
+@pytest.fixture
+def only_hopper(monkeypatch, fake_hopper):
+    """Skip the version check, and remove the Triton kernels."""
+    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
 
 
 def misalign(x: torch.Tensor) -> torch.Tensor:
@@ -444,6 +451,18 @@ def test_shift_walk_is_chosen_for_equal_whole_tiles():
     assert not groups(1024, (16, 32)) and not groups(2048, (16, 16), d=128)
 
 
+def check_one_pass(inputs, causal: bool, *walks) -> None:
+    """Check the one-pass backward in these walks, and that its calls are equal."""
+    (q, k, v, do), options = inputs, (causal, inputs[0].shape[-1] ** -0.5)
+    o, lse = launch_forward(q, k, v, *options)
+    for walk in walks:
+        arguments = do, q, k, v, o, lse, *options, walk
+        first = launch_one_pass(*arguments)
+        check_against_reference((o, lse, *first), *inputs, causal)
+        for _ in range(20):
+            assert all(map(torch.equal, first, launch_one_pass(*arguments)))
+
+
 @needs_hopper
 @MASKS
 @DTYPES
@@ -454,14 +473,8 @@ def test_one_pass_backward_is_accurate_in_shift_walk(d, dtype, causal):
         (1024, (3,), 3), (2048, (2, 6), 4),
         (640, (2, 8), 1), (4096, (4,), 4),
     ]:  # fmt: skip
-        q, k, v, do = inputs = make_inputs(n, n, d, dtype, "cuda", lead=lead)
-        scale = d**-0.5
-        o, lse = launch_forward(q, k, v, causal, scale)
-        arguments = do, q, k, v, o, lse, causal, scale, ShiftWalk(groups)
-        walked = launch_one_pass(*arguments)
-        check_against_reference((o, lse, *walked), *inputs, causal)
-        for _ in range(20):
-            assert all(map(torch.equal, walked, launch_one_pass(*arguments)))
+        inputs = make_inputs(n, n, d, dtype, "cuda", lead=lead)
+        check_one_pass(inputs, causal, ShiftWalk(groups))
 
 
 # Shapes for the ordered walk, by what they test: (n_q, n_k, heads, KV heads, d).
@@ -502,17 +515,11 @@ def list_orders(heads: int, shared: int, causal: bool) -> list[OrderedWalk]:
 def test_one_pass_backward_is_accurate_in_ordered_walk(case, causal):
     n_q, n_k, lead, lead_k, d = ORDERED[case]
     heads = {"lead": lead, "lead_k": lead_k}
-    q, k, v, do = inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", **heads)
-    scale, heads = d**-0.5, k[..., 0, 0].numel()
-    o, lse = launch_forward(q, k, v, causal, scale)
-    orders = list_orders(heads, q[..., 0, 0].numel() // heads, causal)
+    inputs = make_inputs(n_q, n_k, d, torch.bfloat16, "cuda", **heads)
+    of_q, of_k = (math.prod(leads) for leads in (lead, lead_k))
+    orders = list_orders(of_k, of_q // of_k, causal)
     # Test one order for long sequences, because float64 attention is slow.
-    for order in orders[-1:] if n_q > 4096 else orders:
-        arguments = do, q, k, v, o, lse, causal, scale, order
-        first = launch_one_pass(*arguments)
-        check_against_reference((o, lse, *first), *inputs, causal)
-        for _ in range(20):
-            assert all(map(torch.equal, first, launch_one_pass(*arguments)))
+    check_one_pass(inputs, causal, *(orders[-1:] if n_q > 4096 else orders))
 
 
 @needs_hopper
@@ -542,12 +549,10 @@ def test_compiled_gradients_of_transposed_views_agree_with_eager():
 @needs_hopper
 def test_padding_keys_are_masked_for_low_scores():
     """For padding keys, exp(0 - lse) would overflow."""
-    q, k, v, do = inputs = make_inputs(1000, 1000, 128, torch.half, "cuda", lead=(2,))
+    q, k, *_ = inputs = make_inputs(1000, 1000, 128, torch.half, "cuda", lead=(2,))
     q += 4
     k -= 4
-    o, lse = launch_forward(q, k, v, False, 128**-0.5)
-    found = launch_one_pass(do, q, k, v, o, lse, False, 128**-0.5, OrderedWalk(1, 2))
-    check_against_reference((o, lse, *found), *inputs, False)
+    check_one_pass(inputs, False, OrderedWalk(1, 2))
 
 
 @needs_hopper
@@ -640,11 +645,10 @@ def test_kernels_write_exactly_their_outputs(n_q, n_k, lead, d, tensors, causal)
 
 @needs_hopper
 @pytest.mark.parametrize(("backend", "n"), [("hopper", 100), ("auto", 8192)])
-def test_public_class_runs_the_hopper_kernels(backend, n, monkeypatch):
-    """Run small inputs by backend name, large ones by "auto"; do has stride zero."""
-    # Skip the version check: `VERSIONS` lists a version only after this passes.
-    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
-    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
+def test_public_class_runs_the_hopper_kernels(backend, n, only_hopper):
+    """Run small inputs by backend name, large ones by "auto"; do has stride zero.
+    `VERSIONS` lists a version only after this passes.
+    """
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4,))
     one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
     actual = run_class(FlashAttentionTriton, q, k, v, one, True, None, backend)
@@ -664,9 +668,8 @@ def test_public_class_runs_the_hopper_kernels(backend, n, monkeypatch):
     ids=["two passes", "one pass", "ordered"],
 )
 def test_gradients_of_tensors_unreadable_by_tma_are_right(
-    n, lead, d, walk, layout, backend, monkeypatch
+    n, lead, d, walk, layout, backend, fake_hopper
 ):
-    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
     inputs = make_inputs(n, n, d, torch.bfloat16, "cuda", lead=lead)
     layouts = (Layout((*lead, n, d), ()) for _ in range(2))
     assert isinstance(choose_walk(*layouts, True, count_sms(inputs[0].device)), walk)
@@ -681,10 +684,8 @@ def test_gradients_of_tensors_unreadable_by_tma_are_right(
 
 @needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
-def test_output_gradient_unreadable_by_tma_is_supported(n, monkeypatch):
+def test_output_gradient_unreadable_by_tma_is_supported(n, only_hopper):
     """The layouts of q, k and v decide the backend, even if TMA can't read do."""
-    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
-    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
     q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     expected = run_class(FlashAttentionTriton, q, k, v, do, True)
     found = run_class(FlashAttentionTriton, q, k, v, misalign(do), True)
@@ -695,9 +696,7 @@ def test_output_gradient_unreadable_by_tma_is_supported(n, monkeypatch):
 @pytest.mark.parametrize("backend", ["hopper", "auto"])
 @pytest.mark.parametrize("n", [1000, 4096], ids=["two passes", "one pass"])
 @pytest.mark.parametrize("way", BATCHED)
-def test_batched_gradients_equal_single_passes(way, n, backend, monkeypatch):
-    monkeypatch.setattr(limits, "missing_on_device", lambda device: "")
-    monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
+def test_batched_gradients_equal_single_passes(way, n, backend, only_hopper):
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4, 34))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = flash_attention(*leaves, causal=True, backend=backend)

@@ -190,12 +190,6 @@ def test_impossible_allocation_is_out_of_memory(line, capsys, monkeypatch):
     assert "\n" not in row.reason and "alloc_cpu.cpp" not in row.reason
 
 
-def test_terminal_shows_that_it_is_measuring(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    *_, err = run_command(capsys, monkeypatch, make_stem(lambda config: {"count": 1}))
-    assert err.startswith("measuring")
-
-
 FULL = "CUDA out of memory. Tried to allocate 2.50 GiB"
 
 
@@ -213,12 +207,14 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
     assert (row.reason, row.metrics) == (FULL, {})
 
 
-def test_printed_table_has_phases_and_total(capsys, monkeypatch):
+def test_terminal_shows_phases_and_total(capsys, monkeypatch):
     times = {"forward_ms": [1.0, 3.0], "loss_ms": [0.5, 0.5], "backward_ms": [2.0, 6.0]}
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     of = make_stem(lambda config: times | {"peak_bytes": 3 * 2**29})
-    code, out, _ = run_command(capsys, monkeypatch, of)
-    assert code == 0 and out.startswith("size small, context 128, mode ")
+    code, out, err = run_command(capsys, monkeypatch, of)
+    assert code == 0 and err.startswith("measuring")
+    assert out.startswith("size small, context 128, mode ")
     cells = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
     assert [" ".join(map(str.strip, line)) for line in cells] == [
         "forward 2.000 1.414 2.000 1.000 3.000",

@@ -62,15 +62,12 @@ def test_symbolic_peak_equals_numeric_peak(precision, attention, remedy, numbers
     assert found == peak_candidates(make_pass(precision, attention, remedy, numbers))
 
 
-def test_equal_expressions_share_an_instruction():
+def test_expressions_are_simplified_and_shared():
     d = Expression("d")
     program = Program()
     assert program.index(d**2 + 1) == program.index(d * d + 1)
     assert program.instructions == ["d", ["*", 0, 0], 1, ["+", 1, 2]]
-
-
-def test_neutral_operations_are_simplified():
-    d = Expression("d")
+    # Neutral operations are simplified.
     assert d + 0 == 0 + d == d - 0 == 1 * d == d * 1 == d // 1 == d
     assert 0 * d == d * 0 == 0
     assert minimum(2, 3) == 2

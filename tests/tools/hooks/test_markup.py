@@ -1,6 +1,7 @@
 """Test the Markdown extension that post-processes the HTML of other extensions."""
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -73,26 +74,25 @@ def test_unconvertible_formula_raises(tex: str) -> None:
     assert f"`{tex}`" in str(error.value)
 
 
+def build_page(root: Path, text: str, settings: str) -> None:
+    """Build a site of one page with these settings of MkDocs."""
+    (root / "docs").mkdir()
+    (root / "docs/index.md").write_text(text)
+    (root / "mkdocs.yml").write_text(f"site_name: Guide\n{settings}")
+    build(load_config(str(root / "mkdocs.yml")))
+
+
 def test_unknown_fact_is_a_warning(tmp_path):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/index.md").write_text("{$ facts.x $}")
     _, _, macros = (ROOT / "mkdocs.yml").read_text("utf-8").partition("  - macros:")
-    own = "site_name: Guide\nstrict: true\nplugins:\n  - macros:"
-    (tmp_path / "mkdocs.yml").write_text(own + macros.partition("\n\n")[0])
+    own = "strict: true\nplugins:\n  - macros:" + macros.partition("\n\n")[0]
     with pytest.raises(Abort, match="in strict mode"):
-        build(load_config(str(tmp_path / "mkdocs.yml")))
+        build_page(tmp_path, "{$ facts.x $}", own)
 
 
 def test_wrong_formula_names_its_page(tmp_path, caplog):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/index.md").write_text(r"It is \(x_\).")
-    (tmp_path / "mkdocs.yml").write_text(
-        "site_name: Guide\nmarkdown_extensions:\n"
-        f"  - pymdownx.arithmatex: {{generic: true}}\n  - {hooks.__name__}\n"
-    )
-    config = load_config(str(tmp_path / "mkdocs.yml"))
+    used = f"  - pymdownx.arithmatex: {{generic: true}}\n  - {hooks.__name__}\n"
     with pytest.raises(ValueError, match="`x_`"):
-        build(config)
+        build_page(tmp_path, r"It is \(x_\).", f"markdown_extensions:\n{used}")
     assert "'index.md'" in caplog.text
 
 
