@@ -25,6 +25,7 @@ MACOS = ("triton",)
 OF_OS = ("O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "getuid", "killpg")
 WINDOWS = ("triton", "fcntl", "resource", "sched_getaffinity", *OF_OS)
 NO_TRITON = f"error: {REMEDIES['triton']}\n"
+SKIPPED = "nothing was measured: weighted_sum can't be measured: "
 
 
 @pytest.fixture
@@ -87,9 +88,6 @@ def test_flash_attention_without_triton_gives_a_remedy(run_blocked):
     done = run_blocked(MACOS, "-c", CALLS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == 3 * [f"triton {REMEDIES['triton']}"]
-
-
-SKIPPED = "nothing was measured: weighted_sum can't be measured: "
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,6 @@ def ignore_tuned(monkeypatch):
     monkeypatch.setattr(chooser, "load_tuned", lambda device: {})
 
 
-CUDA = torch.device("cuda")
-
-
 def test_config_table_is_complete():
     for arch, by_arithmetic in CONFIGS.items():
         assert set(by_arithmetic) == set(launches.LIMBS), arch
@@ -232,7 +229,7 @@ def test_few_rows_use_their_own_configs_if_any(monkeypatch):
         for kernel, d, causal in product(KERNELS, HEAD_DIMS, (False, True)):
 
             def choose(rows, of=(kernel, d, kind, causal)):
-                return choose_config(*of, rows, CUDA)
+                return choose_config(*of, rows, GPU)
 
             table = select_by_mask(CONFIGS["sm_90"][kind][kernel][d], causal)
             few = [(f.most_rows, f.configs[kernel]) for f in tiers]
@@ -244,9 +241,9 @@ def test_few_rows_use_their_own_configs_if_any(monkeypatch):
             assert entries or choose(1) == table
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     many = select_by_mask(CONFIGS["sm_80"]["highest"]["dq"][128], causal=True)
-    assert choose_config("dq", 128, "highest", True, 1, CUDA) == many
-    assert not choose_config("dq", 64, "highest", True, 2048, CUDA).ahead
-    assert choose_config("dq", 64, "highest", True, 2049, CUDA).ahead
+    assert choose_config("dq", 128, "highest", True, 1, GPU) == many
+    assert not choose_config("dq", 64, "highest", True, 2048, GPU).ahead
+    assert choose_config("dq", 64, "highest", True, 2049, GPU).ahead
 
 
 def test_loops_of_few_tiles_are_split(monkeypatch):
@@ -259,7 +256,7 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
     set_rules(configs.SplitRule(warps=4, least_rows=100))
 
     def splits(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
-        return count_splits(programs, warps, n, rows, "half", CUDA)
+        return count_splits(programs, warps, n, rows, "half", GPU)
 
     found = [splits(programs, 4096) for programs in (1, 8, 9, 33, 34, 66, 67, 1024)]
     assert found == [16, 16, 8, 4, 2, 2, 1, 1]

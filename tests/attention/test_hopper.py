@@ -216,7 +216,7 @@ def test_layouts_that_tma_can_read_are_recognized():
 
 @pytest.fixture
 def only_hopper(monkeypatch, fake_hopper):
-    """Skip the version check, and remove the Triton kernels."""
+    """Remove the Triton kernels; `VERSIONS` lists a version only after these tests."""
     monkeypatch.delitem(dispatch.LAUNCHERS, "triton")
 
 
@@ -646,9 +646,7 @@ def test_kernels_write_exactly_their_outputs(n_q, n_k, lead, d, tensors, causal)
 @needs_hopper
 @pytest.mark.parametrize(("backend", "n"), [("hopper", 100), ("auto", 8192)])
 def test_public_class_runs_the_hopper_kernels(backend, n, only_hopper):
-    """Run small inputs by backend name, large ones by "auto"; do has stride zero.
-    `VERSIONS` lists a version only after this passes.
-    """
+    """Run small inputs by backend name, large ones by "auto"; do has stride zero."""
     q, k, v, _ = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(4,))
     one = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
     actual = run_class(FlashAttentionTriton, q, k, v, one, True, None, backend)

@@ -17,9 +17,8 @@ from tests.cpu_allocator import allocator, round_up
 from tests.needed import run_python
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-SCRIPT = "import json, sys; from tests.profiling.memory.test_recorder import "
-SCRIPT += "record_first_step; "
-SCRIPT += "print(json.dumps(record_first_step('cuda', sys.argv[1])))"
+SCRIPT = "import json, sys; from tests.profiling.memory import test_recorder as of; "
+SCRIPT += "print(json.dumps(of.record_first_step('cuda', sys.argv[1])))"
 
 
 def record_first_step(device: str, precision: str) -> dict:
