@@ -88,7 +88,7 @@
     const scale = typeof line[at("value")] === "number" ? scaleOf(line[at("value")], unit) : { by: 1, unit }
     if (name === "value" && typeof value === "number") {
       // The whole number is there for who points at it.
-      made.textContent = Number.isInteger(value) && !UNITS[unit] ? format(value) : format(value / scale.by, unit === "ratio" ? 3 : 4)
+      made.textContent = Number.isInteger(value) && !UNITS[unit] ? format(value) : format(value / scale.by, 4)
       made.title = `${format(value)} ${unit}`
       made.dataset.value = value
     } else if (name === "unit") made.textContent = scale.unit
@@ -231,21 +231,15 @@
     const narrow = width < 600
     const room = narrow ? 0 : Math.min(width * 0.5, 6.6 * Math.max(...bars.map(([name]) => name.length)) + 8)
     const step = Math.min(narrow ? 30 : 26, (HEIGHT - 30) / bars.length)
-    const least = scale.unit === "ratio" ? 1 : 0
-    const most = Math.max(...bars.map(([, value]) => value), least)
+    const most = Math.max(...bars.map(([, value]) => value))
     const length = (value) => (Math.max(0, value) / most) * (width - room - 60)
     bars.forEach(([name, value], i) => {
       const top = 24 + i * step
       const [bar, height] = narrow ? [top + 12, step - 14] : [top + 2, step - 4]
       const label = mark("text", narrow ? { x: 0, y: top + 10 } : { x: room - 6, y: top + step / 2 + 4, "text-anchor": "end" }, name)
       svg.append(label, mark("rect", { x: room, y: bar, width: length(value), height }))
-      // Behind the line at 1, where that would go through the number.
-      const text = format(value, 3)
-      const [end, one] = [room + length(value), room + (least ? length(1) : -1)]
-      const struck = end <= one && one < end + 7 * text.length + 9
-      svg.append(mark("text", { x: (struck ? one : end) + 5, y: bar + height / 2 + 4 }, text))
+      svg.append(mark("text", { x: room + length(value) + 5, y: bar + height / 2 + 4 }, format(value, 3)))
     })
-    if (least) svg.append(mark("line", { x1: room + length(1), x2: room + length(1), y1: 20, y2: 24 + bars.length * step, class: "one" }))
   }
 
   function download(name, type, text) {

@@ -3,8 +3,7 @@
 The file is a script, because a page opened from file:// can load scripts but no JSON.
 To keep it small, each text is listed once and lines contain its index. A line omits the
 leading texts that it shares with the previous line, and begins with their number.
-Curves, such as loss by step, are left out. Two metrics are derived: the time of a step
-as the sum of its phases, and times relative to cuDNN.
+Curves, such as loss by step, are left out. The time of a step is the sum of its phases.
 """
 
 import json
@@ -17,11 +16,9 @@ from systems.experiments import STEMS
 from systems.records.record import PHASES, Record, Row
 from systems.records.summary import summarize
 from tools.render.editions import LABELS
-from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import explorer_name
 from tools.render.rows import fmt
-from tools.render.stems.flash_passes import time_ratio
 
 TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
 # The columns whose cells are texts. `value` is a number, or a text such as a status.
@@ -62,7 +59,6 @@ METRICS = {
 }
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP"}
 SAMPLES = "_ms"
-RIVAL = "sdpa_cudnn"
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -112,25 +108,16 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
             if found is not None and metric in METRICS:
                 units = (u for ending, u in UNITS.items() if metric.endswith(ending))
                 yield [*name, METRICS[metric], next(units, ""), context, *found]
-        for metric, unit, value in derived_metrics(record, row):
-            yield [*name, metric, unit, context, round_float(value), None]
+        if (step := step_ms(row)) is not None:
+            yield [*name, "whole step", "ms", context, round_float(step), None]
 
 
-def derived_metrics(record: Record, row: Row) -> Iterator[tuple[str, str, float]]:
-    """Yield (metric, unit, value): a step's time, and times relative to cuDNN's."""
+def step_ms(row: Row) -> float | None:
+    """Return the median sum of all phases in ms; None if a phase was not timed."""
     phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
-    if all(isinstance(times, list) and times for times in phases):
-        steps = [fsum(times) for times in zip(*phases, strict=False)]
-        yield "whole step", "ms", summarize(steps).median
-    implementation = row.config.get("implementation")
-    if record.stem != "flash_peers" or implementation == RIVAL:
-        return
-    beside = record.find(**row.config | {"implementation": RIVAL})
-    ours, cudnn = (Line.from_row(one) if one else Line() for one in (row, beside))
-    names = {"forward": "forward", "backward": "backward"}
-    for name, text in (names | {"both": METRICS["both_ms"]}).items():
-        if ours.kernel_ms(name) and cudnn.kernel_ms(name):
-            yield f"{text} over cuDNN", "ratio", time_ratio(ours, cudnn, name)
+    if not all(isinstance(times, list) and times for times in phases):
+        return None
+    return summarize([fsum(times) for times in zip(*phases, strict=False)]).median
 
 
 def first_value(row: Row, keys: tuple[str, ...]) -> Any:
