@@ -61,25 +61,6 @@ def peaks_table(record: Record) -> str:
     )
 
 
-@fragments.add("predicted.md", "Peaks beside their predictions, in GiB.")
-def predicted_table(record: Record) -> str:
-    return passes(record).table(
-        "size",
-        ("pass", "name"),
-        ("attention and blocks", "remedy"),
-        "precision",
-        "context",
-        ("peak", "peak", in_gib2),
-        ("reserved", "peak_reserved_bytes", in_gib2),
-        ("asked for", "requested", in_gib2),
-        ("predicted", "predicted", in_gib2),
-        ("off", "off", lambda off: f"{100 * off:+.1f} %".replace("-0.0", "+0.0")),
-        ("where", lambda x: x["place"] if x else ""),
-        left=5,
-        shown_first=lambda x: x["mode"] in DRAWN and AT.items() <= x.items(),
-    )
-
-
 @fragments.add(
     "largest.md", "The largest allocations of a forward pass of `2.7B` at context 512."
 )

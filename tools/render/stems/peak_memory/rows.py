@@ -37,7 +37,6 @@ def passes(record: Record | None) -> Frame:
     its `peak` is a Missing value that says how much memory it needs by prediction.
     """
     return frame(record).derive(
-        name=lambda x: MODES[x["mode"]],
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
         predicted=lambda x: sum(bytes_at_peak(make_pass(x)).values()),
         peak=lambda x: x["peak_allocated_bytes"] if x else missing_peak(x),
