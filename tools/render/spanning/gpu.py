@@ -7,7 +7,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.frame import Line
 from tools.render.load import Found, primary_record
-from tools.render.markdown import NOTHING_YET, percent
+from tools.render.markdown import NOTHING_YET, format_significant, percent
 from tools.render.plots import ACCENT, DARK, FAINT, GREY, GROUND
 from tools.render.rows import dropna
 from tools.render.spanning.envelope import bottleneck_examples
@@ -73,8 +73,8 @@ def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
         axes.broken_barh(spans, (lane - 0.3, 0.6), **look)
     if count * launch_us < 0.6 * free:
         plots.label_bar(axes, "is done, runs ahead", count * launch_us, 0)
-    launch, kernel = map(format_duration, (launch_us, kernel_us))
-    plots.label_bars(axes, [f"CPU, {launch}", f"GPU, {kernel}"])
+    launch, kernel = map(format_significant, (launch_us, kernel_us))
+    plots.label_bars(axes, [f"CPU, {launch} µs", f"GPU, {kernel} µs"])
     axes.xaxis.set_visible(False)
 
 
@@ -91,9 +91,3 @@ def draw_utilization(axes: Axes, x: Line) -> None:
     axes.set_xlim(0, 1.4)
     axes.set_ylim(1.6, -0.6)
     axes.xaxis.set_visible(False)
-
-
-def format_duration(us: float) -> str:
-    if us >= 1000:
-        return f"{us / 1e3:.1f} ms"
-    return f"{us:.0f} µs" if us >= 10 else f"{us:.1f} µs"

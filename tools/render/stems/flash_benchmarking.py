@@ -12,14 +12,13 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
-from tools.render.markdown import format_at_most, format_mib, format_ms, percent
+from tools.render.markdown import format_mib, format_ms, percent
 from tools.render.plots import ACCENT, GREY
 from tools.render.rows import (
     MISSING,
     count_true,
     dropna,
     fmt,
-    nanmax,
     nanmin,
     peak_rates,
     span,
@@ -27,7 +26,6 @@ from tools.render.rows import (
 from tools.render.stems.flash_passes import (
     LABELS,
     PASSES,
-    pass_ratios,
     peak_tflops,
     tflops,
     time_ratio,
@@ -129,7 +127,7 @@ def format_small_share(share: float) -> str:
     "speedups in GPU time, medians over rounds.",
 )
 def latency_table(record: Record) -> str:
-    found, short = shapes(record), {"forward": "fwd", "backward": "bwd", "both": "both"}
+    short = {"forward": "fwd", "backward": "bwd", "both": "both"}
     times = [
         (f"{label}{clock}, {short[of]}", f"{name}.{of}_{metric}", format_ms)
         for clock, metric in (("", "ms"), (" GPU", "kernel"))
@@ -138,23 +136,10 @@ def latency_table(record: Record) -> str:
     ]
     ratios = [(f"plain / flash, {short[p]}", f"{p} / plain", "{:.2f}") for p in PASSES]
     kernel = ("kernel", lambda x: x["ours"].get("ran", "").removesuffix("_attention"))
-    shown = found.table(
+    return shapes(record).table(
         *("dtype", "d", ("N", "n"), *times, *ratios, kernel),
         shown_first=lambda x: x["d"] == D and x["n"] in SHOWN_LENGTHS,
     )
-    return shown and f"{shown}\n\n{describe_rounds(found)}\n{{ .below }}"
-
-
-def describe_rounds(found: Frame) -> str:
-    """Return a sentence on how far single rounds are from the median speedup."""
-    off = (
-        abs(ratio / x[f"{of} / plain"] - 1)
-        for x in found
-        for of in PASSES
-        for ratio in pass_ratios(x["plain"], x["ours"], of)
-    )
-    largest = fmt(nanmax(off), format_at_most)
-    return f"The speedups of single rounds differ from their median by {largest}."
 
 
 @fragments.add(
