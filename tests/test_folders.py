@@ -117,12 +117,12 @@ def test_systems_has_few_top_level_entries():
 
 # Maximum lines of Python by folder. Only lower them: the goal is 45,000 in all.
 MOST_LINES = {
-    "systems/attention": 6_868,
-    "systems/experiments": 3_490,
-    "systems": 17_753,
+    "systems/attention": 6_858,
+    "systems/experiments": 3_481,
+    "systems": 17_669,
     "tools/render": 8_398,
     "tools": 11_291,
-    "tests": 17_415,
+    "tests": 17_000,
 }
 
 
