@@ -217,17 +217,13 @@ def summarize_and_render(
         hint = f"reduced grid: its records stay apart; `{flags}` writes their tables"
         print(escape_text(hint))
     elif code != 2 and not (quick or no_render):
-        render_records(results, generated)
+        # Render the guide's own records, others only into a folder `generated`.
+        if generated or results.resolve() == RESULTS.resolve():
+            write_rendered(results, generated)
+        else:
+            hint = "--render --generated FOLDER writes their tables"
+            print(escape_text(f"the records are in {results}; {hint}"))
     return code
-
-
-def render_records(results: Path, generated: Path | None) -> None:
-    """Render the guide's own records; other records only into a folder `generated`."""
-    if generated or results.resolve() == RESULTS.resolve():
-        write_rendered(results, generated)
-    else:
-        hint = "--render --generated FOLDER writes their tables"
-        print(escape_text(f"the records are in {results}; {hint}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ Curves, such as loss by step, are left out. The time of a step is the sum of its
 
 import json
 from collections.abc import Iterator
-from math import fsum
 from os.path import commonprefix
 from typing import Any
 
@@ -16,6 +15,7 @@ from systems.experiments import STEMS
 from systems.records.record import PHASES, Record, Row
 from systems.records.summary import summarize
 from tools.render.editions import LABELS
+from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import explorer_name
 from tools.render.rows import fmt
@@ -58,7 +58,6 @@ METRICS = {
     "result": "sum",
 }
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP"}
-SAMPLES = "_ms"
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -108,16 +107,9 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
             if found is not None and metric in METRICS:
                 units = (u for ending, u in UNITS.items() if metric.endswith(ending))
                 yield [*name, METRICS[metric], next(units, ""), context, *found]
-        if (step := step_ms(row)) is not None:
-            yield [*name, "whole step", "ms", context, round_float(step), None]
-
-
-def step_ms(row: Row) -> float | None:
-    """Return the median sum of all phases in ms; None if a phase was not timed."""
-    phases = [row.metrics.get(f"{phase}_ms") for phase in PHASES]
-    if not all(isinstance(times, list) and times for times in phases):
-        return None
-    return summarize([fsum(times) for times in zip(*phases, strict=False)]).median
+        step = Line.from_row(row)
+        if step.timed_phases == PHASES and (ms := step.ms()):
+            yield [*name, "whole step", "ms", context, round_float(ms), None]
 
 
 def first_value(row: Row, keys: tuple[str, ...]) -> Any:
@@ -143,7 +135,7 @@ def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
     if isinstance(value, list):
         return (
             (round_float(summarize(value).median), len(value))
-            if metric.endswith(SAMPLES) and value
+            if metric.endswith("_ms") and value
             else None
         )
     return None if isinstance(value, dict) else (round_float(value), None)
