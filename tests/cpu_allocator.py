@@ -111,11 +111,9 @@ def allocator(monkeypatch) -> Iterator[Allocator]:
     def empty_parameter(shape, std):
         return torch.nn.Parameter(torch.empty(shape))
 
-    def storage_address(tensor):
-        return tensor.untyped_storage()._cdata
-
     monkeypatch.setattr(transformer, "truncated_normal", empty_parameter)
-    monkeypatch.setattr(recorder, "storage_address", storage_address)
+    name = "storage_address"
+    monkeypatch.setattr(recorder, name, lambda x: x.untyped_storage()._cdata)
     for name, function in {
         "synchronize": lambda: None,
         "empty_cache": lambda: None,

@@ -1,5 +1,6 @@
 """Render records into docs/generated, or check that its files are up to date."""
 
+import gc
 import re
 import sys
 from collections.abc import Mapping
@@ -32,10 +33,14 @@ def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
     """Render records (`found`) to texts by file name; show a spinner meanwhile."""
     from rich.console import Console
 
+    # Python loses signals in callbacks of collections, which also take time.
+    gc.disable()
     with Console(stderr=True).status("rendering tables and figures"):
         from tools.render.everything import render
 
-        return render(found)
+        texts = render(found)
+    gc.enable()
+    return texts
 
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:

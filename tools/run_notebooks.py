@@ -4,9 +4,10 @@ runs no code.
     python tools/run_notebooks.py
 """
 
+import asyncio
 import os
+import signal
 import sys
-from asyncio import CancelledError
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,6 +25,11 @@ from nbclient import NotebookClient  # noqa: E402
 from traitlets.config import Config  # noqa: E402
 
 NOTEBOOKS = ROOT / "docs/notebooks"
+
+
+class Loop(asyncio.SelectorEventLoop):
+    # nbclient then leaves signals to Python; its own handlers lose some.
+    add_signal_handler = asyncio.AbstractEventLoop.add_signal_handler
 
 
 def execute_notebook(path: Path) -> str:
@@ -45,21 +51,20 @@ def execute_notebook(path: Path) -> str:
         # Use file sockets, because other processes could take or read a port.
         socket = Config(transport="ipc", ip=f"{folder}/kernel")
         sockets = Config(ConnectionFileMixin=socket)
+        options = {"timeout": 120, "shutdown_kernel": "immediate"}
         # Join the pieces of a cell's output: how many there are depends on timing.
-        options = {"timeout": 120, "record_timing": False, "coalesce_streams": True}
-        # Run in ROOT, so that imports work wherever the command was given.
+        options |= {"record_timing": False, "coalesce_streams": True}
         place = {"metadata": {"path": str(ROOT)}}
-        # Import from ROOT first (PYTHONSAFEPATH would prevent that), and ignore the
-        # user's start-up files.
+        # Import from ROOT first, even with PYTHONSAFEPATH, and ignore start-up files.
         folders = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         own = {"PYTHONPATH": folders, "IPYTHONDIR": folder}
         own |= {"PYTHONSAFEPATH": "", "PYTHONSTARTUP": ""}
         client = NotebookClient(notebook, config=sockets, resources=place, **options)
         try:
-            client.execute(env=os.environ | own)
-        except (AssertionError, AttributeError, CancelledError):
-            # After a signal, nbclient ends the kernel, then fails because it is gone.
-            raise KeyboardInterrupt from None
+            with asyncio.Runner(loop_factory=Loop) as runner:
+                runner.run(client.async_execute(env=os.environ | own))
+        except RuntimeError:
+            fail(f"{path}: stopped, or its kernel died; the file is as before")
     # Drop the Python version, which differs between machines.
     notebook.metadata["language_info"] = {"name": "python"}
     return nbformat.writes(notebook) + "\n"
@@ -72,4 +77,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     run_cli(main, __doc__)

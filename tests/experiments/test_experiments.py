@@ -550,16 +550,12 @@ def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
         metrics.setdefault("both_rounds_ms", []).append(1.0)
         turns.append(alone[-1])
 
-    def record_name(name):
-        alone.append(name)
-        return real(name)
-
     def record_timing(*given):
         calls.append(alone[-1])
         return timed(*given)
 
     monkeypatch.setattr(gpu_time, "add_round", record_round)
-    monkeypatch.setattr(flash_peers, "use_peer", record_name)
+    monkeypatch.setattr(flash_peers, "use_peer", lambda x: alone.append(x) or real(x))
     monkeypatch.setattr(flash_peers, "call_ms", record_timing)
     configs = [
         flash_peers.Config(name, 1, 3, n, 16, True, "fp32")

@@ -1,9 +1,10 @@
 """Committed notebooks equal a fresh run, and become pages."""
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import nbformat
 import pytest
@@ -35,9 +36,9 @@ def test_failed_write_keeps_the_notebook(tmp_path, monkeypatch):
 
 
 def test_notebooks_import_this_clone(monkeypatch):
-    client = Mock(**{"return_value.execute.side_effect": AssertionError})
+    client = Mock(**{"return_value.async_execute": AsyncMock(side_effect=RuntimeError)})
     monkeypatch.setattr(run_notebooks, "NotebookClient", client)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         run_notebooks.execute_notebook(NOTEBOOKS[0])
     assert client.call_args.kwargs["resources"] == {"metadata": {"path": str(ROOT)}}
 
@@ -48,6 +49,16 @@ def test_a_reader_s_solution_is_not_overwritten(tmp_path, capsys):
     with pytest.raises(SystemExit):
         run_notebooks.execute_notebook(path)
     assert "copy what you need" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_cell_is_one_line(tmp_path, capsys):
+    stop = "import os, time\nos.kill(os.getppid(), 2)\ntime.sleep(60)"
+    nbformat.write(new_notebook(cells=[new_code_cell(stop)]), path := tmp_path / "a")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(SystemExit):
+        run_notebooks.execute_notebook(path)
+    assert f"{path}: stopped" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -68,9 +79,10 @@ def test_other_clones_and_start_up_files_are_ignored(tmp_path, monkeypatch):
 def test_committed_outputs_equal_a_new_run(path, tmp_path, monkeypatch):
     # Allow a read-only home.
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     fresh = run_notebooks.execute_notebook(path)
-    remedy = "run `python tools/run_notebooks.py` and look at what changed"
-    assert path.read_text(encoding="utf-8") == fresh, f"{path.name} is stale: {remedy}"
+    assert not [*tmp_path.rglob("*.py")]
+    assert path.read_text("utf-8") == fresh, "stale: `python tools/run_notebooks.py`"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -1,5 +1,6 @@
 """Test regen_tables.py, the command that measures, renders and checks."""
 
+import gc
 import os
 import re
 import resource
@@ -359,6 +360,11 @@ def test_rendering_rejects_folders_of_other_files(rerun, tmp_path):
     done = rerun("--render", "--generated", str(tmp_path / "home"))
     assert done.code == 2 and "holds thesis.tex, which was not rendered" in done.err
     assert sorted(file_contents(tmp_path / "home")) == ["facts.yml", "thesis.tex"]
+
+
+def test_no_signal_is_lost_in_a_garbage_collection(monkeypatch):
+    monkeypatch.setattr("tools.render.everything.render", lambda _: gc.isenabled())
+    assert rendering.render_texts({}) is False and gc.isenabled()
 
 
 def test_interrupted_rendering_can_be_repeated(rerun, tmp_path, monkeypatch):

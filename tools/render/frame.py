@@ -259,7 +259,7 @@ LAUNCH_BOUND = 1.1
 def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
     """Return columns on a step: GPU time, the GPU's idle time, whether launch-bound."""
 
-    def format_ms(x: Line, ms: float) -> Any:
+    def show(x: Line, ms: float) -> Any:
         # Print "not measured" in rows that have only wall-clock times.
         return fmt(ms, "{:.1f}") if x else x.missing
 
@@ -267,11 +267,8 @@ def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
         over = x["step_ms"] / x.get("step_gpu_ms")
         return "launch-bound" * (over > LAUNCH_BOUND) if x else x.missing
 
-    def waiting_ms(x: Line) -> float:
-        return x["step_ms"] - x.get("step_gpu_ms")
-
     return [
-        ("step, GPU, ms", lambda x: format_ms(x, x.get("step_gpu_ms"))),
-        ("step, waiting, ms", lambda x: format_ms(x, waiting_ms(x))),
+        ("step, GPU, ms", lambda x: show(x, x.get("step_gpu_ms"))),
+        ("step, waiting, ms", lambda x: show(x, x["step_ms"] - x.get("step_gpu_ms"))),
         ("step is", launch_bound_text),
     ]

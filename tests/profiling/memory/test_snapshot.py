@@ -214,10 +214,6 @@ def drop_block(snapshot):
     snapshot["segments"] = kept
 
 
-def enlarge_block(snapshot):
-    snapshot["segments"][-2]["blocks"][-1]["requested_size"] += 1
-
-
 NO_PICTURES = {
     "holds no history": lambda snapshot: snapshot.update(device_traces=[[]]),
     "no history: enable it": lambda snapshot: snapshot.pop("device_traces"),
@@ -227,7 +223,9 @@ NO_PICTURES = {
     ),
     "twice": drop_free,
     "1 blocks of the history are not in the pool": drop_block,
-    "in the history": enlarge_block,
+    "in the history": lambda s: s["segments"][-2]["blocks"][-1].update(
+        requested_size=1
+    ),
 }
 
 

@@ -35,12 +35,9 @@ BY_HAND = sorted(
 INCLUDED = re.compile(r'^--8<-- "(drawings/[\w-]+\.svg)"$', re.MULTILINE)
 
 
-def read_drawing(name: str, shown: str) -> html.HtmlElement:
-    return html.fragment_fromstring((DOCS / f"drawings/{name}-{shown}.svg").read_text())
-
-
 def read_texts(name: str) -> list[str]:
-    return [text.text for text in read_drawing(name, "wide").iter("text")]
+    drawing = html.fragment_fromstring((DOCS / f"drawings/{name}-wide.svg").read_text())
+    return [text.text for text in drawing.iter("text")]
 
 
 def test_drawing_of_online_softmax_is_correct():

@@ -28,13 +28,10 @@ def fragments() -> dict[str, str]:
 def fold_terms(group: dict) -> str:
     """Return a collapsed list of terms as HTML, in which Markdown adds no tooltips."""
     lines = [
-        f'<dt id="{term_id(term["name"])}">{escape(term["name"])}</dt>'
+        f'<dt id="term-{term["name"].lower().replace(" ", "-")}">'
+        f"{escape(term['name'])}</dt>"
         f"<dd>{escape(term['means'])}</dd>"
         for term in group["term"]
     ]
     terms = "\n".join(['<dl class="terms">', *lines, "</dl>"])
     return f'??? abstract "{group["title"]}"\n{indent(terms, "    ")}'
-
-
-def term_id(name: str) -> str:
-    return "term-" + name.lower().replace(" ", "-")

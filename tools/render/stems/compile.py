@@ -42,7 +42,10 @@ def steps(record: Record | None) -> Frame:
         compiled=lambda x: compiled_parts(x)[0],
         step_gain=speedup,
         **{f"{p}_gpu": lambda x, p=p: x.get(f"{p}_gpu_ms") for p in TIMES},
-        **{f"{p}_gpu_gain": lambda x, p=p: gpu_speedup(x, p) for p in TIMES},
+        **{
+            f"{p}_gpu_gain": lambda x, p=f"{p}_gpu_ms": x["eager"].get(p) / x.get(p)
+            for p in TIMES
+        },
         saved_ms=lambda x: x["eager"]["step_ms"] - x["step_ms"],
         compile_s=lambda x: compile_seconds(x, "warmup"),
         again_s=lambda x: compile_seconds(x, "again"),
@@ -61,10 +64,6 @@ def speedup(x: Line) -> float:
     both = zip(split_rounds(x["eager"]), split_rounds(x), strict=False)
     ratios = [median(eager) / median(own) for eager, own in both if eager and own]
     return median(ratios) if ratios else x["eager"]["step_ms"] / x["step_ms"]
-
-
-def gpu_speedup(x: Line, phase: str) -> float:
-    return x["eager"].get(f"{phase}_gpu_ms") / x.get(f"{phase}_gpu_ms")
 
 
 def split_rounds(x: Line) -> list[list[float]]:

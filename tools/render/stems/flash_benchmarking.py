@@ -109,12 +109,8 @@ def lengths_table(record: Record) -> str:
         *times,
         ("plain / flash", "both / plain", "{:.1f}"),
         ("flash, TFLOP/s", "rate", "{:.1f}"),
-        ("share of peak", "share", format_small_share),
+        ("share of peak", "share", lambda x: percent(x) if x >= 5e-4 else "< 0.1 %"),
     )
-
-
-def format_small_share(share: float) -> str:
-    return percent(share) if share >= 0.0005 else "< 0.1 %"
 
 
 @fragments.add(
