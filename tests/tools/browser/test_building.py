@@ -55,7 +55,7 @@ def test_records_on_the_site_keep_their_content(site: Path, tmp_path: Path) -> N
     """Records lose white space, large ones are compressed, and digests stay valid."""
     shown = [*(site / "results").rglob("*.json*")]
     kinds = Counter(path.suffix for path in shown)
-    assert kinds[".json"] > 30 and kinds[".xz"] == 2
+    assert kinds[".json"] > 30 and kinds[".xz"] >= 1
     for path in shown:
         is_packed = path.suffix == ".xz"
         here = RESULTS / path.relative_to(site / "results")
