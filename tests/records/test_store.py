@@ -93,6 +93,7 @@ def test_complete_record_has_every_row_by_configuration():
     assert not record.complete
 
 
+SAMPLES = {"forward_ms": [1.0], "loss_ms": [1.0, 2.0]}
 # (field of the example, invalid value, end of the error message).
 FAULTS = [
     ("device", {"name": "x"}, "missing required field `slug` - at `$.device`"),
@@ -123,6 +124,7 @@ FAULTS = [
     ("rows.0.metrics.a_ms", None, "a_ms: is None, no time in ms"),
     ("rows.0.metrics.peak_bytes", 1.5, "peak_bytes: is 1.5, no number of bytes"),
     ("rows.0.metrics.peak_bytes", True, "peak_bytes: is True, no number of bytes"),
+    ("rows.0.metrics", SAMPLES, "metrics.forward_ms: has 1 samples, loss_ms 2"),
     ("rows.0.metrics.x", [{"y": "<script>"}], "is '<script>', which a page would obey"),
     ("rows.0.metrics.x", [{"a_ms": [0]}], "x.a_ms[0]: is 0, no time in ms above 0"),
 ]
