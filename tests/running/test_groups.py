@@ -1,6 +1,7 @@
 """Test groups of rows that are interleaved, and rows measured in new processes."""
 
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -83,7 +84,7 @@ def run(config):
     {ends}
     return {{"n": 1}}
 """)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.getcwd()}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     module = SimpleNamespace(__name__="talking", FRESH_PROCESS=True)
     (row,) = groups.measure_config(module, fake_stem.Config(1))
     assert row is not None and row.metrics == ({} if ends else {"n": 1})
