@@ -35,12 +35,13 @@ def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
 
     # Python loses signals in callbacks of collections, which also take time.
     gc.disable()
-    with Console(stderr=True).status("rendering tables and figures"):
-        from tools.render.everything import render
+    try:
+        with Console(stderr=True).status("rendering tables and figures"):
+            from tools.render.everything import render
 
-        texts = render(found)
-    gc.enable()
-    return texts
+            return render(found)
+    finally:
+        gc.enable()
 
 
 def write_rendered(results: Path, generated: Path | None = None) -> int:

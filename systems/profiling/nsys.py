@@ -224,7 +224,7 @@ def process_id(identifier: int | None) -> int | None:
 
 
 def read_one_process(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return what `read_export` does, if only one process launched the kernels."""
+    """Return what `read_export` does. Raise `TraceError` for several processes."""
     kernels = read_export(path, marks)
     address = f"{path.resolve().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as database:

@@ -167,7 +167,7 @@ def external_id(args: dict[str, Any]) -> Any:
 
 @pause_gc()
 def read_one_process(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return what `read_trace` does, if only one process launched the kernels."""
+    """Return what `read_trace` does. Raise `TraceError` for several processes."""
     kernels = read_trace(path, marks)
     open_file = gzip.open if path.suffix == ".gz" else open
     with open_file(path, "rt", encoding="utf-8", errors="replace") as file:

@@ -57,8 +57,8 @@ BACKWARD = {
     "backward": Step("one pass, fixed order", "five matmuls, not seven", 1.4),
 }
 STEPS = FORWARD | BACKWARD
-# Choices at launch: names of the steps without and with it, before the pass.
 PASSES = ("forward", "backward")
+# Launch choices: names, less the pass, of the steps without and with the choice.
 CHOICES = {
     "split_loop": ("unshared", "shared"),
     "long_first": ("in_turn", "together"),

@@ -74,7 +74,6 @@ def speedup_figure(record: Record) -> Drawn:
     if not found:
         return None
     ns, dtypes = lengths(found), found.values("dtype")
-    shapes = dict.fromkeys((x["causal"], x["d"]) for x in found)
 
     def format_cell(ratio: float) -> tuple[str, float]:
         return (f"{ratio:.2f}", -log(ratio) / log(LARGEST)) if ratio else ("", 0)
@@ -88,7 +87,7 @@ def speedup_figure(record: Record) -> Drawn:
                     format_cell(part.one(causal=causal, d=d, n=n).get("gain"))
                     for n in ns
                 ]
-                for causal, d in sorted(shapes)
+                for causal, d in sorted({(x["causal"], x["d"]) for x in found})
             }
             plots.fill_heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, by N")
