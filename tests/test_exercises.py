@@ -38,6 +38,10 @@ LOAD_K = "k = tl.load(K_ptr + keys[:, None] * stride_kk + columns * stride_kd)"
 LATER = "s = scores(q, k, i, j, scale, TILE, CAUSAL); s = tl.where(s < -1e38, -1e9, s)"
 LOAD_Q = "q = tl.load(Q_ptr + queries[:, None] * D + columns)"
 OUTSIDE = {"first": "first = 10**8", "q": "q = tl.zeros([Q_TILE_SIZE, D], tl.float32)"}
+PAST = "{0} = tl.load({1}_ptr + batch * stride_{0}b + keys[:, None] * stride_{0}k + "
+PAST += "columns * stride_{0}d, mask=keys[:, None] < N_KEYS, other=0.0)"
+ZEROS = {x: PAST.format(x, x.upper()) for x in "kv"}
+ZEROS |= {"end": "end = first + Q_TILE_SIZE"}
 # Wrong lines or values for each exercise, and the message of its check.
 MISTAKES = {
     "1_weighted_sum": [
@@ -68,10 +72,7 @@ MISTAKES = {
     "3_online_softmax": [
         (FORGOTTEN, "a new largest one:\np, .* old sum is not rescaled"),
         ("l = tl.sum(tl.exp(x - m_new), 0)", "only the last"),
-        (
-            "l = tl.exp(m_new - m) * l + tl.sum(tl.exp(x - m_new), 0)",
-            "the sign of an exponent",
-        ),
+        ("l = tl.exp(m_new - m) * l + tl.sum(tl.exp(x - m_new), 0)", "the sign of an"),
         ("l = l + tl.sum(tl.exp(x), 0)", "subtract m_new before exp"),
         ("m_new = tl.max(x, 0)", "so tl.maximum"),
         ("m_new = tl.maximum(tl.maximum(m, tl.max(x, 0)), 0.0)", "gave only 0: m_new"),
@@ -79,10 +80,7 @@ MISTAKES = {
     "4_forward_loop": [
         ("l = l + tl.sum(p, 1)", "l is not rescaled"),
         ("a = a + matmul(p, v)", "a is not rescaled"),
-        (
-            {"l": "l = l + tl.sum(p, 1)", "a": "a = a + matmul(p, v)"},
-            "neither l nor a is rescaled",
-        ),
+        ("shrink = tl.full([TILE], 1.0, tl.float32)", "neither l nor a is rescaled"),
         ("shrink = tl.exp(m_new - m)", "the sign of an exp"),
         (
             "s = matmul(q, tl.trans(k)) * scale",
@@ -115,6 +113,7 @@ MISTAKES = {
         ("end = tl.minimum(N_KEYS, first + 32)", "=True, in .* Q_TILE_SIZE was 32"),
         ("end = first", "a tile of queries saw no key"),
         ("end = first + Q_TILE_SIZE", "at most N_KEYS"),
+        (ZEROS, "entries\n.*at most N_KEYS"),
         (LOAD_K.replace("kk", "qq"), "own three strides"),
         ("batch = tl.program_id(1) * stride_qb", "line 39 .*outside of all tensors"),
         (OUTSIDE, "line 62 .*outside of all tensors"),

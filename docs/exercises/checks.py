@@ -536,10 +536,10 @@ def handout_kernel(module: ModuleType) -> None:
     }
     for where, (batch, n_q, n_k, causal) in cases.items():
         # The width, 64, is no size of a tile.
-        q, k, v = (3 * normal(batch, n, 64 + i) for i, n in enumerate((n_q, n_k, n_k)))
+        q, k, v = (normal(batch, n, 64 + i) for i, n in enumerate((n_q, n_k, n_k)))
         q, k, v = (x[..., :64].contiguous() for x in (q, k, v))
         if FAR in where:
-            q, k = far_apart(q / 3, k / 3)
+            q, k = far_apart(q, k)
         if apart in where:
             # Each stride of q, k and v differs from those of the others.
             steps = ((q, 16), (k, 24), (v, 32))
@@ -565,18 +565,17 @@ def handout_kernel(module: ModuleType) -> None:
             "a load went where this test has put NaN: use each tensor's own three "
             "strides; program 0 counts tiles of queries, program 1 batch entries"
         )
-        stray = f"{where}:\n{not_finite}"
+        stray = not_finite
         if n_k < n_q and causal:
-            stray = f"{where}:\nno load may go past the last key: end is at most N_KEYS"
+            stray = "the loop goes past the last key: end is at most N_KEYS"
+            padded = (torch.cat((x, 0 * x[:, :16]), 1) for x in (k, v))
+            results[stray] = every_entry(q, *padded, causal)
         elif causal:
-            not_finite = (
-                "a tile of queries saw no key: the loop ends after the tile's last "
-                "query, first + Q_TILE_SIZE"
-            )
+            ends = "the loop ends after the tile's last query, first + Q_TILE_SIZE"
+            not_finite = f"a tile of queries saw no key: {ends}"
             if n_k > n_q:
-                not_finite = "hidden keys are loaded: the loop ends after the tile's "
-                not_finite += "last query, first + Q_TILE_SIZE"
-                stray = f"{where}:\n{not_finite}"
+                stray = not_finite = f"hidden keys are loaded: {ends}"
+        stray = f"{where}:\n{stray}"
         found = run(module.attention, q, k, v, causal, tensors=2, stray=stray)
         for i, name in enumerate(("o", "l")):
             mistakes = {words: result[i][:, :seen] for words, result in results.items()}
