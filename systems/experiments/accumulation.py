@@ -64,9 +64,7 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the term rounded to its format, the final sums on CPU and GPU, at how many
-    steps these differ, and the last step that changed the sum on the GPU.
-    """
+    """Return final sums on CPU and GPU, and when the GPU's sum last changed."""
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
     stride = max(1, config.steps // STORED_SUMS)

@@ -57,9 +57,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: all implementations but "hopper" in each dtype and head
-    dimension, at two lengths, with and without a mask; then shapes for "hopper".
-    """
+    """Return all implementations at two lengths, and shapes for "hopper" alone."""
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
     small = [

@@ -52,9 +52,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: matmuls in three formats; four implementations in two
-    dtypes at four head dimensions and lengths from 2^7 to 2^16.
-    """
+    """Return matmuls in three formats, and four implementations at 80 settings."""
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
     matmuls = (Config("ceiling", x, CEILING, CEILING) for x in (*FORMATS, "tf32"))
@@ -70,9 +68,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure forward, backward and both: samples in ms by `do_bench` and as GPU time,
-    the backend that ran, and peak memory in bytes.
-    """
+    """Measure passes in ms by `do_bench` and as GPU time, and their peak memory."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_matmul(config, device)

@@ -53,7 +53,7 @@ def run(config: Config) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for tool in INSTRUMENTS:
         profile = kernel_profile.Config(mode="step", profiler=tool, **asdict(config))
-        result = kernel_profile.run(profile)
+        result = kernel_profile.profile(profile)
         for phase in PHASES:
             metrics[f"{tool}_{phase}_kernels"] = sum(
                 kernel["calls"]

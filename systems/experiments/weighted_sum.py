@@ -54,9 +54,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
-    """Measure GPU time in ms of forward and backward, errors, and whether two calls are
-    bitwise equal; for a copy, measure GPU time and bytes.
-    """
+    """Measure GPU time in ms, errors, and whether two calls are bitwise equal."""
     device = timing.default_device()
     x, w, dy = make_inputs(config, device)
     compute = IMPLEMENTATIONS.get(config.implementation)

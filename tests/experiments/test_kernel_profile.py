@@ -72,6 +72,8 @@ def test_profile_counts_the_kernels_of_each_mode(cpu_root, mode):
     assert (metrics["profiler"], metrics["passes"]) == ("torch", 2)
     assert len(metrics["thousand_marks_ms"]) == 5
     rows = metrics["kernels"]
+    kept = {"phase", "name", "category", "calls", "total_ms"}
+    assert kept == rows[0].keys() and "timeline" not in metrics
     calls = {(row["phase"], row["name"]): row["calls"] for row in rows}
     # Each layer has four projections and three feed-forward matrices, and there is the
     # head. `einsum` runs each matmul as a bmm with a batch of one.
@@ -162,7 +164,7 @@ def test_capture_mode_starts_and_stops_the_profiler(cpu_root, monkeypatch):
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
-    metrics = kernel_profile.run(replace(CONFIG, profiler="capture"))
+    metrics = kernel_profile.profile(replace(CONFIG, profiler="capture"))
     assert calls == ["start", "wait", "stop"]
     lengths = {name: len(x) for name, x in metrics.items() if name.endswith("_ms")}
     assert lengths == {f"{name}_ms": 2 for name in phases.PHASES}
