@@ -17,8 +17,7 @@ from systems.profiling import annotated_attention, nsys, torch_trace
 from systems.records.outcome import measure_row
 from tests.profiling.test_digest import FIRST, SECOND, kernel, span
 
-COUNTS = {"batch": 2, "vocab": 50, "warmup": 1, "passes": 2}
-CONFIG = Config("small", 6, "step", "fp32", "torch", **COUNTS)
+CONFIG = Config("small", 6, batch=2, vocab=50, warmup=1, passes=2)
 
 
 @pytest.fixture
@@ -65,15 +64,13 @@ def test_copy_of_an_annotated_model_uses_its_weights():
 @pytest.mark.parametrize("mode", kernel_profile.MODES)
 def test_profile_counts_the_kernels_of_each_mode(cpu_root, mode):
     metrics = kernel_profile.run(replace(CONFIG, mode=mode))
-    names = ["forward"] if mode == "forward" else list(phases.PHASES)
-    for name in names:
+    for name in ["forward"] if mode == "forward" else phases.PHASES:
         # Times without a profiler belong to `end_to_end`.
         assert f"{name}_ms" not in metrics and len(metrics[f"profiled_{name}_ms"]) == 2
     assert (metrics["profiler"], metrics["passes"]) == ("torch", 2)
     assert len(metrics["thousand_marks_ms"]) == 5
     rows = metrics["kernels"]
-    kept = {"phase", "name", "category", "calls", "total_ms"}
-    assert kept == rows[0].keys() and "timeline" not in metrics
+    assert not {"timeline", *kernel_profile.ROW_FIELDS} & {*metrics, *rows[0]}
     calls = {(row["phase"], row["name"]): row["calls"] for row in rows}
     # Each layer has four projections and three feed-forward matrices, and there is the
     # head. `einsum` runs each matmul as a bmm with a batch of one.
@@ -82,8 +79,7 @@ def test_profile_counts_the_kernels_of_each_mode(cpu_root, mode):
         assert calls[f"forward/attention {part}", "aten::bmm"] == 2
     part = "forward/attention softmax"
     softmax = {row["name"]: row["category"] for row in rows if row["phase"] == part}
-    parts = ("max", "sub", "exp", "sum", "div")
-    assert softmax == {f"aten::{part}": "softmax" for part in parts}
+    assert softmax == {f"aten::{x}": "softmax" for x in "max sub exp sum div".split()}
     if mode == "step":
         assert calls["backward", "aten::bmm"] == 2 * (2 * (7 + 2) + 1)
         kinds = {row["category"] for row in rows if row["phase"] == "optimizer"}
@@ -109,8 +105,7 @@ def test_keep_traces_writes_a_trace(cpu_root):
     assert not (cpu_root / "traces").exists()
     kernel_profile.run(replace(CONFIG, keep_traces=True, mode="forward"))
     path = cpu_root / "traces" / "kernel_profile-small-6-forward-fp32.json.gz"
-    with gzip.open(path, "rt") as file:
-        assert json.load(file)["traceEvents"]
+    assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
 def fake_nsys(monkeypatch, tmp_path, row, kernels=()):

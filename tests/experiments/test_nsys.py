@@ -40,9 +40,8 @@ def test_row_has_metrics_of_both_profilers(monkeypatch):
         nsys_experiment.Config("medium", precision="bf16"), nsys_experiment.run
     )
     assert [c.profiler for c in asked] == ["torch", "nsys"]
-    assert {(c.size, c.context, c.mode, c.precision) for c in asked} == {
-        ("medium", 512, "step", "bf16")
-    }
+    cells = {(c.size, c.context, c.mode, c.precision) for c in asked}
+    assert cells == {("medium", 512, "step", "bf16")}
     row.clock = Row({}, "ok", {f"{phase}_ms": [2.0] for phase in PHASES})
     (x,) = rendered.steps(make_record("nsys", row))
     assert rendered.count_kernels(x, "nsys") == 3 * len(PHASES)

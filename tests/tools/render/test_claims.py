@@ -88,8 +88,9 @@ ALTERED = {
         "kernels", "total_ms", 99, {"category": "copy"}, size="large", mode="step"
     ),
     "softmax_is_memory_bound": scale_items(
-        "kernels", "total_ms", 3, {"phase": "forward/attention softmax"}, mode="forward"
+        "kernels", "total_ms", 3, {"phase": "forward/attention softmax"}, mode="step"
     ),
+    "inference_is_forward": scale("forward_gpu_busy_ms", by=1.1, mode="forward"),
     "kernels_are_attributed": scale_items(
         "kernels", "total_ms", 1.05, {"category": "matmul"}, size="xl", context=256
     ),

@@ -26,8 +26,8 @@ from tools.render.stems.end_to_end.rows import BATCH, matmul_flops, pass_shape
 from tools.render.stems.kernel_profile.rows import (
     MATMULS,
     count_calls,
+    passes,
     total_ms,
-    wall_ms,
 )
 
 # GPUs for which predictions are given besides the primary GPU.
@@ -68,15 +68,15 @@ PRODUCTS = forward_matmul_work("2.7B", 512)
 
 def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
     """Return measured examples of launch-, memory- and compute-bound kernels."""
-    peak = peak_rates(primary_gpu())
+    peak, found = peak_rates(primary_gpu()), passes(record)
 
     def regime(
         size: str, context: int, precision: str, phase: str, kind: str, work: Work
     ) -> Line:
-        config = {"size": size, "context": context, "precision": precision}
-        x = frame(record).one(**config, mode="forward")
+        step = found.one(size=size, context=context, precision=precision)
+        x = step["forward"] or step
         ms, count = total_ms(x, phase, kind), count_calls(x, phase, kind) or x.missing
-        wall, seconds = wall_ms(x), (ms or x.missing) / 1e3
+        wall, seconds = step["wall_ms"], (ms or x.missing) / 1e3
         return Line(
             calls=count,
             ms=ms,

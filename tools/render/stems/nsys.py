@@ -5,7 +5,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import NOT_MEASURED, dropna, span
-from tools.render.stems.kernel_profile.rows import pass_ms, wall_ms
+from tools.render.stems.kernel_profile.rows import wall_ms
 
 fragments = Fragments()
 
@@ -15,8 +15,9 @@ def steps(record: Record | None) -> Frame:
     return frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,
-        nsys_ms=lambda x: pass_ms(x, "nsys_{}_gpu_busy"),
-        ratio=lambda x: x["nsys_ms"] / pass_ms(x, "torch_{}_gpu_busy"),
+        nsys_ms=lambda x: x.ms(*(f"nsys_{phase}_gpu_busy" for phase in PHASES)),
+        torch_ms=lambda x: x.ms(*(f"torch_{phase}_gpu_busy" for phase in PHASES)),
+        ratio=lambda x: x["nsys_ms"] / x["torch_ms"],
         forward_ratio=lambda x: (
             x["nsys_forward_gpu_busy_ms"] / x["torch_forward_gpu_busy_ms"]
         ),

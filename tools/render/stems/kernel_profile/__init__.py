@@ -32,11 +32,11 @@ fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
 
 
 @fragments.add(
-    "times.md", "Medians of a forward pass: wall-clock time, sum of kernels, idle time."
+    "times.md",
+    "Medians of a forward pass: wall-clock time alone; the rest in a profiled step.",
 )
 def times_table(record: Record) -> str:
-    found = rows.passes(record).where(mode="forward")
-    shown = found.table(
+    shown = rows.passes(record).table(
         *CELL,
         ("wall, ms", "wall_ms", "{:.2f}"),
         ("sum of kernels, ms", "busy_ms", "{:.2f}"),
@@ -53,7 +53,7 @@ def times_table(record: Record) -> str:
 
 @fragments.add("top.md", "The top kernel by GPU time in fp32: forward and both passes.")
 def top_kernels_table(record: Record) -> str:
-    found = rows.passes(record).where(mode="forward", precision="fp32")
+    found = rows.passes(record).where(precision="fp32")
     columns = (("top kernel", "kernel", format_name), ("calls", "calls", "{:g}"))
     columns += (("share of kernel time", "of_whole", percent),)
     return found.table(
@@ -84,8 +84,8 @@ def format_name(kernel: rows.Kernel) -> str:
     "Kernels other than matmuls, of at least 1 %: forward, `small`, context 512, fp32.",
 )
 def top_nonmatmuls_table(record: Record) -> str:
-    x = frame(record).one(**LISTED, mode="forward")
-    found, whole = top_nonmatmuls(x), rows.total_ms(x)
+    x = rows.passes(record).one(**LISTED)
+    found, whole = top_nonmatmuls(x), x["kernels_ms"]
     return items_table(
         found,
         ("kernel", format_name),
@@ -99,15 +99,15 @@ def top_nonmatmuls_table(record: Record) -> str:
 
 
 def top_nonmatmuls(x: Line) -> list[rows.Kernel]:
-    least = LISTED_SHARE * rows.total_ms(x)
-    found = rows.kernels_by_name(x)
+    least = LISTED_SHARE * x["kernels_ms"]
+    found = rows.kernels_by_name(x["forward"], "forward")
     return [k for k in found if k.category != MATMUL and k.ms >= least]
 
 
 @fragments.add("matmul.md", "Shares of kernel time: matmuls, and AdamW in a step.")
 def matmul_table(record: Record) -> str:
-    found = rows.passes(record).where(mode="forward")
-    parts = {"inference": "matmul_forward", "forward + backward": "matmul_both"}
+    found = rows.passes(record)
+    parts = {"forward": "matmul_forward", "forward + backward": "matmul_both"}
     parts |= {"step": "matmul_step", "AdamW": "adamw"}
     return found.pivot("precision", "fp32", "bf16").table(
         "size",
@@ -162,32 +162,8 @@ def attention_table(record: Record) -> str:
     )
 
 
-@fragments.add(
-    "reported.md",
-    "Profiles that others reported: top kernels, other kernels, softmax, ranges under "
-    "nsys, and the wall clock.",
-    measured=False,
-    reported=True,
-)
-def reported_table(record: Record) -> str:
-    return frame(record).table(
-        ("about", lambda x: x["table"].replace("_", " ")),
-        ("size", lambda x: x["size"] or ""),
-        ("context", lambda x: x["context"] or ""),
-        ("reported", lambda x: x.reason or format_metrics(x.metrics)),
-        left=4,
-        shown_first=lambda x: x["table"] == record.rows[0].config["table"],
-    )
-
-
-def format_metrics(metrics: dict[str, Any]) -> str:
-    named = {key.replace("_", " "): value for key, value in metrics.items() if value}
-    return ", ".join(f"{name} {value}" for name, value in named.items())
-
-
 def facts(record: Record | None) -> dict[str, str]:
-    found, bf16 = rows.passes(record), rows.steps(record).where(precision="bf16")
-    forward = found.where(mode="forward")
+    forward, bf16 = rows.passes(record), rows.steps(record).where(precision="bf16")
     small, large = forward.one(**LISTED), forward.one(**LISTED | {"size": "2.7B"})
     short = forward.one(**LISTED | {"context": 128})
     fp32 = forward.where(precision="fp32")
@@ -196,7 +172,7 @@ def facts(record: Record | None) -> dict[str, str]:
     early, late = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
     in_bf16 = forward.one(size="2.7B", context=512, precision="bf16")
     # The time of 1,000 marks in ms is the time of one mark in µs.
-    mark_us = nanmax(found.where(bool).column("thousand_marks_ms"))
+    mark_us = nanmax(forward.where(bool).column("thousand_marks_ms"))
     return {
         **{
             f"{name}_{key}": fmt(x[f"{name}_ms"], format_ms)
@@ -217,11 +193,12 @@ def facts(record: Record | None) -> dict[str, str]:
         "softmax_over_matmuls": span(softmax.column("over_matmuls"), "{:.5f}"),
         "idle_small_128": fmt(short["idle_share"], percent),
         "matmul_step_2_7B_bf16": fmt(in_bf16["matmul_step"], percent),
-        "softmax_small": fmt(rows.category_share(small, "softmax"), percent),
-        "elementwise_small": fmt(rows.category_share(small, "elementwise"), percent),
-        "copies_small": fmt(rows.category_share(small, "copy"), percent),
+        **{
+            f"{kind}_small": fmt(small[f"{kind}_forward"], percent)
+            for kind in ("softmax", "elementwise", "copy")
+        },
         "others_small": ", ".join(
-            f"`{k.table_name}` {percent(k.ms / rows.total_ms(small))}"
+            f"`{k.table_name}` {percent(k.ms / small['kernels_ms'])}"
             for k in top_nonmatmuls(small)[:4]
         )
         or fmt(small.missing),
@@ -270,7 +247,7 @@ def attention_facts(parts: Frame) -> dict[str, str]:
     "every forward and backward pass together.",
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
-    found = rows.passes(record).where(mode="forward", precision="fp32")
+    found = rows.passes(record).where(precision="fp32")
     kernels: list[Any] = dropna(x[top] for x in found for top in TOPS.values())
     multiply = [kernel["category"] == MATMUL for kernel in kernels]
     numbers = f"{sum(multiply)} of {len(multiply)} passes."
@@ -292,6 +269,23 @@ def softmax_is_memory_bound(record: Record) -> Judgement:
     found = dropna(1 / x["of_bandwidth"] for x in softmax)
     numbers = f"Time over the floor: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
+
+
+@claim(
+    "nsys_profile",
+    "A forward pass alone, as in inference, launches the same kernels as the forward "
+    "pass of a training step, as often, and their times agree within three percent.",
+)
+def inference_is_forward(record: Record) -> Judgement:
+    found = rows.passes(record).where(lambda x: x and x["alone"])
+    kernels = [
+        [{k[:-1] for k in rows.kernels_by_name(y, "forward")} for y in (x, x["alone"])]
+        for x in found
+    ]
+    ratios = [x["alone"]["forward_gpu_busy_ms"] / x["busy_ms"] for x in found]
+    numbers = f"Time alone over time in a step, {len(ratios)} passes: {span(ratios)}."
+    agree = all(abs(ratio - 1) < 0.03 for ratio in ratios)
+    return ratios and (agree and all(a == b for a, b in kernels), numbers)
 
 
 @claim(

@@ -15,6 +15,7 @@ from tools.render.stems.end_to_end.rows import PASSES, pass_shape
 SOFTMAX_PART = "attention softmax"
 MATMULS = ("attention scores", "attention output")
 PARTS = (MATMULS[0], "attention mask", SOFTMAX_PART, MATMULS[1])
+CELL = ("size", "context", "precision", "batch")
 # Kernel categories, grouped as in tables and figures.
 CAUSES = {
     "matmuls": (MATMUL,),
@@ -24,24 +25,31 @@ CAUSES = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every profiled pass, joined with the step that has the same settings."""
-    found = frame(record).join("step", mode="step")
+    """Return steps, with columns of their forward passes: `forward` is the row of the
+    step, or of a forward pass alone (`alone`) if only that fits in memory.
+    """
+    clock, found = frame(record and record.clock), frame(record, mode="step")
+    found.join("alone", frame(record), CELL, mode="forward")
+    found.join("clock", clock, CELL, mode="forward", attention="eager")
     return found.derive(
-        wall_ms=wall_ms,
-        profiled_ms=lambda x: pass_ms(x, "profiled_{}"),
-        span_ms=lambda x: pass_ms(x, "{}_gpu_span"),
-        busy_ms=lambda x: pass_ms(x, "{}_gpu_busy"),
+        forward=lambda x: x["alone"] if x["alone"] and not x else x,
+        wall_ms=lambda x: x["clock"].ms(),
+        profiled_ms=lambda x: x["forward"].ms("profiled_forward"),
+        span_ms=lambda x: x["forward"].ms("forward_gpu_span"),
+        busy_ms=lambda x: x["forward"].ms("forward_gpu_busy"),
         idle_share=idle_share,
-        matmul_forward=lambda x: category_share(x, MATMUL, "forward"),
-        matmul_both=lambda x: category_share(x["step"], MATMUL, PASSES),
-        matmul_step=lambda x: category_share(x["step"], MATMUL),
-        adamw=lambda x: total_ms(x["step"], "optimizer") / total_ms(x["step"]),
-        top_forward=lambda x: top_kernel(x, "forward"),
-        top_both=lambda x: top_kernel(x["step"], PASSES),
+        kernels_ms=lambda x: total_ms(x["forward"], "forward"),
+        **{
+            f"{k}_forward": lambda x, k=k: category_share(x["forward"], k, "forward")
+            for k in CATEGORIES
+        },
+        matmul_both=lambda x: category_share(x, MATMUL, PASSES),
+        matmul_step=lambda x: category_share(x, MATMUL),
+        adamw=lambda x: total_ms(x, "optimizer") / total_ms(x),
+        top_forward=lambda x: top_kernel(x["forward"], "forward"),
+        top_both=lambda x: top_kernel(x, PASSES),
         same_top=lambda x: (
-            x["top_forward"]["name"] == x["top_both"]["name"]
-            if x and x["step"]
-            else x["step"].missing
+            x["top_forward"]["name"] == x["top_both"]["name"] if x else x.missing
         ),
     )
 
@@ -58,13 +66,6 @@ def add_timing_link(record: Record, shown: str) -> str:
         return shown
     link = record_link(record.clock)
     return f"{shown}\n\nWall-clock time: {link} of `end_to_end`\n{{ .provenance }}"
-
-
-def pass_ms(x: Line, metric: str) -> float:
-    """Return the median sum, over phases, of a metric such as "profiled_{}", in ms."""
-    names = [metric.format(phase) for phase in PHASES]
-    measured = [name for name in names if f"{name}_ms" in x.metrics]
-    return x.ms(*measured) if measured else x.missing
 
 
 def idle_share(x: Line) -> float:
@@ -190,7 +191,10 @@ def attention_parts(record: Record | None, **wanted: Any) -> Frame:
     """Return a row per fp32 forward pass and part of attention, summed over layers."""
     peak = peak_rates(record.device.slug if record else "")
     found = Frame()
-    for x in frame(record, mode="forward", precision="fp32", **wanted).where(bool):
+    for step in passes(record).where(precision="fp32", **wanted):
+        x = step["forward"]
+        if not x:
+            continue
         shape = pass_shape(x["size"], x["context"], x["batch"])
         costs = attention_part_costs(element_bytes=FP32_BYTES, **shape)
         matmuls_ms = sum(total_ms(x, f"forward/{part}") for part in MATMULS)
