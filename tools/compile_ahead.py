@@ -3,8 +3,7 @@ memory, registers, spills and thread blocks per SM of each kernel.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
 driver is a stand-in: it reports the requested GPU, records each kernel that Triton
-loads, and launches nothing. `tools/compile_steps.py` compiles the ladder's steps this
-way, and tests compile the kernels of each kind of GPU.
+loads, and launches nothing. Tests compile the kernels of each kind of GPU this way.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from systems.attention.triton.chooser import pad_head_dim, select_by_mask, table
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.formulas.gpus import KIB
+from systems.profiling import compiled_kernels
 from systems.running.machine import triton_cache_folder, why_unwritable
 from tools import binary
 from tools.rendering import fail
@@ -60,7 +60,7 @@ BATCH, HEADS, N = 8, 16, 4096
 
 class KernelNeeds(NamedTuple):
     """Resources of a compiled kernel. `stack_bytes` per thread are mostly spilled
-    registers, `per_score` is `binary.instructions_per_score`, `load_bytes` is
+    registers, `per_score` is `compiled_kernels.instructions_per_score`, `load_bytes` is
     `binary.global_load_widths`, and `loop` is `binary.hottest_loop`.
     """
 
@@ -134,14 +134,14 @@ class StandInDriver:
         constants = {names[i]: v for (i, *_), v in self.source.constants.items()}
         sizes = ("BQ", "BK", "GROUPS", "ROWS")
         tile = " ".join(f"{x}={constants[x]}" for x in sizes if x in constants)
-        assembly = binary.run_cuobjdump("-sass", cubin)
+        assembly = compiled_kernels.run_cuobjdump("-sass", cubin)
         needs = KernelNeeds(
             name, tile, self.metadata.num_warps, shared, registers, stack,
-            binary.instructions_per_score(assembly),
+            compiled_kernels.instructions_per_score(assembly),
             binary.global_load_widths(assembly), binary.hottest_loop(assembly),
         )  # fmt: skip
         self.kernels.append(needs)
-        return "module", "function", registers, 0, 1024
+        return "module", "function", registers, stack // 4, 1024
 
 
 def check_can_compile() -> None:

@@ -35,6 +35,7 @@ from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.workload import random_inputs
 from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES, relative_error
+from systems.profiling.compiled_kernels import record_kernels
 from systems.records.outcome import Turns
 from systems.running.command import main, option
 
@@ -274,7 +275,7 @@ def atomic_backward(
 # --8<-- [start:run]
 def run(config: Config) -> Turns:
     """Measure one step: GPU time in ms, error on the first rows of a head, whether two
-    results are bitwise equal, and the backend that ran.
+    results are bitwise equal, the backend that ran, and its compiled kernels.
     """
     device = timing.default_device()
     if device == "cpu" and not INTERPRETED.value:
@@ -282,17 +283,17 @@ def run(config: Config) -> Turns:
             "its kernels need a CUDA GPU, and torch sees none here; "
             "TRITON_INTERPRET=1 runs them on the CPU, slowly"
         )
-    shape = (config.heads, config.n, config.d)
-    inputs = random_inputs(shape, DTYPES[config.dtype], device)
-    q, k, v, do = (x.detach() for x in inputs)
+    shape, dtype = (config.heads, config.n, config.d), DTYPES[config.dtype]
+    q, k, v, do = (x.detach() for x in random_inputs(shape, dtype, device))
     work = prepare_step(config.step, q, k, v, do)
-    first, second = work(), work()
+    (first, kernels), second = record_kernels(work), work()
     rows, exact = first[0][0, :ROWS], exact_result(config.step, q, k, v, do)
     on_hopper = config.step in HOPPER_STEPS
     metrics = {
         "relative_error": relative_error(rows, exact),
         "repeats": int(all(map(torch.equal, first, second))),
         "ran": choose_backend("auto", q, k, v) if on_hopper else "triton",
+        **kernels,
     }
     del first, second, rows, exact
     yield
@@ -359,9 +360,8 @@ def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tens
     """Return the first rows of o, or of dq, of the first head in float64."""
     q, k, v, do = (x[:1, :ROWS].double().requires_grad_() for x in (q, k, v, do))
     o, _ = attention_reference(q, k, v, True)
-    return (
-        torch.autograd.grad(o, q, do)[0] if step.endswith("backward") else o.detach()
-    )[0]
+    backward = step.endswith("backward")
+    return (torch.autograd.grad(o, q, do)[0] if backward else o.detach())[0]
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ import os
 import pytest
 import triton
 
+from systems.profiling.compiled_kernels import instructions_per_score
 from systems.records.source_hash import hash_code
 from systems.records.store import RecordError
 from tests.needed import run_python, skip_or_fail
-from tools.binary import hottest_loop, instructions_per_score
+from tools.binary import hottest_loop
 from tools.render.compiled_files import PATH, read_compiled_steps
 from tools.render.stems.flash_ablation import BACKWARD, FORWARD, LAUNCHERS
 
