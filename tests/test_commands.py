@@ -16,8 +16,7 @@ from systems import ROOT
 from tests.needed import run_python
 
 PACKAGES = {
-    "torch": "-m systems.check_setup|-m systems.experiments.warmup|tools/tune_flash.py|"
-    "tools/compile_steps.py",
+    "torch": "-m systems.check_setup|-m systems.experiments.warmup|tools/tune_flash.py",
     "typer": "tools/regen_tables.py --only model_sizes|tools/regen_tables.py --list|"
     "-m systems.formulas.fit",
     "nbformat": "tools/run_notebooks.py",
@@ -39,7 +38,6 @@ def test_missing_packages_give_a_one_line_error(command):
 HELPS = {
     "-m systems.formulas.fit": "python -m systems.formulas.fit --size 2.7B --attent",
     "-m systems.experiments.warmup": "python -m systems.experiments.warmup --",
-    "tools/compile_steps.py": "python tools/compile_steps.py",
     # With PYTHONOPTIMIZE=2 there are no docstrings.
     "-OO -m systems.formulas.fit": "Usage: ",
 }
@@ -120,9 +118,10 @@ def test_sigterm_is_no_success(place):
 
 
 @pytest.mark.slow
-def test_compile_steps_rejects_the_interpreter():
+def test_compiling_rejects_the_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = run_python("tools/compile_steps.py", env=environment)
+    line = "from tools.compile_ahead import check_can_compile; check_can_compile()"
+    done = run_python("-c", line, env=environment)
     text = "error: the interpreter compiles nothing: unset TRITON_INTERPRET\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", text)
 

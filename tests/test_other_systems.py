@@ -47,7 +47,6 @@ def run_blocked(tmp_path):
 
 WITHOUT_TRITON = [
     "tools/tune_flash.py --help",
-    "tools/compile_steps.py",
     "-m systems.experiments.flash_benchmarking --n 128",
     "-m systems.experiments.weighted_sum",
 ]

@@ -1,5 +1,5 @@
 """Compile the attention kernels for a GPU that is not installed, and return the shared
-memory, registers, spills and thread blocks per SM of each kernel.
+memory, registers and spills of each kernel.
 
 Launchers, launch configurations and Triton's compiler are the real ones. Only the
 driver is a stand-in: it reports the requested GPU, records each kernel that Triton
@@ -23,34 +23,11 @@ from systems.attention.triton import launches
 from systems.attention.triton.chooser import pad_head_dim, select_by_mask, table_name
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.formulas.gpus import KIB
 from systems.profiling import compiled_kernels
 from systems.running.machine import triton_cache_folder, why_unwritable
 from tools import binary
+from tools.render.occupancy import Target
 from tools.rendering import fail
-
-
-class Target(NamedTuple):
-    """A kind of GPU with limits from CUDA's programming guide: bytes of shared memory
-    per thread block and per SM, warps and thread blocks per SM, and number of SMs.
-    """
-
-    capability: tuple[int, int]
-    block_bytes: int
-    sm_bytes: int
-    sm_warps: int
-    sm_blocks: int
-    sms: int
-
-
-TARGETS = {
-    "a100": Target((8, 0), 163 * KIB, 164 * KIB, 64, 32, 108),
-    "rtx3090": Target((8, 6), 99 * KIB, 100 * KIB, 48, 16, 82),
-    "rtx4090": Target((8, 9), 99 * KIB, 100 * KIB, 48, 24, 128),
-    "h100": Target((9, 0), 227 * KIB, 228 * KIB, 64, 32, 132),
-    "b200": Target((10, 0), 227 * KIB, 228 * KIB, 64, 32, 148),
-    "rtx5090": Target((12, 0), 99 * KIB, 100 * KIB, 48, 24, 170),
-}
 
 # The dtype of q, k and v for each arithmetic (matmul precision) of the kernels.
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
@@ -73,20 +50,6 @@ class KernelNeeds(NamedTuple):
     per_score: float = 0.0
     load_bytes: tuple[int, ...] = ()
     loop: Mapping[str, int] = MappingProxyType({})
-
-    def blocks_per_sm(self, gpu: Target) -> int:
-        """Return how many thread blocks of this kernel fit on one SM.
-
-        A warp gets registers in units of 256, out of 16,384 in each of an SM's four
-        partitions. CUDA reserves 1 KiB of shared memory per block.
-        """
-        registers_per_warp = -(-self.registers * 32 // 256) * 256
-        return min(
-            4 * (16384 // registers_per_warp) // self.warps,
-            gpu.sm_bytes // (self.shared_bytes + KIB),
-            gpu.sm_warps // self.warps,
-            gpu.sm_blocks,
-        )
 
 
 # The resources of each kernel that a launch compiled, or the compiler's error.

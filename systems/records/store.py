@@ -4,8 +4,6 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ def read(path: Path) -> Record:
 def _parse(content: bytes, path: Path) -> Record:
     ours = "`git checkout --ours` keeps the rows of this clone"
     remedy = ours if b"<<<<<<< " in content else "delete it to measure again"
-    with _prefix_errors(path, remedy):
+    try:
         data = msgspec.json.decode(content, type=dict[str, Any])
         # Parse again to reject duplicate keys: the first parser keeps the last of them.
         json.loads(content, object_pairs_hook=_refuse_equal_keys)
@@ -49,34 +47,17 @@ def _parse(content: bytes, path: Path) -> Record:
         for fault in record_faults(record):
             raise RecordError(f"{path}: {fault}")
         record.edited = digest != digest_record(data)
-    return record
+        return record
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{path}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"{path}: is not JSON ({error}); {remedy}") from None
 
 
 def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
     keys = {key for key, _ in pairs}
     if len(keys) < len(pairs):
         raise msgspec.DecodeError(f"a key comes twice among {sorted(keys)!r:.80}")
-
-
-def read_json(path: Path, kind: Any, remedy: str) -> Any:
-    """Read a JSON file with a digest as an object of type `kind`, without the digest.
-    Raise RecordError if it is invalid or was edited by hand.
-    """
-    with _prefix_errors(path, remedy):
-        data = msgspec.json.decode(_read_bytes(path), type=dict[str, Any])
-        if data.pop("digest", None) != digest_record(data):
-            raise RecordError(f"{path}: was edited by hand; {remedy}")
-        return msgspec.convert(data, kind)
-
-
-@contextmanager
-def _prefix_errors(path: Path, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{path}: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RecordError(f"{path}: is not JSON ({error}); {remedy}") from None
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import triton
 
+from systems.profiling.compiled_kernels import instructions_per_score
 from tests.needed import run_python
-from tools.compile_ahead import TARGETS, KernelNeeds, table_configs
+from tools.binary import hottest_loop
+from tools.compile_ahead import KernelNeeds, table_configs
+from tools.render.occupancy import TARGETS, blocks_per_sm
 
 # In `make versions` the first test compiles for all GPUs, else only for the H100,
 # which runs all kernels.
@@ -20,14 +23,19 @@ GPUS = [
 # Compile the kernels for many rows with a mask, those of `attention.first`, those for
 # few rows with split loops and no mask, and on Hopper GPUs the Hopper kernels.
 COMPILE = """
-from tools.compile_steps import launch_first_backward, launch_first_forward
+from systems.attention import first
 
 show("many", *compile_portable(gpu, "half", d, True))
 tensors, lse = meta_inputs("half", d)
 q, k, v, o, do, lse = (x.flatten(0, 1) for x in (*tensors, lse))
-rows = lse, q.shape[1], 0.125
-show("first", compile_launch(gpu, launch_first_forward, q, k, v, o, *rows))
-show("first", compile_launch(gpu, launch_first_backward, q, k, v, do, *rows))
+size, options = (q.shape[1], 0.125), {"CAUSAL": True, **first.launch_options(q)}
+backward = q, k, v, do, lse, lse
+for kernel, tensors in (
+    (first.forward_kernel, (q, k, v, o, lse)),
+    (first.dk_dv_kernel, (*backward, k, v)),
+    (first.dq_kernel, (*backward, q)),
+):
+    show("first", compile_launch(gpu, kernel[64,], *tensors, *size, **options))
 configs = table_configs(gpu, "half", d, causal=False)[-1]
 show("few", *compile_portable(gpu, "half", d, False, configs, splits=4))
 if gpu.capability == (9, 0):
@@ -49,13 +57,14 @@ import json
 import triton
 
 from tools.compile_ahead import (
-    TARGETS,
+    KernelNeeds,
     compile_hopper,
     compile_launch,
     compile_portable,
     meta_inputs,
     table_configs,
 )
+from tools.render.occupancy import TARGETS
 
 # `make versions` names another than the one installed.
 assert triton.__version__ == {triton.__version__!r}
@@ -114,7 +123,8 @@ def test_kernels_of_each_gpu_compile_and_fit(name, tmp_path):
             # The assembler must not fall back to 32 registers and spill the rest.
             assert needs.registers > 32 or not needs.stack_bytes, (of, needs)
             assert needs.stack_bytes < 1024, (of, needs)
-            assert needs.blocks_per_sm(gpu) >= 1
+            size = needs.registers, needs.shared_bytes, needs.warps
+            assert blocks_per_sm(gpu, *size) >= 1
             if of in ("many", "few") and needs.loop:
                 spills = needs.loop["spilled"] > 0 or spill_share(needs) > 0.05
                 assert not spills or (name, needs.kernel) in SPILLS, (of, needs)
@@ -165,19 +175,83 @@ def test_largest_tiles_fit_and_spill_little(name, tmp_path):
         assert name == "h100" or spill_share(needs) <= 0.2, needs
 
 
+# Record each launch twice: the second time `relaunch` has its kernels.
+RECORD = """
+from systems.attention.hopper.one_pass_launches import launch_one_pass
+from systems.attention.hopper.walks import ShiftWalk
+from systems.attention.triton.launches import launch_forward
+from systems.profiling.compiled_kernels import record_kernels
+
+(q, k, v, o, do), lse = meta_inputs("half", 64)
+recorded = []
+def record(work):
+    metrics = [record_kernels(work)[1] for _ in "12"]
+    assert metrics[0] == metrics[1] and len(metrics[0]["kernels"]) == 1
+    recorded.append(KernelNeeds(tile="", loop={}, **metrics[0]["kernels"][0]))
+for work in (
+    lambda: launch_forward(q, k, v, True, 0.125),
+    lambda: launch_one_pass(do, q, k, v, o, lse, True, 0.125, ShiftWalk(1)),
+):
+    show("compiled", compile_launch(gpu, record, work))
+show("recorded", recorded)
+"""
+
+
+@pytest.mark.slow
+def test_launched_kernels_are_recorded(tmp_path):
+    found = compile_for_gpu("h100", RECORD, tmp_path)
+    compiled = [x._replace(tile="", load_bytes=[], loop={}) for x in found["compiled"]]
+    assert [needs.kernel for needs in compiled] == ["forward_kernel", *ONE_PASS]
+    # Kernels that compute no scores are not recorded.
+    assert found["recorded"] == [needs for needs in compiled if needs.per_score]
+
+
 @pytest.mark.parametrize(
-    ("needs", "programs"),
+    ("registers", "shared_bytes", "warps", "blocks"),
     [
-        # Registers: two programs of four warps with 255 each, or three with 168 each.
-        (KernelNeeds("", "", 4, 0, 255, 0), 2),
-        (KernelNeeds("", "", 4, 0, 168, 0), 3),
-        # Shared memory: each of two programs takes 81 of 164 KiB, and 1 KiB for CUDA.
-        (KernelNeeds("", "", 4, 81 * 1024, 32, 0), 2),
-        (KernelNeeds("", "", 4, 82 * 1024, 32, 0), 1),
-        # Warps: an SM of an A100 has 64, in at most 32 programs.
-        (KernelNeeds("", "", 4, 0, 16, 0), 16),
-        (KernelNeeds("", "", 1, 0, 16, 0), 32),
+        # Registers: two blocks of four warps with 255 each, or three with 168 each.
+        (255, 0, 4, 2),
+        (168, 0, 4, 3),
+        # Shared memory: each of two blocks takes 81 of 164 KiB, and 1 KiB for CUDA.
+        (32, 81 * 1024, 4, 2),
+        (32, 82 * 1024, 4, 1),
+        # Warps: an SM of an A100 has 64, in at most 32 blocks.
+        (16, 0, 4, 16),
+        (16, 0, 1, 32),
     ],
 )
-def test_each_resource_limits_thread_blocks_per_sm(needs, programs):
-    assert needs.blocks_per_sm(TARGETS["a100"]) == programs
+def test_each_resource_limits_thread_blocks(registers, shared_bytes, warps, blocks):
+    assert blocks_per_sm(TARGETS["a100"], registers, shared_bytes, warps) == blocks
+
+
+MATMUL = "HMMA.16816.F32.BF16 R4, R8, R10, R4"
+COMPARE = "ISETP.GE.AND P0, PT, R2, R3, PT"
+# A matmul outside of loops, a loop with comparisons, and a loop without comparisons,
+# which has fewer instructions per matmul. Addresses are 16 times the line number.
+LINES = [
+    "MOV R1, R2",
+    MATMUL,
+    *(MATMUL, *[COMPARE] * 8, "MUFU.EX2 R2, R2", "@P1 BRA 0x20"),
+    *(MATMUL, MATMUL),
+    *("LDSM.16.M88.4 R8, [R30]", "LDSM.16.MT88.2 R8, [R30]"),
+    "LDGSTS.E.BYPASS.128 [R20], [R22.64]",
+    *("@!P0 MUFU.EX2 R3, R3", "FFMA R3, R3, R4, R5"),
+    *("LOP3.LUT R3, R3, R4, R5, 0x3c, !PT", "ULEA UR4, UR4, UR5, 0x10"),
+    *("STL [R1], R3", "LDL.64 R4, [R1+0x8]", "LDL R4, [R1+0x8]"),
+    *("BAR.SYNC.DEFER_BLOCKING 0x0", "@P1 BRA 0xd0"),
+]
+ASSEMBLY = "".join(f"  /*{16 * i:04x}*/  {x} ;\n" for i, x in enumerate(LINES))
+
+
+def test_hottest_loop_counts_instructions_and_spills():
+    assert hottest_loop(ASSEMBLY) == {"instructions": 14, "spilled": 1, "reloaded": 2}
+    # The loop needs matmuls and exponentials.
+    assert hottest_loop(ASSEMBLY.replace("HMMA", "FFMA")) == {}
+    assert hottest_loop(ASSEMBLY.replace("EX2", "RCP")) == {}
+
+
+def test_instructions_per_score_are_of_the_shortest_loop():
+    assert instructions_per_score(ASSEMBLY) == 11
+    # Without its backward jump the first loop is none, so the second loop counts.
+    assert instructions_per_score(ASSEMBLY.replace("0x20 ;", "0xf00 ;")) == 14
+    assert instructions_per_score(ASSEMBLY.replace("HMMA", "FFMA")) == 0

@@ -62,13 +62,21 @@ def test_spanning_pages_without_records_say_not_measured(records):
     assert "Not measured yet" in gpu.fragments({})["gpu-timelines.md"]
 
 
-def test_ladder_shows_what_its_triton_and_gpu_ran():
-    ours = read_record("flash_ablation")
-    other = replace(ours, software={**ours.software, "triton": "0.0.1"})
-    elsewhere = replace(ours, device=replace(ours.device, capability="8.0"))
-    assert "registers" in ladder.resources_table(ours)
-    assert "Not compiled with Triton 0.0.1" in ladder.resources_table(other)
-    assert "for an H100 alone" in ladder.resources_table(elsewhere)
+def test_ladder_shows_what_its_gpu_ran():
+    ours, kernel = read_record("flash_ablation"), {"kernel": "dq_kernel", "warps": 4}
+    kernel |= {"registers": 255, "stack_bytes": 8, "shared_bytes": 2048}
+    more = {"kernels": [kernel | {"per_score": 6.25}] * 2}
+    rows = [replace(r, metrics=r.metrics | more) for r in ours.rows]
+    found = replace(ours, rows=rows)
+    assert "| 255 / 255 | 8 / 8 | 2 / 2 | 2 × 4 / 2 × 4 | 6.2 / 6.2 |" in (
+        ladder.resources_table(found)
+    )
+    other = replace(found, device=replace(ours.device, capability="7.5"))
+    assert "? × 4 / ? × 4" in ladder.resources_table(other)
+    # Records of earlier versions have no kernels.
+    for row in rows:
+        del row.metrics["kernels"]
+    assert ladder.resources_table(found) == ""
     # Steps for Hopper are left out where another kernel ran.
     rows = [replace(r, metrics={**r.metrics, "ran": "triton"}) for r in ours.rows]
     files = ladder.fragments({"flash_ablation": [replace(ours, rows=rows)]})

@@ -1,31 +1,29 @@
 """Render the "ladder": the speedup of each optimization step of the attention kernel,
 its distance from a lower bound, and its registers and shared memory.
 
-Times come from `flash_ablation`, the comparison with cuDNN from `flash_peers`, and the
-kernels' resources from the file of `tools/compile_steps.py`.
+Times and resources come from `flash_ablation`, the comparison with cuDNN from
+`flash_peers`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from systems.formulas.gpus import KIB
 from systems.records.record import Record
-from systems.records.source_hash import hash_code
 from tools.render import plots
-from tools.render.compiled_files import COMMAND, read_compiled_steps
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import Found, gpu_record, primary_record
-from tools.render.markdown import NOTHING_YET, device_tabs, percent
+from tools.render.markdown import device_tabs, percent
+from tools.render.occupancy import BY_CAPABILITY, blocks_per_sm
 from tools.render.plots import ACCENT, GREY, INK, PALE, WARN
 from tools.render.rows import MISSING, dropna, fmt, nanmin
 from tools.render.stems.flash_ablation import (
     BACKWARD,
     FORWARD,
-    LAUNCHERS,
     PATH_OF_HOPPER,
-    STEPS,
     Step,
     step_ms,
 )
@@ -39,7 +37,7 @@ def fragments(found: Found) -> dict[str, str]:
         "ladder-bars.md": device_tabs(records, bars_figure),
         "ladder-forward.md": device_tabs(records, lambda r: steps_table(r, FORWARD)),
         "ladder-backward.md": device_tabs(records, lambda r: steps_table(r, BACKWARD)),
-        "ladder-needs.md": resources_table(primary_record(found, "flash_ablation")),
+        "ladder-needs.md": device_tabs(records, resources_table),
     }
 
 
@@ -89,41 +87,28 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
     )
 
 
-def resources_table(record: Record | None) -> str:
-    """Return a table of the kernel resources of each step, with the record's Triton."""
-    if record is None:
-        return NOTHING_YET
-    version = record.software.get("triton", "")
-    if record.device.capability != "9.0":
-        return "Compiled for an H100 alone; this GPU's kernels differ.\n"
-    if not (there := read_compiled_steps().get(version)):
-        return f"Not compiled with Triton {version}: run `{COMMAND}`.\n"
+def resources_table(record: Record) -> str:
+    """Return a table of the kernel resources of each step, or "" if none has any."""
+    found = Frame([*steps(record, FORWARD), *steps(record, BACKWARD)])
+    gpu = BY_CAPABILITY.get(record.device.capability or "")
 
-    def cell_text(step: str, text: str) -> str:
-        """Format `text`, such as "{registers}", for each kernel of a step."""
-        kernels = there["steps"][step]
-        kib = ({"shared_kib": k["shared_bytes"] / KIB} | k for k in kernels)
-        return " / ".join(text.format(**k) for k in kib)
+    def column(head: str, text: str) -> tuple[str, Callable[[Line], str]]:
+        """Return a column with `text`, such as "{registers}", for each kernel."""
+        return head, lambda x: " / ".join(text.format(**k) for k in x["described"])
 
-    shown = {
-        "registers": "{registers}",
-        "spilled, bytes": "{stack_bytes}",
-        "shared memory, KiB": "{shared_kib:.0f}",
-        "thread blocks × warps on an SM": "{programs} × {warps}",
-        "instructions per score": "{per_score:.1f}",
-    }
-    found = Frame(Line(step=step) for step in STEPS if step in there["steps"])
-    fresh = there["source_hash"] == hash_code(LAUNCHERS)
-    stale = "**Stale:** compiled from an earlier version of the code.\n{ .stale }\n\n"
-    table = found.table(
-        ("step", lambda x: STEPS[x["step"]].name),
-        *((head, lambda x, t=t: cell_text(x["step"], t)) for head, t in shown.items()),
-    )
-    link = "[file](results/flash_ablation-compiled.json)"
-    return (
-        f"{'' if fresh else stale}{table}\n\n"
-        f"Compiled for an H100 with Triton {version}, not timed · {link}\n"
-        "{ .provenance }\n"
+    def describe(kernel: dict[str, Any]) -> dict[str, Any]:
+        needs = (kernel[x] for x in ("registers", "shared_bytes", "warps"))
+        blocks = blocks_per_sm(gpu, *needs) if gpu else "?"
+        return kernel | {"kib": kernel["shared_bytes"] / KIB, "blocks": blocks}
+
+    measured = found.where(lambda x: x.get("kernels", []))
+    return measured.derive(described=lambda x: [*map(describe, x["kernels"])]).table(
+        ("step", "name"),
+        column("registers", "{registers}"),
+        column("spilled, bytes", "{stack_bytes}"),
+        column("shared memory, KiB", "{kib:.0f}"),
+        column("thread blocks × warps on an SM", "{blocks} × {warps}"),
+        column("instructions per score", "{per_score:.1f}"),
     )
 
 

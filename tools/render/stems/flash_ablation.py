@@ -8,16 +8,6 @@ from tools.render.frame import frame
 from tools.render.load import read_constant
 from tools.render.rows import fmt, span
 
-# Names (None: all) in modules whose changes make the file of `compile_steps.py` stale.
-ABLATION = "systems.experiments.flash_ablation"
-LAUNCHERS = (
-    *((ABLATION, name) for name in ("FORWARD", "ladder_forward", "atomic_backward")),
-    *(
-        (f"systems.attention.{module}", None)
-        for module in ("first", "triton.launches", "hopper.launches")
-    ),
-)
-
 
 class Step(NamedTuple):
     """An optimization step: name, predicted speedup over the step above, and reason for
