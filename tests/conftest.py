@@ -41,17 +41,21 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip GPU tests without a GPU; for --quick, keep one case of each fast test."""
+    """Skip GPU tests without a GPU and interpreted kernels with one; for --quick, keep
+    one case of each fast test.
+    """
     if config.getoption("--quick"):
         cases, left_out = {}, {"slow", "alone", "browser", "slurm", "gpu", "versions"}
         for item in items:
             if not left_out & {mark.name for mark in item.iter_markers()}:
                 cases.setdefault((item.path, item.originalname), item)
         items[:] = cases.values()
-    if not HAS_GPU:
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    mark, reason = "gpu", "needs a CUDA GPU"
+    if HAS_GPU:
+        mark, reason = "interpreted", "needs a CPU: set CUDA_VISIBLE_DEVICES="
+    for item in items:
+        if item.get_closest_marker(mark):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(trylast=True)

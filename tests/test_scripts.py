@@ -116,6 +116,7 @@ def test_memory_script_saves_a_snapshot(only, monkeypatch, capsys):
     assert calls == "available stats history snapshot history allocated".split()
 
 
+@pytest.mark.interpreted
 def test_flash_script_times_attention(monkeypatch, capsys):
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.testing, "do_bench", lambda f, **_: (f(), 1.5)[1])

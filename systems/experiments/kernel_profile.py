@@ -24,7 +24,7 @@ from systems.model.train_step import Phase
 from systems.model.transformer import TransformerBlock
 from systems.profiling import nsys, torch_trace
 from systems.profiling.annotated_attention import causal_attention
-from systems.profiling.digest import ROW_FIELDS, gpu_metrics, layer_timeline
+from systems.profiling.digest import gpu_metrics
 from systems.profiling.marks import LAYER, PARTS, STEP
 from systems.profiling.trace import Kernel
 from systems.running.command import config_options, main, option
@@ -83,22 +83,13 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Profile the passes. Of each kernel, a record keeps only calls and total time."""
-    metrics = profile(config)
-    metrics.pop("timeline", None)
-    for kernel, name in product(metrics["kernels"], ROW_FIELDS):
-        del kernel[name]
-    return metrics
-
-
-def profile(config: Config) -> dict[str, Any]:
     """Profile the passes: wall-clock samples, GPU times and kernels, in ms per pass."""
     device = require_gpu()
     metrics: dict[str, Any] = {"profiler": config.profiler, "passes": config.passes}
     if config.profiler == "nsys":
         # Free memory for the process that nsys starts.
         timing.empty_cache(device)
-        times, kernels, metrics["report"] = profile_by_nsys(config)
+        times, kernels, metrics["report"] = profile_with_nsys(config)
     else:
         run_passes = make_pass_runner(config, device)
         run_passes(config.warmup)
@@ -108,8 +99,7 @@ def profile(config: Config) -> dict[str, Any]:
         path = trace_path(config, ".json.gz") if config.keep_traces else None
         times, kernels = torch_trace.profile_kernels(passes, device, MARKS, path)
     metrics |= {f"profiled_{name}": samples for name, samples in times.items()}
-    metrics |= measure_marks(device) | gpu_metrics(kernels, config.passes)
-    return metrics | layer_timeline(kernels, config.mode)
+    return metrics | measure_marks(device) | gpu_metrics(kernels, config.passes)
     # --8<-- [end:run]
 
 
@@ -187,15 +177,15 @@ def run_capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[
 
 def trace_path(config: Config, suffix: str) -> Path:
     """Return a trace's path. nsys cuts names at dots, so "_" replaces a size's."""
-    size = config.size.replace(".", "_")
-    cell = f"{size}-{config.context}-{config.mode}-{config.precision}"
+    c, size = config, config.size.replace(".", "_")
+    cell = f"{size}-{c.context}-batch{c.batch}-{c.mode}-{c.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"
 
 
-def profile_by_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
+def profile_with_nsys(c: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
     """Return samples in ms, kernels and report path by nsys, or raise NsysError."""
-    report = trace_path(config, nsys.REPORT)
-    options = config_options(replace(config, profiler="capture"))
+    report = trace_path(c, nsys.REPORT)
+    options = config_options(replace(c, profiler="capture"))
     module = "systems.experiments.kernel_profile"
     work = [sys.executable, "-m", module, *options, "--json"]
     output, export = nsys.profile(work, report, ROOT)
@@ -215,4 +205,4 @@ def profile_by_nsys(config: Config) -> tuple[dict[str, list[float]], list[Kernel
 
 
 if __name__ == "__main__":
-    main(Config, profile)
+    main(Config, run)

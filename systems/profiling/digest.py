@@ -11,8 +11,6 @@ from systems.profiling.kernel_names import kernel_category
 from systems.profiling.marks import LAYER, STEP
 from systems.profiling.trace import Kernel, TraceError, kernel_rows, span_ms
 
-ROW_FIELDS = ("median_ms", "min_ms", "max_ms", "start_ms")
-
 
 def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
     """Return a kernel's phase, and part of attention: ("forward", "attention mask")."""
@@ -46,7 +44,6 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
         marks = tuple(mark for mark in kernel.marks if mark.name not in (STEP, LAYER))
         in_phase = replace(kernel, marks=marks)
         by_category[kernel_category(kernel.name, in_phase.path)].append(in_phase)
-    origin = min(kernel.start for kernel in kernels)
     rows = [
         {
             "phase": "/".join(row.path),
@@ -54,10 +51,9 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
             "category": category,
             "calls": calls_per_pass(row.calls, passes),
             "total_ms": round(row.total_ms / passes, 6),
-            **{name: round(getattr(row, name), 6) for name in ROW_FIELDS},
         }
         for category, group in by_category.items()
-        for row in kernel_rows(group, origin)
+        for row in kernel_rows(group)
     ]
     return metrics | {"kernels": sorted(rows, key=lambda row: -row["total_ms"])}
 
@@ -65,28 +61,3 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
 def calls_per_pass(calls: int, passes: int) -> int | float:
     """Return the number of calls per pass, as an int if it is a whole number."""
     return calls / passes if calls % passes else calls // passes
-
-
-def layer_timeline(kernels: list[Kernel], mode: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the kernels of the second layer in the last forward pass, with times in ms
-    since its first kernel. Empty unless `mode` is "forward".
-    """
-    last_step = max((k.marks[0].start for k in kernels if STEP in k.path), default=0)
-    marks = {mark for k in kernels for mark in k.marks if mark.start >= last_step}
-    layers = sorted((m for m in marks if m.name == LAYER), key=lambda m: m.start)
-    if mode != "forward" or not layers:
-        return {}
-    layer = layers[:2][-1]
-    layer_kernels = [kernel for kernel in kernels if layer in kernel.marks]
-    origin = layer_kernels[0].start
-    timeline = [
-        {
-            "phase": "/".join(phase_and_part(k)),
-            "name": k.name,
-            "category": kernel_category(k.name, phase_and_part(k)),
-            "start_ms": (k.start - origin) / 1e6,
-            "duration_ms": k.ms,
-        }
-        for k in layer_kernels
-    ]
-    return {"timeline": timeline}

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ REPORT = ".nsys-rep"
 class NsysError(ValueError):
     """Nsight Systems can't be used; the message states the reason and what to do."""
 
+    def __init__(self, problem: str):
+        super().__init__(f"{problem}, or give --profiler torch")
+
 
 def is_installed() -> bool:
     """Return whether some version of `nsys` is on the PATH."""
@@ -33,22 +36,15 @@ def find_nsys() -> str:
     """Return the path of `nsys`. Raise `NsysError` if it is missing, broken or old."""
     program = shutil.which("nsys")
     if program is None:
-        raise NsysError(
-            "no nsys on the PATH: install Nsight Systems (nsys.md says how), or give "
-            "--profiler torch"
-        )
+        raise NsysError("no nsys on the PATH: install Nsight Systems (see nsys.md)")
     output = _run_command([program, "--version"], "nsys --version")
     version = re.search(r"version (\d{4})\.(\d+)", output)
     if version is None:
-        raise NsysError(
-            f"{program} does not tell its version: install Nsight Systems again, or "
-            "give --profiler torch"
-        )
+        raise NsysError(f"{program} does not tell its version: install nsys again")
     if (int(version[1]), int(version[2])) < MIN_VERSION:
         raise NsysError(
             f"{program} is version {version[1]}.{version[2]}, too old to be told what "
-            f"to capture: install {MIN_VERSION[0]}.{MIN_VERSION[1]} or later, or give "
-            "--profiler torch"
+            f"to capture: install {MIN_VERSION[0]}.{MIN_VERSION[1]} or later"
         )
     return program
 
@@ -82,7 +78,7 @@ def profile(work: Sequence[str], report: Path, cwd: Path) -> tuple[str, Path]:
     if not report.exists():
         raise NsysError(
             f"nsys profile wrote no {report.name}: no CUDA work ran while it captured; "
-            "run the command by itself, or give --profiler torch"
+            "run the command by itself"
         )
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(export)]
     _run_command([program, "export", *options, str(report)], "nsys export")
@@ -96,15 +92,12 @@ def _run_command(command: list[str], name: str, cwd: Path | None = None) -> str:
             command, cwd=cwd, capture_output=True, text=True, errors="replace"
         )
     except OSError as error:
-        raise NsysError(
-            f"{name} can't be run ({error.strerror}): repair it, or give --profiler "
-            "torch"
-        ) from error
+        raise NsysError(f"{name} can't be run ({error.strerror}): repair it") from error
     if process.returncode:
         output = process.stderr.strip() or process.stdout.strip() or "it said nothing"
         raise NsysError(
             f"{name} failed (exit code {process.returncode}): "
-            f"{output.splitlines()[-1]}; repair that, or give --profiler torch"
+            f"{output.splitlines()[-1]}; repair that"
         )
     return process.stdout
 
@@ -136,21 +129,23 @@ PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
     """Return the kernels of an SQLite export, sorted by start, each with the `marks`
-    that were open at its launch. Raise `TraceError` for any other file.
+    that were open at its launch. Raise `TraceError` for any other file, and for one
+    of several processes.
     """
     if not path.is_file():
         raise TraceError(
             f"{path} does not exist: write it with `nsys export --type sqlite "
             "REPORT.nsys-rep`"
         )
-    address = f"{path.resolve().as_uri()}?mode=ro"
     with (
         trace.wrap_errors(
             f"{path} is no whole SQLite export", "export the report again with nsys"
         ),
-        closing(sqlite3.connect(address, uri=True)) as database,
+        closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db,
     ):
-        return query_kernels(database, marks, str(path))
+        # Names may be cut inside a character.
+        db.text_factory = lambda text: text.decode(errors="replace")
+        return query_kernels(db, marks, str(path))
 
 
 def query_kernels(
@@ -180,7 +175,7 @@ def query_kernels(
 
     strings = {number: value for number, value in select("StringIds", "id", "value")}
     launches: dict[Any, trace.Launch] = {}
-    for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
+    for table in CALLS:
         calls = select(table, "start", "correlationId", "globalTid")
         for start, number, thread in calls:
             launch = trace.Launch(thread, round(start))
@@ -215,35 +210,13 @@ def query_kernels(
         )
         for kernel, start, end, number, process in on_gpu
     ]
-    return trace.attribute_kernels(runs, spans)
+    # Old versions store the processes of CUDA calls only.
+    found = {process_id(process) for *_, process in on_gpu} - {None}
+    found = found or {process_id(call.thread) for call in launches.values()} - {None}
+    kernels = trace.attribute_kernels(runs, spans)
+    return trace.select_process(kernels, found, process_id, name)
 
 
-def process_id(identifier: int | None) -> int | None:
+def process_id(identifier: Any) -> int | None:
     """Return the process in nsys's thread id: drop its 24 low bits. Keep None."""
     return None if identifier is None else identifier >> 24
-
-
-def read_one_process(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return what `read_export` does. Raise `TraceError` for several processes."""
-    kernels = read_export(path, marks)
-    address = f"{path.resolve().as_uri()}?mode=ro"
-    with closing(sqlite3.connect(address, uri=True)) as database:
-        return select_process(database, kernels, str(path))
-
-
-def select_process(
-    database: sqlite3.Connection, kernels: Iterable[Kernel], name: str
-) -> list[Kernel]:
-    """Apply `trace.select_process` to the kernels of an open SQLite export."""
-
-    def processes(column: str, *tables: str) -> set[int | None]:
-        numbers = []
-        for table in tables:
-            with suppress(sqlite3.OperationalError):  # no such table or column
-                numbers += database.execute(f"SELECT DISTINCT {column} FROM {table}")
-        return {process_id(number) for (number,) in numbers} - {None}
-
-    found = processes("globalPid", KERNELS, GRAPHS, COPIES, FILLS)
-    # Old versions store the processes of CUDA calls only.
-    found = found or processes("globalTid", *CALLS)
-    return trace.select_process(kernels, found, process_id, name)

@@ -34,7 +34,7 @@ def test_row_has_metrics_of_both_profilers(monkeypatch):
         asked.append(config)
         return fake_profile(config)
 
-    monkeypatch.setattr(kernel_profile, "profile", record_profile)
+    monkeypatch.setattr(kernel_profile, "run", record_profile)
     monkeypatch.setattr(nsys_experiment.nsys, "is_installed", lambda: True)
     row = measure_row(
         nsys_experiment.Config("medium", precision="bf16"), nsys_experiment.run

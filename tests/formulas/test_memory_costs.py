@@ -28,6 +28,8 @@ from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import build_model
 from tests.cpu_allocator import allocator
 
+pytestmark = pytest.mark.interpreted
+
 # Attention scores take more memory than weights in the first shape, less in the other.
 SHAPES = {"scores": ModelSize(256, 1024, 3, 8), "matrices": ModelSize(512, 2048, 2, 8)}
 PLAIN = ("eager", False)

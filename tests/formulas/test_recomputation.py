@@ -22,6 +22,7 @@ from systems.model.train_step import precision_context, training_step
 from systems.model.transformer import build_model
 from tests.cpu_allocator import allocator
 
+pytestmark = pytest.mark.interpreted
 SHAPE = ModelSize(256, 1024, 8, 4)
 WAYS = [
     ("none", 1, "eager", "bf16"),

@@ -100,7 +100,7 @@ OLD_OR_ODD = {
     "NVIDIA Nsight Systems version 2020.3.4.32-52657a0": "is version 2020.3, too old .*"
     " install 2022.1 or later",
     "NVIDIA Nsight Systems version 2021.5.1.0": "is version 2021.5, too old",
-    "bash: something else": "does not tell its version: install Nsight Systems again",
+    "bash: something else": "does not tell its version: install nsys again",
 }
 
 

@@ -225,7 +225,8 @@ REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
 # Experiments whose reduced grids the tests measure with `regen_tables.py --quick`. The
 # other reduced grids are measured in the process of the tests.
 BY_COMMAND = ("warmup", "flash_ablation", "end_to_end")
-COMPILE_ON_A_CPU = ("compile", "attention")
+MARKS = {"compile": compiles_cpp, "attention": compiles_cpp}
+MARKS["weighted_sum"] = pytest.mark.interpreted
 
 
 @pytest.mark.slow
@@ -253,7 +254,7 @@ def test_reduced_grids_by_command_are_fast(tmp_path):
 @pytest.mark.parametrize(
     "stem",
     [
-        pytest.param(stem, marks=[compiles_cpp] if stem in COMPILE_ON_A_CPU else [])
+        pytest.param(stem, marks=[MARKS[stem]] if stem in MARKS else [])
         for stem in REDUCED
         if stem not in BY_COMMAND
     ],

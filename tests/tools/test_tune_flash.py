@@ -195,8 +195,9 @@ def error_line(capture, *arguments) -> str:
     with pytest.raises(SystemExit) as ended:
         tune_flash.main(*arguments)
     assert ended.value.code == 2
-    (line,) = capture.readouterr().err.splitlines()
-    return line
+    text = capture.readouterr().err
+    assert text.count("\n") == 1, text
+    return text.rstrip()
 
 
 def test_tuning_that_cannot_start_gives_the_reason(fake_tuning, capsys, monkeypatch):

@@ -135,7 +135,7 @@ def test_code_quoted_next_to_equations_exists(page):
 def test_drawn_layer_equals_the_recorded_trace(tmp_path):
     packed = (DOCS / "assets/step-small-512.sqlite.xz").read_bytes()
     (export := tmp_path / "step.sqlite").write_bytes(lzma.decompress(packed))
-    kernels = nsys.read_one_process(export, (STEP, *PHASES, LAYER))
+    kernels = nsys.read_export(export, (STEP, *PHASES, LAYER))
     layers = {span for k in kernels for span in k.marks if span.name == LAYER}
     layer = sorted(layers, key=lambda span: span.start)[1]
     times = [(k.start, k.end) for k in kernels if layer in k.marks]
