@@ -64,7 +64,7 @@ def slider_figure() -> str:
         '<figure class="hero" markdown="0">',
         '<label>Context length <input type="range" min="0" '
         f'max="{len(CONTEXTS) - 1}" value="{opens}" '
-        f'aria-valuetext="{OPENS_AT} tokens"></label>',
+        f'autocomplete="off" aria-valuetext="{OPENS_AT} tokens"></label>',
         *charts,
         "<figcaption>Peak memory of one step of <code>2.7B</code>, fp32, batch 4, by "
         "formula.</figcaption>",
