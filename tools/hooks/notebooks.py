@@ -17,7 +17,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.pages import Page
 
 from tools.hooks.markup import finish_page
-from tools.render.captions import PAGE
+from tools.render.markdown import PAGE
 
 PARTS = "jp-MarkdownOutput", "highlight-ipynb", "jp-OutputArea-output"
 SELECTOR = " or ".join(f"contains(@class, '{name}')" for name in PARTS)

@@ -12,13 +12,8 @@ from systems.records.record import Record
 from tools.render.load import is_fresh
 from tools.render.rows import NOT_MEASURED, Missing, fmt, measured_records, span
 
-
-def escape_alt(text: str) -> str:
-    """Escape a text for an HTML attribute such as an image's `alt`."""
-    text = escape(text.replace("`", ""), quote=False)
-    return text.replace('"', "&quot;")
-
-
+# MIME type of the HTML of a notebook's figure; notebook viewers ignore it.
+PAGE = "application/vnd.page+html"
 # Tables with more rows than this show only those of `shown_first` until a click.
 OPEN = 8
 # Markdown attribute that hides a table row until a click on "All rows".

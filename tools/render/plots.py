@@ -12,6 +12,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,12 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, ScalarFormatter
 
 from systems.records.record import Record
-from tools.render.captions import NARROW, SMALL, WIDE, caption_html, figure_html
-from tools.render.markdown import escape_alt, record_address, typeset
+from tools.render.markdown import record_address, typeset
 from tools.render.rows import Missing
 
+# The widths of the two drawings of a figure, and the size of small text.
+WIDE, NARROW = 720, 340
+SMALL = 11
 # Colours of a plot; in the page, the CSS variables in COLORS replace them.
 INK, MUTED, FAINT, GROUND = "#1f2428", "#57606a", "#d5d9dc", "#ffffff"
 ACCENT, TINT, WARN = "#0b5cad", "#a9c8e6", "#b35900"
@@ -83,7 +86,19 @@ def make_figure(
     """
     sizes = (("wide", WIDE, height), ("narrow", NARROW, narrow or height))
     pictures = "\n".join(draw_svg(draw, figure_id, finding, *size) for size in sizes)
-    return figure_html(pictures, caption_html(finding, key, numbers), figure_id)
+    data = f'<a class="data" href="{numbers}">Data</a>'
+    parts = (f"<strong>{code_to_html(finding)}</strong>", code_to_html(key), data)
+    # tools/hooks/markup.py adds the number.
+    return (
+        f'<figure class="plotted" id="{figure_id}">\n{pictures}\n'
+        f"<figcaption>{' '.join(filter(None, parts))}</figcaption>\n</figure>\n"
+    )
+
+
+def code_to_html(text: str) -> str:
+    """Convert a caption to HTML, with text in backticks as code."""
+    code = re.compile(r"`([^`]*)`")
+    return code.sub(lambda c: f"<code>{escape(c[1])}</code>", typeset(text))
 
 
 def draw_svg(
@@ -101,8 +116,9 @@ def draw_svg(
         buffer = io.StringIO()
         # This is faster than `savefig`, which would compute the layout again.
         FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+    label = escape(typeset(alt.replace("`", "")))
     head = (
-        f'<svg class="plot {shown}" role="img" aria-label="{escape_alt(typeset(alt))}"'
+        f'<svg class="plot {shown}" role="img" aria-label="{label}"'
         f' viewBox="0 0 {width} {height:g}" width="{width}" height="{height:g}">'
     )
     return f"{head}\n{inline_svg(buffer.getvalue(), f'{figure_id}-{shown}')}\n</svg>"

@@ -3,7 +3,7 @@
 import re
 
 from systems import ROOT
-from tools.render.captions import PAGE
+from tools.render.markdown import PAGE
 from tools.render.plots import Draw, make_figure
 
 ASSETS = ROOT / "docs" / "assets"

@@ -16,9 +16,8 @@ from tests.tools.render.svgs import (
     parse_words,
 )
 from tools.render import everything, plots
-from tools.render.captions import NARROW, WIDE
 from tools.render.load import load_records
-from tools.render.plots import ACCENT, curve, label_point, plot
+from tools.render.plots import ACCENT, NARROW, WIDE, curve, label_point, plot
 
 DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
