@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 # Matches what may separate a number from its unit: spaces, * or _, one line break.
 GAP = r"(?:[^\S\n]|[*_]|&nbsp;|\n(?![^\S\n]*\n))*"
 UNITS = (
@@ -81,16 +83,11 @@ def list_pages(docs: Path) -> Iterator[Path]:
 def find_unused_facts(root: Path, used: set[str]) -> list[str]:
     """Return a finding for each fact in docs/generated/facts.yml that is not `used`."""
     path = root / "docs/generated/facts.yml"
-    findings, stem = [], ""
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
-        name, _, text = line.strip().partition(":")
-        if not text:
-            stem = name
-        elif f"{stem}.{name}" not in used:
-            findings.append(
-                f"no page uses the fact {stem}.{name}: delete it in tools/render"
-            )
-    return findings
+    text = path.read_text("utf-8") if path.is_file() else "facts: {}"
+    facts = yaml.safe_load(text)["facts"]
+    names = {f"{stem}.{name}" for stem, texts in facts.items() for name in texts}
+    remedy = "delete it in tools/render"
+    return [f"no page uses the fact {name}: {remedy}" for name in names - used]
 
 
 def find_broken_snippets(text: str, used: set[str]) -> Iterator[str]:

@@ -5,10 +5,12 @@ Each experiment has a module of its name in tools/render/stems: `fragments(recor
 returns the files that pages include, `facts(record)` the numbers in their sentences.
 """
 
-import json
+import math
 from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
+
+import yaml
 
 from systems.experiments import STEMS
 from systems.records.record import Record
@@ -56,13 +58,8 @@ def render(found: Found) -> dict[str, str]:
         for shorten in [str if name in EXACT else round_numbers]
     }
     files |= pages.fragments(prose, import_spanning("writeup").answered_pages(found))
-    # JSON strings are valid YAML.
-    lines = [
-        line
-        for name, texts in prose.items()
-        for line in (f"  {name}:", *(f"    {k}: {json.dumps(texts[k])}" for k in texts))
-    ]
-    return {**files, "facts.yml": "\n".join(["facts:", *lines]) + "\n"}
+    options = {"sort_keys": False, "allow_unicode": True, "width": math.inf}
+    return {**files, "facts.yml": yaml.safe_dump({"facts": prose}, **options)}
 
 
 def import_spanning(name: str) -> ModuleType:

@@ -1,11 +1,11 @@
 """Render the write-up: the graded problems of problems.toml, and their claims."""
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
+
+import msgspec
 
 from systems.experiments import STEMS
 from systems.records.record import Record
@@ -17,8 +17,7 @@ PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_MEASURED_YET = "not measured yet"
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a problem, and the page that answers it from the records of `stems`."""
 
     page: str
@@ -27,29 +26,22 @@ class Answer:
     question: str
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     title: str
     # The answer in one line, for any GPU.
     short: str
     section: str
     points: int
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer, ...] = msgspec.field(name="answer")
     # Section and points in CS336, by year.
-    stanford: Mapping[str, str] = field(default_factory=dict)
+    stanford: dict[str, str] = {}
 
 
-def load_problems(path: Path = PROBLEMS_FILE) -> list[Problem]:
-    """Return the problems in order. Raise TypeError for a missing or unknown field."""
-    listed = tomllib.loads(path.read_text(encoding="utf-8"))["problem"]
-    problems = []
-    for problem in listed:
-        given = [
-            answer | {"stems": (*answer["stems"],)} for answer in problem.pop("answer")
-        ]
-        problems.append(Problem(**problem, answers=tuple(Answer(**x) for x in given)))
-    return problems
+def load_problems() -> list[Problem]:
+    """Return the problems in order."""
+    tables = dict[str, list[Problem]]
+    return msgspec.toml.decode(PROBLEMS_FILE.read_bytes(), type=tables)["problem"]
 
 
 def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
