@@ -15,8 +15,7 @@ cluster, use `sbatch tools/regen_tables.sbatch`. Examples:
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,14 @@ if __name__ == "__main__":
 import typer  # noqa: E402
 
 from systems.experiments import STEMS  # noqa: E402
-from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.measuring import Outcome, measure_all  # noqa: E402
-from tools.rendering import check_guide, fail, write_rendered  # noqa: E402
+from tools.rendering import (  # noqa: E402
+    check_guide,
+    fail,
+    report_errors,
+    write_rendered,
+)
 from tools.states import print_states  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -113,7 +116,8 @@ def command(
             fail(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
         fail(f"{[*others, '--generated'][0]} does not go with {action}")
-    with report_errors(action == "measuring"):
+    hint = "; every finished configuration is kept, run the same command to go on"
+    with report_errors(hint if action == "measuring" else ""):
         require_results_folder(action, results, generated)
         if listed:
             return print_states(results)
@@ -126,23 +130,6 @@ def command(
         deadline = time.time() + time_limit * 60 if time_limit else 1e18
         outcomes = measure(stems, results, quick, force, deadline, at_once)
         return summarize_and_render(outcomes, results, quick, generated, no_render)
-
-
-@contextmanager
-def report_errors(measures: bool) -> Iterator[None]:
-    """Report Ctrl-C and errors of files in one line, and exit with code 2."""
-    try:
-        yield
-    except RecordError as error:
-        fail(str(error))
-    except OSError as error:
-        if (path := error.filename2 or error.filename) is None:
-            # Standard output is full or closed: `run_cli` reports it.
-            raise
-        fail(f"can't use {path}: {error.strerror}")
-    except KeyboardInterrupt:
-        hint = "; every finished configuration is kept, run the same command to go on"
-        fail("stopped" + (hint if measures else ""))
 
 
 def require_results_folder(action: str, results: Path, generated: Path | None) -> None:

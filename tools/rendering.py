@@ -3,12 +3,14 @@
 import gc
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from systems import ROOT, escape_text
 from systems.records.files import write_atomically
+from systems.records.store import RecordError
 
 # The file by which `write_rendered` recognizes a folder that it wrote before.
 MARK = "facts.yml"
@@ -18,6 +20,22 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """Print an error message in one line, and exit."""
     print(f"error: {escape_text(message)}", file=sys.stderr)
     raise SystemExit(code)
+
+
+@contextmanager
+def report_errors(hint: str) -> Iterator[None]:
+    """Report errors of files, and Ctrl-C with a hint, in one line; exit with code 2."""
+    try:
+        yield
+    except RecordError as error:
+        fail(str(error))
+    except OSError as error:
+        if (path := error.filename2 or error.filename) is None:
+            # Standard output is full or closed: `run_cli` reports it.
+            raise
+        fail(f"can't use {path}: {error.strerror}")
+    except KeyboardInterrupt:
+        fail(f"stopped{hint}")
 
 
 def read_texts(generated: Path) -> dict[str, str]:

@@ -30,10 +30,9 @@ if __name__ == "__main__":
 import typer  # noqa: E402
 
 from systems.records.record import Record  # noqa: E402
-from systems.records.store import RecordError  # noqa: E402
 from systems.running.reports import exit_when_terminated  # noqa: E402
 from tools.render.load import GENERATED, load_records, primary_gpu  # noqa: E402
-from tools.rendering import fail, read_texts, render_texts  # noqa: E402
+from tools.rendering import fail, read_texts, render_texts, report_errors  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 TITLE = "Transformers on a GPU, measured: the write-up"
@@ -176,7 +175,7 @@ def main(
     ),
     into: Path = typer.Option(ROOT, show_default=False, help="Folder to write to."),
 ) -> None:
-    try:
+    with report_errors("; every file already written is complete"):
         # Check the arguments before anything is written.
         records = gpu_records(gpu, results)
         if not into.is_dir():
@@ -199,12 +198,6 @@ def main(
             write_pdf(into / "writeup.pdf", name, not gpu, subject, Path(site))
         slug = records[0].device.slug
         print(f"wrote writeup.pdf with the numbers of {slug}; each table names its GPU")
-    except RecordError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"can't use {error.filename or into}: {error.strerror}")
-    except KeyboardInterrupt:
-        fail("stopped; every file already written is complete")
 
 
 if __name__ == "__main__":
