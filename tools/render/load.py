@@ -67,10 +67,7 @@ def is_fresh(record: Record) -> bool:
     return present == record.source_hash
 
 
-@cache
-def current_hash(module: str, attention: tuple[str, ...]) -> str:
-    """Return the hash of an experiment's current source code, cached."""
-    return source_hash(module, attention)
+current_hash = cache(source_hash)
 
 
 def read_record(path: Path) -> Record:

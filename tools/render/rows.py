@@ -106,14 +106,10 @@ def span(values: Iterable[float], text: Text = "{:.2f}") -> str:
 def describe_range(values: Iterable[float]) -> str:
     """Describe the range of values by a predicate: "ranges from 1.20 to 3.40"."""
     values = list(values)
+    text = span(values)
     if dropna(values):
-        text = span(values)
         return f"ranges from {text}" if " to " in text else f"is {text}"
-    return (
-        "ran out of memory"
-        if find_missing_value(values) is not MISSING
-        else "was not measured"
-    )
+    return "ran out of memory" if text.startswith(OUT_OF_MEMORY) else f"was {text}"
 
 
 def measured_records(records: Iterable[Record]) -> list[Record]:

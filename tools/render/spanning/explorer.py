@@ -102,11 +102,13 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
         if row.status != "ok":
             yield [*name, "status", "", context, row.status.replace("_", " "), None]
             continue
-        for metric, value in row.metrics.items():
-            found = summarize_metric(metric, value)
-            if found is not None and metric in METRICS:
-                units = (u for ending, u in UNITS.items() if metric.endswith(ending))
-                yield [*name, METRICS[metric], next(units, ""), context, *found]
+        for metric in filter(METRICS.__contains__, row.metrics):
+            value, count = row.metrics[metric], None
+            if isinstance(value, list):
+                value, count = summarize(value).median, len(value)
+            units = (u for ending, u in UNITS.items() if metric.endswith(ending))
+            unit = next(units, "")
+            yield [*name, METRICS[metric], unit, context, round_float(value), count]
         step = Line.from_row(row)
         if step.timed_phases == PHASES and (ms := step.ms()):
             yield [*name, "whole step", "ms", context, round_float(ms), None]
@@ -126,19 +128,6 @@ def describe_settings(row: Row) -> str:
         for key, value in row.config.items()
         if key not in shown and value is not None
     )
-
-
-def summarize_metric(metric: str, value: Any) -> tuple[Any, int | None] | None:
-    """Return (median, count) for a list of times, (value, None) for a single value, and
-    None for other lists and objects.
-    """
-    if isinstance(value, list):
-        return (
-            (round_float(summarize(value).median), len(value))
-            if metric.endswith("_ms") and value
-            else None
-        )
-    return None if isinstance(value, dict) else (round_float(value), None)
 
 
 def round_float(value: Any) -> Any:
