@@ -18,7 +18,6 @@ from tools.render.claims import list_claims
 from tools.render.load import Found, is_primary, primary_gpu
 from tools.render.markdown import conditions, round_numbers, snippet_sections, typeset
 from tools.render.rows import measured_records
-from tools.render.spanning import pages
 
 # Modules of `spanning` whose fragments are rendered from records.
 FROM_RECORDS = (
@@ -38,14 +37,12 @@ def render(found: Found) -> dict[str, str]:
     facts: dict[str, Mapping[str, str]] = {
         "gpu": {"name": gpus.get(primary_gpu(), primary_gpu())},
         **{name: import_spanning(name).facts(found) for name in WITH_FACTS},
+        **import_spanning("envelope").facts(found),
     }
-    predicted = {**import_spanning("envelope").facts(found)}
-    stem_facts = {}
     for stem in STEMS:
         stem_files, own_facts = render_stem(stem, found[stem])
         files |= {f"{stem}-{name}": text for name, text in stem_files.items()}
-        stem_facts[stem] = {**own_facts, **predicted.pop(stem, {})}
-    facts |= predicted | stem_facts
+        facts[stem] = {**own_facts, **facts.get(stem, {})}
     for name in FROM_RECORDS:
         files |= import_spanning(name).fragments(found)
     files |= import_spanning("glossary").fragments()
@@ -57,7 +54,8 @@ def render(found: Found) -> dict[str, str]:
         for name, texts in facts.items()
         for shorten in [str if name in EXACT else round_numbers]
     }
-    files |= pages.fragments(prose, import_spanning("writeup").answered_pages(found))
+    writeup = import_spanning("writeup")
+    files |= writeup.answer_fragments(prose, writeup.answered_pages(found))
     options = {"sort_keys": False, "allow_unicode": True, "width": math.inf}
     return {**files, "facts.yml": yaml.safe_dump({"facts": prose}, **options)}
 

@@ -12,7 +12,7 @@ from systems.records.store import RecordError
 from tests.factories import make_gpu, read_record
 from tools.render import clocks, load
 from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
-from tools.render.spanning.pages import fragments, page_answer
+from tools.render.spanning.writeup import answer_fragments, page_answer
 
 FACTS = {"a": {"b": "1 ms"}}
 
@@ -131,7 +131,7 @@ def test_copied_answer_has_facts_and_working_links(tmp_path):
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
         assert page_answer("a", FACTS, tmp_path) == filled
     # Answers that are not measured are left out.
-    (text,) = fragments(FACTS, {"warmup": False}).values()
+    (text,) = answer_fragments(FACTS, {"warmup": False}).values()
     assert "[start:warmup]" in text and "first step" not in text
 
 

@@ -1,20 +1,32 @@
-"""Render the write-up: the graded problems of problems.toml, and their claims."""
+"""Render the write-up: the graded problems of problems.toml, their claims, and the
+section "Answer" of each problem's page.
+"""
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
 
 import msgspec
+from jinja2 import Environment, StrictUndefined, TemplateError
 
+from systems import ROOT
 from systems.experiments import STEMS
 from systems.records.record import Record
+from systems.records.store import RecordError
 from tools.render.claims import Claim, list_claims, verdict
 from tools.render.load import Found, is_gpu_record, primary_gpu
 from tools.render.markdown import add_caption, items_table, make_tabs, snippet_sections
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_MEASURED_YET = "not measured yet"
+DOCS = ROOT / "docs"
+ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |^\?\?\? prov|\Z)", re.DOTALL | re.M)
+LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
+# Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
+MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
+TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,16 +86,12 @@ def fragments(found: Found) -> dict[str, str]:
 
 def overview_table(problems: list[Problem]) -> str:
     """Return a table of the problems: one-line answer, section, points."""
-
-    def nyu_section(problem: Problem) -> str:
-        return f"{problem.section} · {problem.points}" if problem.section else ""
-
     numbers = {problem.name: n for n, problem in enumerate(problems, start=1)}
     listed = items_table(
         problems,
         ("problem", lambda p: f"[{numbers[p.name]}. {p.title}](#{p.name})"),
         ("answer", lambda p: p.short),
-        ("NYU 2026", nyu_section),
+        ("NYU 2026", lambda p: f"{p.section} · {p.points}" if p.section else ""),
         ("CS336 2025", lambda p: p.stanford.get("2025", "")),
         ("CS336 2026", lambda p: p.stanford.get("2026", "")),
         left=2,
@@ -138,3 +146,28 @@ def verdict_list(claims: list[Claim], records: Mapping[str, Record]) -> str:
     """Return a Markdown list with the outcome of each claim that has a record."""
     measured = [claim for claim in claims if claim.stem in records]
     return "\n".join(f"- {verdict(claim, records[claim.stem])}" for claim in measured)
+
+
+def answer_fragments(
+    facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
+) -> dict[str, str]:
+    """Return `answers.md`. Raise RecordError if a page with records has no answer."""
+    answers = {
+        page: page_answer(page, facts) if known else ""
+        for page, known in answered.items()
+    }
+    return {"answers.md": snippet_sections(answers)}
+
+
+def page_answer(
+    page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
+) -> str:
+    """Return the answer of a page, with links that work from other pages."""
+    found = ANSWER.search((docs / f"{page}.md").read_text("utf-8", "replace"))
+    if found is None:
+        raise RecordError(f'docs/{page}.md has no section "## Answer" to copy')
+    text = LINK_IN_PAGE.sub(f"({page}.md#", found[1].strip())
+    try:
+        return TEMPLATES.from_string(text).render(facts=facts)
+    except TemplateError as error:
+        raise RecordError(f"docs/{page}.md: {error}") from error
