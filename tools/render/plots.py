@@ -111,7 +111,7 @@ def draw_svg(
             ground.set_visible(False)
         for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
             if type(axis.get_major_formatter()) is ScalarFormatter:
-                axis.set_major_formatter(ThousandsFormatter(useOffset=False))
+                axis.set_major_formatter("{x:,g}")
         label_lines(figure)
         buffer = io.StringIO()
         # This is faster than `savefig`, which would compute the layout again.
@@ -217,15 +217,6 @@ def format_number(value: float) -> str:
     return f"{value:,g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-class ThousandsFormatter(ScalarFormatter):
-    """Formats ticks with equal numbers of decimals and commas between thousands."""
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        whole, dot, rest = super().__call__(x, pos).partition(".")
-        digits = re.sub(r"(?<=\d)(?=(\d{3})+$)", ",", whole)
-        return digits + dot + rest
-
-
 def set_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     """Make an axis logarithmic, with plain numbers at `subs` of each power of ten."""
     along_x = axis is axis.axes.xaxis
@@ -243,11 +234,8 @@ def set_log2_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
     """Make a horizontal axis logarithmic (base 2); label the ticks that have room."""
     axes = axis.axes
     axes.set_xscale("log", base=2)
-    figure = axis.get_figure(root=True)
-    assert figure is not None
-    width = axes.get_position().width * figure.get_figwidth() * 72
     octaves = math.log2(ticks[-1] / ticks[0]) if ticks else 0.0
-    octave_width = width / max(1.0, octaves)
+    octave_width = axes.bbox.width / max(1.0, octaves)
     limit, labels = math.inf, []
     for tick in reversed(ticks):
         text = format_number(tick)
