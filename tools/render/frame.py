@@ -18,9 +18,7 @@ once per line. A name that a successful row lacks raises KeyError, but not in `x
 """
 
 from collections.abc import Callable, Collection, Iterable
-from itertools import takewhile
 from math import fsum
-from operator import itemgetter
 from typing import Any
 
 from systems.records.outcome import NOT_INSTALLED
@@ -224,27 +222,8 @@ class Frame(list[Line]):
             merged[x[axis]] = x
         return Frame(rows.values())
 
-    def table(
-        self,
-        *shown: str | tuple[Any, ...],
-        left: int = 0,
-        shown_first: Callable[[Line], bool] | None = None,
-        alike: Collection[str] = (),
-    ) -> str:
-        """Return a Markdown table. Each column is a name, or a tuple of header, name or
-        function of a row, and optionally a format. The leading names, or the first
-        `left` columns, are row headers. `markdown.table` explains the other options.
-        """
-        names = len([*takewhile(lambda column: isinstance(column, str), shown)])
-        pairs = [(one, one) if isinstance(one, str) else one for one in shown]
-        described = [
-            (head, value if callable(value) else itemgetter(value), *text)
-            for head, value, *text in pairs
-        ]
-        left = left or names or 1
-        return items_table(
-            self, *described, left=left, shown_first=shown_first, alike=alike
-        )
+    # Return a Markdown table, such as `found.table("size", ("step, ms", "step_ms"))`.
+    table = items_table
 
 
 def frame(record: Record | None, **wanted: Any) -> Frame:

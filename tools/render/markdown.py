@@ -5,6 +5,8 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any
 from urllib.parse import urlencode
 
@@ -121,15 +123,23 @@ def add_caption(caption: str, shown: str) -> str:
 
 def items_table(
     items: Iterable[Any],
-    *described: tuple[Any, ...],
-    left: int = 1,
+    *shown: str | tuple[Any, ...],
+    left: int = 0,
     shown_first: Callable[[Any], bool] | None = None,
     alike: Collection[str] = (),
 ) -> str:
-    """Return a table with a line per item, or "" if there are no items. A column is a
-    tuple: header, function of the item, and optionally a format. If an item lacks
-    numbers, its line gives the reason once. See `table` for the other parameters.
+    """Return a table with a line per item, or "" if there are no items. Each column is
+    a key of the items, or a tuple of header, key or function of an item, and optionally
+    a format. The leading keys, or the first `left` columns, are row headers. If an item
+    lacks numbers, its line gives the reason once. `table` explains the other options.
     """
+    keys = len([*takewhile(lambda column: isinstance(column, str), shown)])
+    pairs = [(one, one) if isinstance(one, str) else one for one in shown]
+    described = [
+        (head, value if callable(value) else itemgetter(value), *text)
+        for head, value, *text in pairs
+    ]
+    left = left or keys or 1
     items = list(items)
     rows = [format_row(item, described) for item in items]
     flags = [shown_first(item) for item in items] if shown_first else []
