@@ -104,7 +104,9 @@ BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 def finish_page(page_html: str) -> str:
     """Convert maths, frame tables, number figures, remove repeated tooltips."""
-    text = COMMANDS.sub(mark_options, page_html)
+    # Put each option of a command in a span, because CSS lets no line break inside it.
+    option = r'<span class="option">\g<0></span>'
+    text = COMMANDS.sub(lambda listing: OPTION.sub(option, listing[0]), page_html)
     text = convert_maths(dedupe_tooltips(text))
     text = number_figures(frame_tables(text))
     return map_text(text, lambda part: UNIT.sub("\N{NO-BREAK SPACE}", part))
@@ -115,11 +117,6 @@ def map_text(page_html: str, change: Callable[[str], str]) -> str:
     return TEXT.sub(
         lambda part: change(part[0]) if part["text"] else part[0], page_html
     )
-
-
-def mark_options(listing: re.Match[str]) -> str:
-    """Put each option in a span, because CSS lets no line break inside it."""
-    return OPTION.sub(r'<span class="option">\g<0></span>', listing[0])
 
 
 class PageFinisher(Postprocessor):

@@ -23,13 +23,7 @@ from tools.render.rows import (
     peak_rates,
     span,
 )
-from tools.render.stems.flash_passes import (
-    LABELS,
-    PASSES,
-    peak_tflops,
-    tflops,
-    time_ratio,
-)
+from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
 
 NAMES = {
     "ours": "flash",
@@ -153,7 +147,10 @@ def slower_shapes_table(record: Record) -> str:
     return lines.where(lambda x: any(x[of] for of in PASSES)).table(
         "beside",
         *(
-            (LABELS[of], lambda x, of=of: count_true(r < 1 for r in x[of]))
+            (
+                of.replace("both", "forward + backward"),
+                lambda x, of=of: count_true(r < 1 for r in x[of]),
+            )
             for of in PASSES
         ),
         ("least ratio, forward + backward", lambda x: nanmin(x["both"]), "{:.2f}"),

@@ -8,21 +8,15 @@ from tools.render.frame import Line
 from tools.render.rows import peak_rates
 
 PASSES = ("forward", "backward", "both")
-# The names of the passes in tables.
-LABELS = {"forward": "forward", "backward": "backward", "both": "forward + backward"}
-
-
-def pass_ratios(x: Line, other: Line, pass_name: str) -> list[float]:
-    """Return the time in `x` over that in `other` by round; [] if counts differ."""
-    rounds = [one.samples(f"{pass_name}_rounds") for one in (x, other)]
-    alike = len({*map(len, rounds)}) == 1
-    return [a / b for a, b in zip(*rounds, strict=True)] if alike else []
 
 
 def time_ratio(x: Line, other: Line, pass_name: str) -> float:
-    """Return the median of `pass_ratios`, or the ratio of medians if there are none."""
-    if ratios := pass_ratios(x, other, pass_name):
-        return median(ratios)
+    """Return the median, over rounds, of the time in `x` over that in `other`; without
+    equal numbers of rounds, the ratio of medians.
+    """
+    own, others = (one.samples(f"{pass_name}_rounds") for one in (x, other))
+    if own and len(own) == len(others):
+        return median(a / b for a, b in zip(own, others, strict=True))
     return x.kernel_ms(pass_name) / other.kernel_ms(pass_name)
 
 

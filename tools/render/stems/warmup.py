@@ -9,7 +9,7 @@ from systems.records.summary import summarize
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
-from tools.render.frame import Frame, Line, frame
+from tools.render.frame import Frame, frame
 from tools.render.plots import ACCENT, GREY
 from tools.render.rows import dropna, fmt, span
 
@@ -20,13 +20,19 @@ fragments = Fragments()
 
 
 def processes(record: Record | None) -> Frame:
-    """Return a row for each process with the times of its steps."""
-    return frame(record).derive(
-        first=lambda x: step_ms(x, 0),
-        second=lambda x: step_ms(x, 1),
-        settled=later_steps_ms,
-        halves=half_time_ratio,
-    )
+    """Return a row for each process with the times of its steps: the first two, the
+    median of all but the first, and the ratio of medians of both halves.
+    """
+    found = frame(record)
+    for x in found:
+        times = x.samples(*PASSES)
+        x |= dict.fromkeys(MEDIANS, x.missing)
+        if times:
+            x["first"] = times[0]
+        if middle := len(times) // 2:
+            x["second"], x["settled"] = times[1], median(times[1:])
+            x["halves"] = median(times[:middle]) / median(times[middle:])
+    return found
 
 
 def medians_by_warmup(record: Record | None) -> Frame:
@@ -36,9 +42,7 @@ def medians_by_warmup(record: Record | None) -> Frame:
     for warmup in found.values("warmup"):
         same = found.where(warmup=warmup)
         line = next((x for x in same if x), same[0])
-        samples = [time for x in same for time in x.samples(*PASSES)]
-        line |= dict.fromkeys(("mean", "range", "spread"), line.missing)
-        if samples:
+        if samples := [time for x in same for time in x.samples(*PASSES)]:
             of_all = summarize(samples)
             line["mean"] = of_all.mean
             line["range"] = span(same.column("settled"), "{:.1f}")
@@ -47,24 +51,6 @@ def medians_by_warmup(record: Record | None) -> Frame:
             line |= {name: median(values) for name, values in columns.items() if values}
         rows.append(line)
     return Frame(rows)
-
-
-def step_ms(x: Line, n: int) -> float:
-    """Return the time in ms of the n-th measured step, from 0, or Missing."""
-    return dict(enumerate(x.samples(*PASSES))).get(n, x.missing)
-
-
-def later_steps_ms(x: Line) -> float:
-    """Return the median time in ms of measured steps after the first, or Missing."""
-    steps = x.samples(*PASSES)[1:]
-    return median(steps) if steps else x.missing
-
-
-def half_time_ratio(x: Line) -> float:
-    """Return the first half's median step time over the second half's, or Missing."""
-    times = x.samples(*PASSES)
-    middle = len(times) // 2
-    return median(times[:middle]) / median(times[middle:]) if middle else x.missing
 
 
 @fragments.add(

@@ -7,7 +7,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_ms, percent
-from tools.render.rows import MISSING, fmt, nanmax, peak_rates
+from tools.render.rows import fmt, nanmax, peak_rates
 
 NAMES = {
     "ours": "this kernel",
@@ -34,9 +34,8 @@ def kernel_rows(record: Record | None) -> Frame:
     """Return times and rates by implementation and dtype; a copy is a forward pass."""
 
     def time_ms(x: Line, of: str) -> float:
-        name = "copy" if (x["implementation"], of) == ("copy", "forward") else of
-        # A copy has no backward time.
-        return x.kernel_ms(name) if x.kernel_ms(name) or not x else MISSING
+        is_copy = (x["implementation"], of) == ("copy", "forward")
+        return x.kernel_ms("copy" if is_copy else of)
 
     def bytes_per_second(x: Line, of: str) -> float:
         name = "copy" if x["implementation"] == "copy" else of

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from systems.formulas.costs import forward_flops, pass_flops
 from systems.model.sizes import SIZES, VOCAB_SIZE
-from systems.records.record import PHASES, Record
+from systems.records.record import Record
 from systems.records.summary import Summary
 from tools.render.frame import Frame, Line, frame
 from tools.render.rows import MISSING, peak_rates
@@ -86,17 +86,12 @@ def matmul_flops(
     return sum(forward_flops(vocab_size=vocab_size, **shape).values())
 
 
-def timed_flops(x: Line) -> float:
-    """Return the FLOPs of matmuls in all phases that the row timed, or Missing."""
+def share_of_peak(slug: str, x: Line, ms: float) -> float:
+    """Return the FLOPs of matmuls in all phases that the row timed, per `ms`, as a
+    share of the peak rate of the GPU `slug`.
+    """
     if not x:
         return x.missing
     forward = matmul_flops(x["size"], x["context"], x["batch"], x["vocab"])
-    timed = [phase for phase in PHASES if x.get(f"{phase}_ms")]
-    return pass_flops(forward, *timed)
-
-
-def share_of_peak(slug: str, x: Line, ms: float) -> float:
-    """Return `timed_flops` per `ms` as a share of the peak rate of the GPU `slug`."""
-    return (
-        timed_flops(x) / (ms / 1e3) / getattr(peak_rates(slug), x["precision"], MISSING)
-    )
+    rate = pass_flops(forward, *x.timed_phases) / (ms / 1e3)
+    return rate / getattr(peak_rates(slug), x["precision"], MISSING)
