@@ -183,6 +183,7 @@ def test_kernels_hash_excludes_config_tables():
 def fake_tuning(fake_a100, monkeypatch):
     """Tune as on an A100, with a kernel's time equal to its number of stages."""
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: fake_a100.device)
+    monkeypatch.setattr(tune_flash, "is_gpu_shared", lambda: False)
     monkeypatch.setattr(tune_flash, "available_cores", lambda: 2)
     monkeypatch.setattr(tune_flash, "make_launch", lambda c, heads, n: c.config.stages)
     monkeypatch.setattr(tune_flash, "time_call_ms", float)
