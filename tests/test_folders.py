@@ -50,7 +50,7 @@ def import_graph() -> dict[str, set[str]]:
         for module, imported in names.items()
     }
     assert set().union(*found.values()) <= found.keys()
-    assert "tools.at_once" in found["tools.regen_tables"], "inside a function"
+    assert "tools.at_once" in found["tools.measuring"], "inside a function"
     return found
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
-from systems import ROOT, escape_text, find_missing, plain_console
+from systems import ROOT, escape_text, find_missing, plain_console, require
 from systems.experiments import STEMS
+from tools.rendering import fail
 from tools.states import read_state
 
 # Environment variables that children don't inherit, because these debugging aids and
@@ -65,12 +66,23 @@ def measure_all(
     quick: bool = False,
     force: bool = False,
     deadline: float = 1e18,
-    gpus: Sequence[str] = ("",),
+    at_once: int = 1,
 ) -> list[Outcome]:
     """Measure experiments whose records are missing or stale, or all with `force`, one
-    at a time on each GPU. Start none after `deadline`, in seconds of `time.time`.
+    at a time on each of `at_once` GPUs. Start none after `deadline`, in seconds of
+    `time.time`. Exit if compiled kernels can't be stored.
     """
-    outcomes: dict[str, Outcome] = {}
+    require("torch", "fcntl")
+    from systems.records.device import find_gpu
+    from systems.running.machine import triton_cache_folder, why_unwritable
+
+    if find_gpu() is not None and (fault := why_unwritable(triton_cache_folder())):
+        fail(fault)
+    gpus, outcomes = [""], dict[str, Outcome]()
+    if at_once > 1:
+        from tools.at_once import first_gpus, sort_longest_first
+
+        gpus, stems = first_gpus(at_once), sort_longest_first(stems)
 
     def plan_tasks() -> Iterator[Task]:
         for stem in stems:

@@ -128,7 +128,7 @@ def command(
         # `--only` may name a stem twice.
         stems = list(dict.fromkeys(only or STEMS))
         deadline = time.time() + time_limit * 60 if time_limit else 1e18
-        outcomes = measure(stems, results, quick, force, deadline, at_once)
+        outcomes = measure_all(stems, results, quick, force, deadline, at_once)
         return summarize_and_render(outcomes, results, quick, generated, no_render)
 
 
@@ -152,29 +152,6 @@ def require_results_folder(action: str, results: Path, generated: Path | None) -
             f"this guide's own tables do not show {results}: add --generated FOLDER "
             "to name the folder of its tables"
         )
-
-
-def measure(
-    stems: Sequence[str],
-    results: Path,
-    quick: bool = False,
-    force: bool = False,
-    deadline: float = 1e18,
-    at_once: int = 1,
-) -> list[Outcome]:
-    """Measure experiments that lack a fresh record. Exit if kernels can't be stored."""
-    require("torch", "fcntl")
-    from systems.records.device import find_gpu
-    from systems.running.machine import triton_cache_folder, why_unwritable
-
-    if find_gpu() is not None and (fault := why_unwritable(triton_cache_folder())):
-        fail(fault)
-    if at_once == 1:
-        return measure_all(stems, results, quick, force, deadline)
-    from tools.at_once import first_gpus, sort_longest_first
-
-    gpus, stems = first_gpus(at_once), sort_longest_first(stems)
-    return measure_all(stems, results, quick, force, deadline, gpus)
 
 
 def summarize_and_render(
