@@ -6,6 +6,7 @@ driver is a stand-in: it reports the requested GPU, records each kernel that Tri
 loads, and launches nothing. Tests compile the kernels of each kind of GPU this way.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,9 +24,13 @@ from systems.attention.triton import launches
 from systems.attention.triton.chooser import pad_head_dim, select_by_mask, table_name
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from systems.profiling import compiled_kernels
+from systems.profiling.compiled_kernels import (
+    count_ops,
+    find_loops,
+    instructions_per_score,
+    run_cuobjdump,
+)
 from systems.running.machine import triton_cache_folder, why_unwritable
-from tools import binary
 from tools.render.occupancy import Target
 from tools.rendering import fail
 
@@ -37,8 +42,8 @@ BATCH, HEADS, N = 8, 16, 4096
 
 class KernelNeeds(NamedTuple):
     """Resources of a compiled kernel. `stack_bytes` per thread are mostly spilled
-    registers, `per_score` is `compiled_kernels.instructions_per_score`, `load_bytes` is
-    `binary.global_load_widths`, and `loop` is `binary.hottest_loop`.
+    registers, `per_score` is from `instructions_per_score`, `load_bytes` from
+    `global_load_widths`, and `loop` from `hottest_loop`.
     """
 
     kernel: str
@@ -92,19 +97,56 @@ class StandInDriver:
         return lambda *arguments: None
 
     def record_kernel(self, name: str, cubin: bytes, shared: int, device: int) -> tuple:
-        registers, stack = binary.count_resources(cubin)
+        registers, stack = count_resources(cubin)
         names = self.source.fn.arg_names
         constants = {names[i]: v for (i, *_), v in self.source.constants.items()}
         sizes = ("BQ", "BK", "GROUPS", "ROWS")
         tile = " ".join(f"{x}={constants[x]}" for x in sizes if x in constants)
-        assembly = compiled_kernels.run_cuobjdump("-sass", cubin)
+        assembly = run_cuobjdump("-sass", cubin)
         needs = KernelNeeds(
             name, tile, self.metadata.num_warps, shared, registers, stack,
-            compiled_kernels.instructions_per_score(assembly),
-            binary.global_load_widths(assembly), binary.hottest_loop(assembly),
+            instructions_per_score(assembly), global_load_widths(assembly),
+            hottest_loop(assembly),
         )  # fmt: skip
         self.kernels.append(needs)
         return "module", "function", registers, stack // 4, 1024
+
+
+def count_resources(cubin: bytes) -> tuple[int, int]:
+    """Return the number of registers and the stack bytes per thread."""
+    output = run_cuobjdump("-res-usage", cubin)
+    match = re.search(r"REG:(\d+) STACK:(\d+)", output)
+    assert match, output
+    return int(match[1]), int(match[2])
+
+
+def hottest_loop(assembly: str) -> dict[str, int]:
+    """Count instructions, register spills and reloads in the loop over unmasked tiles,
+    which has the fewest instructions per matmul. Return {} if there is no loop.
+    """
+    bodies = find_loops(assembly)
+    body = min(bodies, key=lambda body: len(body) / count_ops(body, "MMA"), default=[])
+    if not body:
+        return {}
+    return {
+        "instructions": len(body),
+        "spilled": count_ops(body, "STL"),
+        "reloaded": count_ops(body, "LDL"),
+    }
+
+
+# Matches a load from global memory to registers (LDG) or to shared memory (LDGSTS).
+LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
+LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+
+
+def global_load_widths(assembly: str) -> tuple[int, ...]:
+    """Return the distinct widths of loads from global memory, in bytes per thread."""
+    widths = {
+        next((LOAD_BYTES[x] for x in suffixes.split(".") if x in LOAD_BYTES), 4)
+        for suffixes in LOAD.findall(assembly)
+    }
+    return tuple(sorted(widths))
 
 
 def check_can_compile() -> None:

@@ -9,8 +9,7 @@ import triton
 
 from systems.profiling.compiled_kernels import instructions_per_score
 from tests.needed import run_python
-from tools.binary import hottest_loop
-from tools.compile_ahead import KernelNeeds, table_configs
+from tools.compile_ahead import KernelNeeds, hottest_loop, table_configs
 from tools.render.occupancy import TARGETS, blocks_per_sm
 
 # In `make versions` the first test compiles for all GPUs, else only for the H100,
