@@ -39,7 +39,7 @@ LIMIT_REASON = (
 BITS = {"fp16": 11, "bf16": 8}
 # The configuration in the table of errors and in facts.
 SHOWN = {"d": 64, "n": 4096, "causal": True}
-# The number of heads in rows that don't state one.
+# The number of heads of most rows.
 HEADS = 4
 # Metrics of an error: its norm, and the largest error of a single element.
 NORM, LARGEST = "relative_error", "largest_error"
@@ -81,7 +81,7 @@ def error_table(record: Record) -> str:
         return x["dtype"] == "bf16" and shown
 
     found = frame(record, **SHOWN)
-    return found.derive(heads=lambda x: x.config.get("heads", HEADS)).table(
+    return found.table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
         ("dtype", "dtype"),
         ("heads", "heads"),

@@ -14,15 +14,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_mib, format_ms, percent
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import (
-    MISSING,
-    count_true,
-    dropna,
-    fmt,
-    nanmin,
-    peak_rates,
-    span,
-)
+from tools.render.rows import count_true, dropna, fmt, nanmin, peak_rates, span
 from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
 
 NAMES = {
@@ -33,7 +25,6 @@ NAMES = {
 }
 OTHERS = ("plain", "compiled", "sdpa")
 DTYPES = ("bf16", "fp32")
-BYTES = {"bf16": 2, "fp32": 4}
 # The head dimension and the longest sequence in figures and sentences.
 D, LONGEST = 64, 65536
 SHOWN_LENGTHS = (128, 1024, 16384, LONGEST)
@@ -58,7 +49,8 @@ fragments = Fragments()
 def shapes(record: Record | None) -> Frame:
     """Return a row per shape, with each implementation's time over FlashAttention's."""
     rows = frame(record, implementation=tuple(NAMES)).derive(
-        mib=memory_mib,
+        # What forward and backward allocate at the peak; Missing on a CPU.
+        mib=lambda x: (x.get("peak_allocated_bytes") - x.get("held_bytes")) / MIB,
         **{f"{of}_kernel": lambda x, of=of: x.kernel_ms(of) for of in PASSES},
     )
     return rows.pivot("implementation", *NAMES).derive(
@@ -72,18 +64,6 @@ def shapes(record: Record | None) -> Frame:
         rate=lambda x: tflops(x["ours"], "both"),
         share=lambda x: x["rate"] / peak_tflops(record, x["dtype"]),
     )
-
-
-def memory_mib(x: Line) -> float:
-    """Return what forward and backward allocate at the peak, in MiB; Missing on a CPU,
-    or if it is too small for o and three gradients, because gradients of an earlier
-    pass were still allocated.
-    """
-    needs = x.get("peak_allocated_bytes") - x.get("held_bytes")
-    if not needs:
-        return needs
-    returned = 4 * x["n"] * x["d"] * BYTES[x["dtype"]]
-    return needs / MIB if needs >= returned else MISSING
 
 
 @fragments.add(

@@ -54,7 +54,7 @@ fragments = Fragments()
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
     """Return the shapes of a dtype with n > SHORT, except in layout (b, n, h, d)."""
     found = shape_rows(record).where(dtype=dtype)
-    return found.where(lambda x: x["n"] > SHORT and x.get("layout") != "bnhd")
+    return found.where(lambda x: x["n"] > SHORT, layout="bhnd")
 
 
 def shape_rows(record: Record | None) -> Frame:
@@ -101,8 +101,7 @@ def shape_text(x: Line) -> str:
     batch, heads, n, d = (x[key] for key in ("batch", "heads", "n", "d"))
     tokens = f"{n // 1024}k" if n % 1024 == 0 else f"{n:,}"
     mask = "causal" if x["causal"] else "full"
-    group = x.get("group", 1)
-    of_keys = f"/{heads // group}" if group > 1 else ""
+    of_keys = f"/{heads // x['group']}" if x["group"] > 1 else ""
     batches = f"{batch} × " if batch > 1 else ""
     every = f"{batches}{heads}{of_keys} head{'s' if heads > 1 else ''}"
     parts = [tokens, f"d {d}", mask, every]
@@ -185,7 +184,7 @@ def published_table(record: Record, reported: Record | None) -> str:
 
 @fragments.figure("figure.md", "throughput", height=300, narrow=640)
 def throughput_figure(record: Record) -> Drawn | None:
-    found = shapes(record).where(lambda x: x.get("group", 1) == 1)
+    found = shapes(record).where(group=1)
 
     def draw(figure: Figure) -> None:
         every = plots.panels(figure, len(PANELS), sharey=True)

@@ -92,10 +92,10 @@ def speedup_figure(record: Record) -> Drawn:
             plots.fill_heat_map(axes, rows, [f"{n:,}" for n in ns])
             axes.set_title(f"{dtype}, by N")
 
-    text = describe_range(dropna(found.column("gain")) or found.column("gain"))
+    gains = describe_range(found.column("gain"))
     return (
         draw,
-        f"Eager time over compiled time of both passes {text}.",
+        f"Eager time over compiled time of both passes {gains}.",
         "GPU time (on a CPU, wall-clock time). Blue: compiled is faster; the stronger "
         "the colour, the larger the gain. Orange: slower.",
     )
