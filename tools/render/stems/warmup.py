@@ -42,6 +42,7 @@ def medians_by_warmup(record: Record | None) -> Frame:
     for warmup in found.values("warmup"):
         same = found.where(warmup=warmup)
         line = next((x for x in same if x), same[0])
+        line |= dict.fromkeys(("mean", "range", "spread"), line.missing)
         if samples := [time for x in same for time in x.samples(*PASSES)]:
             of_all = summarize(samples)
             line["mean"] = of_all.mean
