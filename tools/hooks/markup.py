@@ -26,10 +26,10 @@ from tools.render.editions import SIZE_NOTES
 # - `end`: a heading, a paragraph or another title, after which no caption applies.
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
-    r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*"
-    r'(?:<p class="stale">(?:(?!</p>).)*</p>\s*)?)(?=<table>|<div class="tabbed-set)'
+    r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*)"
+    r'(?=<table>|<div class="tabbed-set)'
     r'|(?P<every><details class="abstract">\s*<summary>)(?P<all>(?:(?!</summary>).)*)'
-    r'(?P<said></summary>\s*(?:<p(?: class="stale")?>(?:(?!</p>).)*</p>\s*)*)'
+    r"(?P<said></summary>\s*(?:<p>(?:(?!</p>).)*</p>\s*)*)"
     r'(?:(?=<table>|<div class="tabbed-set)|(?P<inner><p class="caption">.*?</p>))'
     r"|<table>(?P<body>.*?)</table>"
     r"|(?P<end><h[1-6]|<p>|<summary>)",

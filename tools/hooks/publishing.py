@@ -27,7 +27,7 @@ LINKS = re.compile(rf'href="(\.\./)*(?P<record>{RECORDS}/[\w./-]+\.json)"')
 # Opening tags of elements that the search index omits: figures, provenance, names of
 # tabs, code listings, tables of numbers.
 UNSEARCHED = re.compile(
-    r'<svg class="(?:plot|drawing)[^"]*"|<p class="(?:provenance|stale|below|all)"'
+    r'<svg class="(?:plot|drawing)[^"]*"|<p class="(?:provenance|below|all)"'
     r'|<div class="(?:tabbed-labels|language-python[^"]*)"'
     r'|<table class="data(?: dense)?"(?=>(?:(?!</table>).)*<td class="r\b)',
     re.DOTALL,

@@ -148,9 +148,7 @@ def test_sizes_renamed_in_2026_get_a_tooltip(head: str) -> None:
 
 
 def test_tables_get_a_frame_number_and_label() -> None:
-    framed = frame_tables(
-        f'<p class="caption">Time &amp; "memory".</p>\n<p class="stale">Old</p>{TABLE}'
-    )
+    framed = frame_tables(f'<p class="caption">Time &amp; "memory".</p>\n{TABLE}')
     assert framed.startswith(
         '<p class="caption" id="table-1"><a class="number" href="#table-1">'
         "Table 1.</a> <strong>Time &amp; "
