@@ -17,6 +17,7 @@ from systems.records.record import Record
 from systems.records.source_hash import source_hash
 from systems.running.software import attention_names, is_tuning_current
 from tools.render.clocks import attach_clock_rows
+from tools.render.rows import measured_records
 
 GENERATED = ROOT / "docs" / "generated"
 # Records by stem; the primary GPU's records come first.
@@ -134,7 +135,8 @@ def load_records(results: Path) -> dict[str, list[Record]]:
         if not path.name.endswith(store.PARTIAL_SUFFIX) and path.parent.name != "quick":
             found[path.stem].append(read_record(path))
     attach_clock_rows(found)
-    measured = {r.device.slug for rs in found.values() for r in rs if is_gpu_record(r)}
+    every = measured_records(record for rs in found.values() for record in rs)
+    measured = {record.device.slug for record in every if record.device.is_gpu}
     # Records of reduced grids may come from any GPU.
     if measured and primary not in measured and not is_quick_folder(results):
         raise store.RecordError(
@@ -146,13 +148,8 @@ def load_records(results: Path) -> dict[str, list[Record]]:
     return found
 
 
-def is_gpu_record(record: Record) -> bool:
-    """Return whether a record was measured on a GPU."""
-    return record.kind == "measured" and record.device.is_gpu
-
-
 def stale_warnings(records: Iterable[Record]) -> list[str]:
     """Return a warning for each stale record."""
-    stale = (r for r in records if r.kind == "measured" and not is_fresh(r))
+    stale = (r for r in measured_records(records) if not is_fresh(r))
     text = "is stale: its source has changed since; measure it again by --only"
     return [f"{record.results_path} {text} {record.stem}" for record in stale]

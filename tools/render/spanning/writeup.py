@@ -16,8 +16,9 @@ from systems.experiments import STEMS
 from systems.records.record import Record
 from systems.records.store import RecordError
 from tools.render.claims import Claim, list_claims, verdict
-from tools.render.load import Found, is_gpu_record, primary_gpu
+from tools.render.load import Found, primary_gpu
 from tools.render.markdown import add_caption, items_table, make_tabs, snippet_sections
+from tools.render.rows import measured_records
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_MEASURED_YET = "not measured yet"
@@ -59,7 +60,7 @@ def load_problems() -> list[Problem]:
 def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
     """Return the slugs of the GPUs that have a record of every stem."""
     of_stem = (
-        {r.device.slug for r in found.get(stem, []) if r.kind == "measured"}
+        {record.device.slug for record in measured_records(found.get(stem, []))}
         for stem in stems
     )
     return set.intersection(*of_stem)
@@ -120,14 +121,13 @@ def claim_tabs(problem: Problem, found: Found) -> str:
     measured = [
         r
         for stem in dict.fromkeys(c.stem for c in claims)
-        for r in found.get(stem, [])
-        if r.kind == "measured"
+        for r in measured_records(found.get(stem, []))
     ]
     by_gpu: dict[str, dict[str, Record]] = {}
     for record in sorted(measured, key=lambda r: r.device.slug != primary_gpu()):
-        if is_gpu_record(record):
+        if record.device.is_gpu:
             by_gpu.setdefault(record.device.slug, {})[record.stem] = record
-    anywhere = {r.stem: r for r in measured if not is_gpu_record(r)}
+    anywhere = {r.stem: r for r in measured if not r.device.is_gpu}
     if not (by_gpu or anywhere):
         return "No claim: nothing was measured yet.\n"
     judged = [
