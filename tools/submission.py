@@ -41,30 +41,8 @@ FOOTER = (
     'color: #57606a">{subject} · <span class="pageNumber"></span> / '
     '<span class="totalPages"></span></div>'
 )
-# JavaScript that inserts GPU and dates below the title, drops other GPUs' tabs from
-# sets with a tab of this GPU, and removes links to other pages, which are local paths.
-PREPARE_PAGE = """([gpu, keepReported, title, subject]) => {
-    document.title = title
-    const line = document.createElement("p")
-    line.className = "status"
-    line.textContent = subject
-    document.querySelector("article h1").after(line)
-    const isOurs = label => label.textContent.trim() === gpu
-    const isKept = label =>
-        isOurs(label) || (keepReported && label.textContent.trim().endsWith("reported"))
-    for (const set of document.querySelectorAll(".tabbed-set")) {
-        const every = selector => [...set.querySelectorAll(`:scope > ${selector}`)]
-        const labels = every(".tabbed-labels > label")
-        const blocks = every(".tabbed-content > .tabbed-block")
-        if (!labels.some(isOurs)) continue
-        labels.forEach((label, i) => {
-            if (!isKept(label)) [label, blocks[i]].forEach(dropped => dropped.remove())
-        })
-        if (!keepReported) set.querySelector(":scope > .tabbed-labels").remove()
-    }
-    for (const link of document.querySelectorAll("a[href]"))
-        if (!link.matches('[href^="#"]')) link.replaceWith(...link.childNodes)
-}"""
+# JavaScript that leaves in the page what is printed.
+PREPARE_PAGE = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 PAGE: dict[str, Any] = {
     "format": "A4",
     "scale": 0.8,
