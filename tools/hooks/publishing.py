@@ -4,13 +4,13 @@ Search results begin with a page's description, and the index skips figures and 
 of numbers. Records are written without white space, and the largest are compressed.
 """
 
-import json
 import re
 from contextlib import suppress
 from html import escape
 from lzma import compress
 from pathlib import Path
 
+import msgspec
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.plugins import CombinedEvent, event_priority
@@ -95,10 +95,8 @@ def on_post_build(*, config: MkDocsConfig) -> None:
     if config.site_url:
         (site / "search" / "search_index.js").unlink()
     for path in (site / RECORDS).rglob("*.json"):
-        with suppress(ValueError, RecursionError):
-            content = json.loads(path.read_bytes())
-            text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
-            path.write_bytes(text.encode())
+        with suppress(msgspec.DecodeError, RecursionError):
+            path.write_bytes(msgspec.json.format(path.read_bytes(), indent=-1))
         if exceeds_readable_size(path.relative_to(site), config):
             path.with_name(path.name + ".xz").write_bytes(
                 compress(path.read_bytes(), preset=1)
