@@ -13,10 +13,9 @@ MATHML = "{http://www.w3.org/1998/Math/MathML}"
 # into a fraction with one child.
 PAIRS = ("mfrac", "mover", "munder")
 
-# Patterns of formulas in the output of pymdownx.arithmatex with `generic: true`.
-INLINE_MATHS = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
-DISPLAY_MATHS = re.compile(
-    r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL
+# Matches a formula in the output of pymdownx.arithmatex with `generic: true`.
+MATHS = re.compile(
+    r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL
 )
 # The frame takes keyboard focus, so that keys scroll long formulas sideways.
 DISPLAY_FRAME = (
@@ -28,14 +27,13 @@ BRACE = re.compile(r"(?<!\\)[{}]")
 def convert_maths(page_html: str) -> str:
     """Replace the TeX source in each arithmatex element by MathML."""
 
-    def display_math(match: re.Match[str]) -> str:
-        return f"{DISPLAY_FRAME}{to_mathml(html.unescape(match[1]), 'block')}</div>"
+    def convert_formula(match: re.Match[str]) -> str:
+        tag, tex = match[1], html.unescape(match[2])
+        if tag == "div":
+            return f"{DISPLAY_FRAME}{to_mathml(tex, 'block')}</div>"
+        return f'<span class="arithmatex">{to_mathml(tex, "inline")}</span>'
 
-    def inline_math(match: re.Match[str]) -> str:
-        math = to_mathml(html.unescape(match[1]), "inline")
-        return f'<span class="arithmatex">{math}</span>'
-
-    return INLINE_MATHS.sub(inline_math, DISPLAY_MATHS.sub(display_math, page_html))
+    return MATHS.sub(convert_formula, page_html)
 
 
 def to_mathml(tex: str, display: str) -> str:

@@ -21,8 +21,9 @@ from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
 from tools.render.markdown import percent, prose_number
 from tools.render.rows import MISSING, NOT_MEASURED, fmt, nanmax, peak_rates
-from tools.render.stems import flash_benchmarking, warmup
+from tools.render.stems import warmup
 from tools.render.stems.end_to_end.rows import BATCH, matmul_flops, pass_shape
+from tools.render.stems.flash_benchmarking import head_bounds_ms
 from tools.render.stems.kernel_profile.rows import (
     MATMULS,
     count_calls,
@@ -281,12 +282,8 @@ def head_facts(record: Record | None) -> dict[str, str]:
         "head_plain": fmt(plain, "{:.5f} ms"),
         "head_ours": fmt(flash, "{:.5f} ms"),
         "head_plain_over_ours": fmt(plain / flash, "{:.0f}"),
-        **{
-            f"{name}_elsewhere": predict_by_gpu(
-                lambda peak, i=i: flash_benchmarking.lower_bounds_ms(peak)[i]
-            )
-            for i, name in enumerate(("plain", "ours"))
-        },
+        "plain_elsewhere": predict_by_gpu(lambda peak: head_bounds_ms(peak)[0]),
+        "ours_elsewhere": predict_by_gpu(lambda peak: head_bounds_ms(peak)[1]),
     }
 
 

@@ -218,7 +218,7 @@ def facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def lower_bounds_ms(peak: Peak) -> tuple[float, float]:
+def head_bounds_ms(peak: Peak) -> tuple[float, float]:
     """Return lower bounds in ms on forward + backward of a bf16 head of length LONGEST:
     plain attention's by bytes, and FlashAttention's by the FLOPs of its matmuls.
     """
@@ -227,7 +227,7 @@ def lower_bounds_ms(peak: Peak) -> tuple[float, float]:
 
 def prediction_facts(longest: Line) -> dict[str, str]:
     """Compare predicted time and memory of the longest bf16 head with measurements."""
-    plain_ms, ours_ms = lower_bounds_ms(peak_rates(primary_gpu()))
+    plain_ms, ours_ms = head_bounds_ms(peak_rates(primary_gpu()))
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     return {
         "moves_forward": f"{PLAIN_MOVES['forward']:g}",
