@@ -16,10 +16,10 @@ from systems.records.store import RecordError
 MARK = "facts.yml"
 
 
-def fail(message: str, code: int = 2) -> NoReturn:
-    """Print an error message in one line, and exit."""
+def fail(message: str) -> NoReturn:
+    """Print an error message in one line, and exit with code 2."""
     print(f"error: {escape_text(message)}", file=sys.stderr)
-    raise SystemExit(code)
+    raise SystemExit(2)
 
 
 @contextmanager

@@ -197,13 +197,13 @@ def fill_heat_map(
     axes.spines[:].set_visible(False)
 
 
-def draw_legend(figure: Figure, colors: dict[str, str], ncols: int = 0) -> None:
+def draw_legend(figure: Figure, colors: dict[str, str]) -> None:
     """Draw a legend of areas or bars above the panels."""
     handles = [Patch(color=color, label=name) for name, color in colors.items()]
     figure.legend(
         handles=handles,
         loc="outside upper left",
-        ncols=ncols or (2 if is_narrow(figure) else 6),
+        ncols=2 if is_narrow(figure) else 6,
         handlelength=0.9,
         handleheight=0.9,
         handletextpad=0.5,
