@@ -14,15 +14,16 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from systems import ROOT, require, run_cli  # noqa: E402
-from systems.records.files import write_atomically  # noqa: E402
-from tools.rendering import fail  # noqa: E402
 
 if __name__ == "__main__":
-    require("nbformat", "nbclient", "torch", "typer")
+    require("nbformat", "nbclient", "torch", "typer", "msgspec")
 
 import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
 from traitlets.config import Config  # noqa: E402
+
+from systems.records.files import write_atomically  # noqa: E402
+from tools.rendering import fail  # noqa: E402
 
 NOTEBOOKS = ROOT / "docs/notebooks"
 
