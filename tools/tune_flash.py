@@ -235,13 +235,11 @@ def main(
     ] = False,
 ) -> None:
     """Time launch configurations on this GPU and write the fastest into a file."""
-    for option, values, known in (
-        ("--arithmetic", arithmetic, tuple(DTYPES)),
-        ("--d", d, HEAD_DIMS),
-    ):
+    known = ("--arithmetic", arithmetic, tuple(DTYPES)), ("--d", d, HEAD_DIMS)
+    for option, values, allowed in known:
         for value in values:
-            if value not in known:
-                fail(f"{option} {value}: is none of {', '.join(map(str, known))}")
+            if value not in allowed:
+                fail(f"{option} {value}: is none of {', '.join(map(str, allowed))}")
     device = find_gpu()
     if device is None or not torch.cuda.is_available():
         fail("configurations are timed on a GPU, and torch sees none here")
@@ -269,7 +267,7 @@ def main(
     workers = ProcessPoolExecutor(count, context, start_worker, (os.getpid(),))
     with lock, workers as pool:
         try:
-            for kind, size in product(arithmetic, d):
+            for kind, size in product(dict.fromkeys(arithmetic), dict.fromkeys(d)):
                 keys = [(kind, k, size, m) for k in KERNELS for m in (True, False)]
                 candidates = {
                     key: list_candidates(key, name)

@@ -247,7 +247,7 @@ def test_interrupted_tuning_keeps_results(fake_tuning, monkeypatch, capfd, work,
     monkeypatch.setattr(tune_flash, "find_fault", work)
     monkeypatch.setenv("SENT", f"{fake_tuning.path}.sent")
     started = time.monotonic()
-    line = error_line(capfd, ["half"], [64, 128])
+    line = error_line(capfd, ["half", "half"], [64, 64, 128])
     assert said in line and line.endswith("the same command goes on")
     assert [e["d"] for e in tuned.read(fake_tuning.path)["entries"]] == [64] * 6
     assert time.monotonic() - started < 50
