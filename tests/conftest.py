@@ -10,6 +10,11 @@ import pytest
 # Tests send SIGINT to children, which ignore it if pytest itself was started with `&`.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests compare output without colors, and in a git hook would commit to its repository.
+for name in "FORCE_COLOR GIT_DIR GIT_INDEX_FILE GIT_WORK_TREE PY_COLORS".split():
+    os.environ.pop(name, None)
+os.environ["COLUMNS"] = "200"
+
 # Imports leave no garbage, but searching for it takes a sixth of their time.
 gc.disable()
 

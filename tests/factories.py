@@ -103,8 +103,7 @@ def copy_tree(root: Path) -> Path:
 
 def regen_command(tree: Path, *options: str, **environment: str) -> dict[str, Any]:
     """Return `subprocess` arguments to run a tree's regen_tables.py without a GPU."""
-    fixed = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
-    fixed["PYTHONDONTWRITEBYTECODE"] = "1"
+    fixed = {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
     return {
         "args": [sys.executable, str(tree / "tools" / "regen_tables.py"), *options],
         "env": os.environ | fixed | environment,

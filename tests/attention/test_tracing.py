@@ -50,7 +50,6 @@ CALLS = {
     "function": lambda q, k, v: flash_attention(q, k, v, causal=True),
     "class": lambda q, k, v: FlashAttentionTriton.apply(q, k, v, True),
 }
-TILES = {"tiles": lambda *qkv: flash_attention(*qkv, causal=True, backend="torch")}
 
 
 @quiet

@@ -209,7 +209,6 @@ def test_out_of_memory_is_a_row(capsys, monkeypatch):
 
 def test_terminal_shows_phases_and_total(capsys, monkeypatch):
     times = {"forward_ms": [1.0, 3.0], "loss_ms": [0.5, 0.5], "backward_ms": [2.0, 6.0]}
-    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     of = make_stem(lambda config: times | {"peak_bytes": 3 * 2**29})
     code, out, err = run_command(capsys, monkeypatch, of)

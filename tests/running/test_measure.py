@@ -359,7 +359,7 @@ def test_missing_commit_is_reported(run, monkeypatch, record_file, tmp_path, why
     else:
         require_git()
     # A copy in another repository is in none of its commits.
-    commit = "-c user.name=a -c user.email=b commit -q --allow-empty -m c"
+    commit = "-c user.name=a -c user.email=b commit --no-gpg-sign --allow-empty -nqm c"
     for command in ("init -q", commit) if why == "fatal: path" else ():
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     # In a git hook, GIT_DIR names the hook's repository, which must not be used.

@@ -48,7 +48,6 @@ def run_regen(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(pages, "check_pages", lambda root: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("COLUMNS", "200")
 
     def run_regen(*options: str) -> SimpleNamespace:
         code = main(options)

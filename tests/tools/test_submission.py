@@ -111,10 +111,9 @@ def test_uncommitted_files_and_no_browser_are_reported(run_main, tmp_path, monke
     root = tmp_path / "repository"
     root.mkdir()
     (root / "tracked").touch()
-    author = "-c user.name=a -c user.email=b commit -qm c"
-    (tmp_path / "ignored").write_text("forgotten")
-    configs = ("status.showUntrackedFiles no", "core.excludesFile ../ignored")
-    settings = (f"config {setting}" for setting in configs)
+    author = "-c user.name=a -c user.email=b commit --no-gpg-sign -nqm c"
+    (tmp_path / "skip").write_text("forgotten")
+    settings = "config status.showUntrackedFiles no", "config core.excludesFile ../skip"
     for command in ("init -q", *settings, "add tracked", author):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
     (root / "forgotten").touch()
