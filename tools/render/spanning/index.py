@@ -46,7 +46,7 @@ def memory_figure(found: Found) -> str:
     )
     rounded = typeset(fmt(allocated, lambda v: f"{gib(v)} GiB"))
     more = HOOK.format(allocated=rounded)
-    drawn = timeline_figure(record, "step", finding, more) if record else ""
+    drawn = timeline_figure("step", 512, record, finding, more) if record else ""
     return drawn or missing_notice([record] if record else [])
 
 

@@ -37,8 +37,8 @@ MIB = 2**20
 AT = {"size": SIZE, "context": LONGEST, **PLAIN}
 fragments = Fragments()
 in_gib2 = partial(gib, digits=2)
-for mode in DRAWN:
-    fragments.add(f"timeline-{mode}.md")(partial(timeline_figure, mode=mode))
+for mode, n in (*product(DRAWN, (CONTEXTS[0], LONGEST)), ("forward", LONG)):
+    fragments.add(f"timeline-{mode}-{n}.md")(partial(timeline_figure, mode, n))
 
 
 @fragments.add(

@@ -14,7 +14,6 @@ from tools.render.frame import Line
 from tools.render.markdown import gib
 from tools.render.plots import ACCENT, DARK, GREY, INK, MUTED, PALE, TINT
 from tools.render.stems.peak_memory.rows import (
-    LONGEST,
     PLAIN,
     PRECISIONS,
     SIZE,
@@ -40,10 +39,10 @@ DRAWN_EVENTS = 200
 
 
 def timeline_figure(
-    record: Record, mode: str, finding: str = "", more: str = ""
+    mode: str, context: int, record: Record, finding: str = "", more: str = ""
 ) -> str:
     """Return the memory timeline of a pass in fp32 and bf16 as a figure, or ""."""
-    tried = passes(record).where(size=SIZE, context=LONGEST, mode=mode, **PLAIN)
+    tried = passes(record).where(size=SIZE, context=context, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
         lambda x: x.metrics.get("timeline")
     )
@@ -56,7 +55,7 @@ def timeline_figure(
         for x in found
     )
     text = (
-        f"Memory over {DRAWN[mode]}: {SIZE}, context {LONGEST}, batch 4, without "
+        f"Memory over {DRAWN[mode]}: {SIZE}, context {context}, batch 4, without "
         "the allocator's rounding. The horizontal axis counts allocations and frees."
     )
     if any(len(x["phases"]) > 1 for x in found):
@@ -73,7 +72,7 @@ def timeline_figure(
 
     return plots.plot(
         record,
-        f"{mode}-timeline",
+        f"{mode}-{context}-timeline",
         draw,
         finding or f"{peaks[:1].upper()}{peaks[1:]}.",
         more or text,
