@@ -59,8 +59,10 @@ def shapes(record: Record | None) -> Frame:
             for of in PASSES
             for name in OTHERS
         },
-        do_bench=lambda x: x["plain"].ms("both") / x["ours"].ms("both"),
-        do_bench_forward=lambda x: x["plain"].ms("forward") / x["ours"].ms("forward"),
+        **{
+            f"{of}, do_bench": lambda x, of=of: x["plain"].ms(of) / x["ours"].ms(of)
+            for of in PASSES
+        },
         rate=lambda x: tflops(x["ours"], "both"),
         share=lambda x: x["rate"] / peak_tflops(record, x["dtype"]),
     )
@@ -199,16 +201,15 @@ def facts(record: Record | None) -> dict[str, str]:
     short, middle, longest = (bf16.one(n=n) for n in (128, 1024, LONGEST))
     growth = middle["ours.forward_kernel"] / short["ours.forward_kernel"]
     limb_peak = peak_tflops(record, "bf16") / LIMB_PRODUCTS
+    parts = [(dtype, found.where(dtype=dtype), "both") for dtype in DTYPES]
+    parts += [(of, found, of) for of in PASSES[:2]]
     return {
         **prediction_facts(longest),
         **{
-            f"{name}_{dtype}": span(found.where(dtype=dtype).column(column), "{:.5f}")
-            for name, column in (("faster", "both / plain"), ("do_bench", "do_bench"))
-            for dtype in DTYPES
+            f"{name}_{key}": span(rows.column(column.format(of)), "{:.5f}")
+            for name, column in (("faster", "{} / plain"), ("do_bench", "{}, do_bench"))
+            for key, rows, of in parts
         },
-        "faster_forward": span(found.column("forward / plain"), "{:.5f}"),
-        "do_bench_forward": span(found.column("do_bench_forward"), "{:.5f}"),
-        "faster_backward": span(found.column("backward / plain"), "{:.5f}"),
         "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),
         "faster_bf16_65536": fmt(longest["both / plain"], "{:.5f}"),
         "growth_128_1024": fmt(growth, "{:.5f}"),
