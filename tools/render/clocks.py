@@ -1,11 +1,12 @@
 """Match rows of different experiments that ran the same pass (equal settings)."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 from systems.records.record import Record, Row
+from tools.render.rows import measured_records
 
 PROFILE, CLOCK = "kernel_profile", "end_to_end"
 # Experiments that measure under a profiler.
@@ -20,7 +21,7 @@ FIXED_SETTINGS: dict[str, dict[str, Any]] = {
     "method": {"mode": "forward", "attention": "eager", "batch": 4},
 }
 AXES = ("size", "context", "batch", "precision", "mode", "attention")
-# Only records with the same versions of this software are compared.
+# Only records with the same driver and versions of this software are compared.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
@@ -30,25 +31,20 @@ def pass_settings(record: Record, row: Row) -> dict[str, Any]:
     return {axis: config.get(axis) for axis in AXES}
 
 
-def group_by_software(records: Iterable[Record]) -> list[list[Record]]:
-    """Group measured records by GPU, driver and SAME_SOFTWARE."""
-    groups: dict[Any, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.kind == "measured":
-            versions = (record.software.get(name) for name in SAME_SOFTWARE)
-            groups[record.device.slug, record.device.driver, *versions].append(record)
-    return list(groups.values())
+def software_key(record: Record) -> tuple[Any, ...]:
+    """Return what two records must share to be compared: GPU and software."""
+    versions = (record.software.get(name) for name in SAME_SOFTWARE)
+    return record.device.slug, record.device.driver, *versions
 
 
 def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
     """Set `clock` of each profiled row to the row of `end_to_end` that timed the same
     pass on the same GPU and software, without a profiler (which slows launches down).
     """
-    stems = (*PROFILE_STEMS, CLOCK)
-    for group in group_by_software(r for stem in stems for r in found.get(stem, [])):
-        clock = next((r for r in group if r.stem == CLOCK), None)
-        for profile in (r for r in group if r.stem in PROFILE_STEMS):
-            profile.clock = clock
+    clocks = {software_key(r): r for r in measured_records(found.get(CLOCK, []))}
+    for stem in PROFILE_STEMS:
+        for profile in measured_records(found.get(stem, [])):
+            profile.clock = clock = clocks.get(software_key(profile))
             for row in profile.rows:
                 row.clock = clock.find(**pass_settings(profile, row)) if clock else None
 

@@ -16,7 +16,7 @@ from systems.formulas.costs import (
 from systems.formulas.gpus import CHIPS, GPUS
 from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
-from tools.render.clocks import CLOCK, PROFILE, gpu_times, group_by_software
+from tools.render.clocks import gpu_times
 from tools.render.frame import Line, frame
 from tools.render.load import Found, primary_gpu, primary_gpu_key, primary_record
 from tools.render.markdown import percent, prose_number
@@ -105,7 +105,7 @@ def facts(found: Found) -> dict[str, dict[str, str]]:
         "kernel_profile": bottleneck_facts(profile),
         "end_to_end": step_facts(primary_record(found, "end_to_end")),
         "warmup": warmup_facts(primary_record(found, "warmup")),
-        "method": agreement_facts(found),
+        "method": agreement_facts(profile),
         "mixed_precision": gain_facts(profile),
         "attention": traffic_facts(primary_record(found, "attention")),
         "flash_benchmarking": head_facts(primary_record(found, "flash_benchmarking")),
@@ -191,12 +191,10 @@ def step_facts(record: Record | None) -> dict[str, str]:
     }
 
 
-def agreement_facts(found: Found) -> dict[str, str]:
+def agreement_facts(profile: Record | None) -> dict[str, str]:
     """Return how far GPU times in `end_to_end` and `kernel_profile` differ at most."""
-    records = [primary_record(found, stem) for stem in (CLOCK, PROFILE)]
-    alike = group_by_software(record for record in records if record)
-    times = [times for group in alike for times in gpu_times(group).values()]
-    pairs = [of_phase for of_phase in times if len(of_phase) == 2]
+    records = [profile, profile.clock] if profile and profile.clock else []
+    pairs = [times for times in gpu_times(records).values() if len(times) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
     return {
         "phases_timed_twice": str(len(pairs) or NOT_MEASURED),
