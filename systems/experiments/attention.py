@@ -21,7 +21,7 @@ from systems.model import transformer
 from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES
 from systems.profiling import probes
-from systems.records.outcome import Turns
+from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
 
 IN_TURNS = "execution"
@@ -88,7 +88,7 @@ def choose_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 # --8<-- [start:run]
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure forward and backward pass: samples in ms, tensors that autograd saves,
     and on a GPU memory in bytes, GPU time and kernel counts.
     """

@@ -21,7 +21,7 @@ from systems.benchmarking.workload import Workload
 from systems.formulas.memory_costs import Pass
 from systems.formulas.memory_peak import bytes_at_peak
 from systems.model.sizes import SIZES, TABLE_1, VOCAB_SIZE
-from systems.records.outcome import Turns, Unsupported, out_of_memory_reason
+from systems.records.outcome import AlternatingRun, Unsupported, out_of_memory_reason
 from systems.running import precompile as precompiled
 from systems.running.command import main, option
 
@@ -91,7 +91,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 # --8<-- [start:run]
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure each phase and the warm-up steps: samples in ms, peak memory in bytes,
     compiled graphs and recompiles, GPU time and kernels. A turn runs some of the steps.
     """

@@ -36,7 +36,7 @@ from systems.benchmarking.workload import random_inputs
 from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES, relative_error
 from systems.profiling.compiled_kernels import record_kernels
-from systems.records.outcome import Turns
+from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
 
 IN_TURNS = "step"
@@ -273,7 +273,7 @@ def atomic_backward(
 
 
 # --8<-- [start:run]
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure one step: GPU time in ms, error on the first rows of a head, whether two
     results are bitwise equal, the backend that ran, and its compiled kernels.
     """

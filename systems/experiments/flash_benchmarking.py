@@ -18,7 +18,7 @@ from systems.benchmarking.peers import find_backend, load_peer, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES
-from systems.records.outcome import Turns
+from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
 
 IN_TURNS = "implementation"
@@ -67,7 +67,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 # --8<-- [start:run]
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure passes in ms by `do_bench` and as GPU time, and their peak memory."""
     device = timing.default_device()
     if config.implementation == "ceiling":

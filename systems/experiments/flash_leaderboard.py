@@ -18,7 +18,7 @@ from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import find_backend, load_peer, use_peer
 from systems.model.train_step import Phase
 from systems.profiling.probes import kernel_samples_ms
-from systems.records.outcome import Turns
+from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
 
 IN_TURNS = "implementation"
@@ -59,7 +59,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 # --8<-- [start:run]
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure the test in ms: by `do_bench`, as GPU time, and kernel by kernel."""
     device = timing.default_device()
     if config.implementation == "ceiling":

@@ -16,7 +16,7 @@ from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import Attention, find_backend, load_peer, use_peer
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
-from systems.records.outcome import Turns
+from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
 
 IN_TURNS = "implementation"
@@ -109,7 +109,7 @@ def configs(quick: bool = False) -> list[Config]:
     return [Config(name, *s) for s in shapes for name in IMPLEMENTATIONS[s[5]]]
 
 
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure GPU time in ms of forward, backward and both, errors, and bitwise
     reproducibility. The first and the last turn check results, on different inputs.
     """

@@ -17,7 +17,7 @@ from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import find_backend
 from systems.benchmarking.workload import Workload
 from systems.model.sizes import SIZES, TABLE_1
-from systems.records.outcome import Turns
+from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
 
 IN_TURNS = "attention"
@@ -49,7 +49,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 # --8<-- [start:run]
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure each phase of a training step: samples in ms, peak memory in bytes, GPU
     time, and the backend that ran. Each turn runs some of the steps.
     """

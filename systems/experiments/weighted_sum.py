@@ -14,7 +14,7 @@ from torch import Tensor
 from systems.benchmarking import gpu_time, timing
 from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES, relative_error
-from systems.records.outcome import Turns
+from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
 from systems.weighted_sum import weighted_sum
 
@@ -53,7 +53,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 # --8<-- [start:run]
-def run(config: Config) -> Turns:
+def run(config: Config) -> AlternatingRun:
     """Measure GPU time in ms, errors, and whether two calls are bitwise equal."""
     device = timing.default_device()
     x, w, dy = make_inputs(config, device)

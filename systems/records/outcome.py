@@ -42,8 +42,8 @@ class NotInstalled(Unsupported):
 # An experiment's `run` returns metrics, or is a generator that yields after each turn
 # (a part of the measurement), so that the turns of several rows can alternate.
 Metrics = dict[str, Any]
-Turns = Generator[None, None, Metrics]
-Run = Callable[[Any], Metrics | Turns]
+AlternatingRun = Generator[None, None, Metrics]
+Run = Callable[[Any], Metrics | AlternatingRun]
 
 
 def measure_row(config: Any, run: Run) -> Row:

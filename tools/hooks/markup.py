@@ -44,7 +44,7 @@ FIGURE = re.compile(
 ADDRESS = re.compile(r'\bid="([^"]*)"')
 # Matches the contents of all tabs in a set.
 TABS = re.compile(r'<div class="tabbed-content">.*?</div>\s*</div>\s*</div>', re.DOTALL)
-AGAIN = " data-again"
+REPEATED = " data-again"
 # Matches a glossary word with its tooltip.
 TOOLTIP = re.compile(r'<abbr title="(?P<title>[^"]*)">(?P<word>[^<]*)</abbr>')
 # Matches a tooltip, an element that shows no tooltips (heading, link, button), or one
@@ -60,7 +60,7 @@ TOOLTIP_OR_PART = re.compile(
 SENTENCE = re.compile(r"(?:<(\w+)[^>]*>.*?</\1>|[^<])*?\.(?=\s|$)", re.DOTALL)
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 # Attribute of rows that are hidden until a click; tools/render/markdown.py sets it.
-REST = 'class="rest"'
+REST_CLASS = 'class="rest"'
 CELL = re.compile(r"<(t[hd])([^>]*)>(.*?)</\1>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 # Matches a listing of shell commands, and an option of a command, such as --quick.
@@ -91,7 +91,7 @@ UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[KMGT]i?B|[nµm]?s|min|[KMGTP]?FLOPs?|[kMG]?W|[kMG]?Hz|[mb]illion)"
     r"(?!\w))"
 )
-SPREAD = re.compile(r" (± [\d.]+|\([a-z]+\))")
+SUFFIX = re.compile(r" (± [\d.]+|\([a-z]+\))")
 # Tables with at least DENSE columns get narrower gaps between columns.
 DENSE = 7
 # Columns with a text of more than LONG characters may wrap.
@@ -175,12 +175,12 @@ def number_figures(page_html: str) -> str:
 
     def mark_repeats(tabs: re.Match[str]) -> str:
         start, tag, rest = tabs[0].partition("<figure")
-        return start + tag + rest.replace("<figure", "<figure" + AGAIN)
+        return start + tag + rest.replace("<figure", "<figure" + REPEATED)
 
     def add_number(match: re.Match[str]) -> str:
         nonlocal repeats
         given, place = ADDRESS.search(match["attributes"]), next(places)
-        repeats += (again := AGAIN in match["attributes"])
+        repeats += (again := REPEATED in match["attributes"])
         number = place - repeats
         address = given[1] if given else f"figure-{number}" + f"-{place}" * again
         new_id = "" if given else f' id="{address}"'
@@ -193,7 +193,7 @@ def number_figures(page_html: str) -> str:
 
 
 # The style of cells in left-aligned columns, as Markdown writes it.
-LEFT = "text-align: left;"
+LEFT_ALIGNED = "text-align: left;"
 
 
 def frame_tables(page_html: str) -> str:
@@ -251,13 +251,13 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
     # Don't wrap attention shapes in the first column if the table has few columns.
     one_line = heads[:1] == [SHAPES] and len(heads) <= DENSE
     # The left-aligned columns, at least one, are row headers.
-    keys = max(1, sum(LEFT in mark for _, mark, _ in rows[0]))
+    keys = max(1, sum(LEFT_ALIGNED in mark for _, mark, _ in rows[0]))
     groups = find_group_starts(heads)
 
     def row_html(match: re.Match[str]) -> str:
         columns = count()
         cells = CELL.sub(lambda one: cell_html(one, next(columns)), match[1])
-        mark = f" {REST}" if REST in match[1] else ""
+        mark = f" {REST_CLASS}" if REST_CLASS in match[1] else ""
         return f"<tr{mark}>{cells}</tr>"
 
     def cell_html(match: re.Match[str], at: int) -> str:
@@ -282,7 +282,7 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
         content = map_text(content, lambda part: MINUS.sub("\N{MINUS SIGN}", part))
         if kind == "r":
             content = map_text(content, group_thousands)
-            content = SPREAD.sub(r" <small>\1</small>", content)
+            content = SUFFIX.sub(r" <small>\1</small>", content)
         return f"<td{marks}>{allow_breaks(content) if kind == 't' else content}</td>"
 
     if not (label := caption):
@@ -295,12 +295,12 @@ def frame_table(body: str, caption: str, labels: Counter[str]) -> str:
     return (
         f'<div class="table-frame" {region}>'
         f'<table class="{look}">{ROW.sub(row_html, body)}</table></div>'
-        f"{ALL.format(len(lines)) if REST in body else ''}"
+        f"{SHOW_ALL.format(len(lines)) if REST_CLASS in body else ''}"
     )
 
 
 # A checkbox that shows the hidden rows of the table above it, by CSS alone.
-ALL = '<p class="all"><label><input type="checkbox"> All {} rows</label></p>'
+SHOW_ALL = '<p class="all"><label><input type="checkbox"> All {} rows</label></p>'
 
 
 def group_thousands(text: str) -> str:
@@ -308,7 +308,7 @@ def group_thousands(text: str) -> str:
 
 
 # The sort key of each model size.
-ORDER = {size: rank for rank, size in enumerate(SIZES, start=1)}
+RANKS = {size: rank for rank, size in enumerate(SIZES, start=1)}
 
 # The header of the column of attention shapes, which is sorted by tokens.
 SHAPES = "tokens · d · mask · heads"
@@ -321,13 +321,13 @@ FIRST_WORD = re.compile(r"[^,\s]+")
 def find_size(head: str, text: str) -> str:
     """Return the model size at the start of a cell in a column of sizes, else ""."""
     word = FIRST_WORD.match(text) if head in ("size", "model", "step") else None
-    return word[0] if word and word[0] in ORDER else ""
+    return word[0] if word and word[0] in RANKS else ""
 
 
 def cell_sort_key(head: str, text: str) -> int | None:
     """Return the number by which a cell is sorted, or None to sort by its text."""
     if size := find_size(head, text):
-        return ORDER[size]
+        return RANKS[size]
     if head == SHAPES and (tokens := TOKENS.match(text)):
         return int(tokens[1].replace(",", "")) * (1024 if tokens[2] else 1)
     return None
@@ -348,7 +348,7 @@ def find_group_starts(heads: list[str]) -> set[int]:
 
 def column_class(texts: list[str]) -> str:
     """Return the CSS class of a column: `r` for numbers, `t` for long texts, or ""."""
-    numbers = [bool(NUMBER.fullmatch(text)) and text not in ORDER for text in texts]
+    numbers = [bool(NUMBER.fullmatch(text)) and text not in RANKS for text in texts]
     others = [t for t, number in zip(texts, numbers, strict=True) if not number]
     words = [text for text in others if not NO_NUMBER.fullmatch(text)]
     if sum(numbers) > len(words):

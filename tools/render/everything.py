@@ -27,7 +27,7 @@ FROM_RECORDS = (
 # Modules of `spanning` that also give facts.
 WITH_FACTS = ("ladder", "calculator")
 # Groups of facts that are not rounded, because sentences need all their digits.
-EXACT = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
+UNROUNDED = ("accumulation", "chip", "flash_accuracy", "gradient_checkpointing")
 
 
 def render(found: Found) -> dict[str, str]:
@@ -52,7 +52,7 @@ def render(found: Found) -> dict[str, str]:
     prose = {
         name: {key: typeset(shorten(texts[key])) for key in texts}
         for name, texts in facts.items()
-        for shorten in [str if name in EXACT else round_numbers]
+        for shorten in [str if name in UNROUNDED else round_numbers]
     }
     writeup = import_spanning("writeup")
     files |= writeup.answer_fragments(prose, writeup.answered_pages(found))

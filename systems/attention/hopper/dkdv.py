@@ -71,7 +71,7 @@ def fill_stage_with_statistics(
     async_load(descs.delta, coords, full, statistics.delta.index(stage))
 
 
-class SharedKeys(NamedTuple):
+class SharedKV(NamedTuple):
     """The keys and values of a program in shared memory, one tile per consumer."""
 
     k: gl.shared_memory_descriptor
@@ -239,7 +239,7 @@ def dkdv_kernel(
     # Under a causal mask, no query sees keys from n_q on.
     steps = gl.maximum(gl.cdiv(n_q, BQ) - first, 0)
 
-    keys = SharedKeys(
+    keys = SharedKV(
         gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
         gl.allocate_shared_memory(k_desc.dtype, [GROUPS, 64, D], TILE_LAYOUT),
         make_barriers(GROUPS, 1),

@@ -44,7 +44,7 @@ KEYS = gl.constexpr(128)
 QUERY_TILES = gl.constexpr(2)
 
 
-class SharedKeys(NamedTuple):
+class SharedKV(NamedTuple):
     """A program's tiles of k and v in shared memory, and the barrier of their copy."""
 
     k: gl.shared_memory_descriptor
@@ -67,7 +67,7 @@ def allocate_shared(
         make_barriers(DS_STAGES, 1),
     )
     statistics = make_statistics(STAGES, QUERIES)
-    kv, ring = SharedKeys(k, v, make_barriers(1, 1)), make_ring(q_desc, STAGES, 2)
+    kv, ring = SharedKV(k, v, make_barriers(1, 1)), make_ring(q_desc, STAGES, 2)
     gl.static_assert(DQ_STAGES <= 3)  # Each stage has one of three writers.
     dq_ring = TileBuffers(
         gl.allocate_shared_memory(

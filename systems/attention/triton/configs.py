@@ -68,7 +68,7 @@ MAX_SPLITS = 16
 # --8<-- [end:splits]
 # Bytes of the L2 cache (40 MiB on an A100, 50 MiB on Hopper) for k and v of the heads
 # that run concurrently, by arithmetic. Float32 gets more, because its matmuls are slow.
-L2_BYTES = {"half": 2**23, "high": 2**25, "highest": 2**25}
+L2_BUDGET = {"half": 2**23, "high": 2**25, "highest": 2**25}
 
 # Configurations by pass and padded head dimension.
 ConfigsByPass = dict[str, dict[int, Config | ConfigPair]]
@@ -111,11 +111,11 @@ def count_splits(
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
     """Return the head swizzle: the number of heads whose tiles are interleaved, longest
-    first. Their k and v must fit in L2_BYTES. Return 1 without a causal mask, because
+    first. Their k and v must fit in L2_BUDGET. Return 1 without a causal mask, because
     then all tiles take equally long.
     """
     if not causal:
         return 1
     _, _, n, d = k.shape
     bytes_of_head = 2 * n * d * (2 if arithmetic == "half" else 4)
-    return min(heads, max(1, L2_BYTES[arithmetic] // bytes_of_head))
+    return min(heads, max(1, L2_BUDGET[arithmetic] // bytes_of_head))

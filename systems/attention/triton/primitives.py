@@ -136,7 +136,7 @@ def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
 def locate_rows(
     program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr
 ):
-    """Return (pointer to a head of the output, rows, columns, row + n · head)."""
+    """Locate a program's ROWS rows: (pointer to the head, rows, columns, row index)."""
     tiles = tl.cdiv(n, ROWS)
     batch_head = (program // tiles).to(tl.int64)
     rows, columns = program % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)

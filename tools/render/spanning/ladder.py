@@ -61,16 +61,16 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
     )
 
 
-def bound_ms(record: Record | None, of: str, job: str = FLOOR) -> float:
-    """Return a lower bound on the pass `of` in ms, by the resource `job` of LIMITS."""
-    kernel = {"forward": "forward", "backward": "one_pass"}[of]
+def bound_ms(record: Record | None, phase: str, job: str = FLOOR) -> float:
+    """Return a lower bound in ms on the time of a phase, by a resource in LIMITS."""
+    kernel = {"forward": "forward", "backward": "one_pass"}[phase]
     return bounds_ms(record, kernel, SHAPE)[job] if record else MISSING
 
 
-def speed_over_cudnn(found: Found, record: Record | None, of: str) -> float:
-    """Return cuDNN's time over the Hopper kernel's, in the pass `of` at shape TEST."""
+def speed_over_cudnn(found: Found, record: Record | None, phase: str) -> float:
+    """Return cuDNN's time over the Hopper kernel's, in one phase at shape TEST."""
     peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
-    return 1 / shape_rows(peers).one(**TEST)[f"{of} / sdpa_cudnn"]
+    return 1 / shape_rows(peers).one(**TEST)[f"{phase} / sdpa_cudnn"]
 
 
 def steps_table(record: Record, named: Mapping[str, Step]) -> str:

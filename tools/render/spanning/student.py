@@ -19,9 +19,9 @@ from tools.render.spanning.writeup import load_problems
 # GPUs for which measuring times are predicted; GPUs whose OOM rows are counted.
 TIMES, MEMORY = {"h100": "H100", "a100-80": "A100"}, ("a100-80", "a100-40")
 # Problems whose rows are folded: they take little time or give no points.
-BRIEF = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
+FOLDED = ("mixed_precision_accumulation", "gradient_checkpointing", "torch_compile")
 # A GPU that the table of GPUs leaves out.
-OLDER = "rtx3090"
+OLDER_GPU = "rtx3090"
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -50,7 +50,7 @@ def problems_table(found: Found) -> str:
         costs = cost_cells([measured[stem] for stem in new if stem in measured], others)
         names = ", ".join(f"`{stem}`" for stem in new)
         rows.append([link, names, str(problem.points or ""), *costs])
-        shown.append(problem.name not in BRIEF)
+        shown.append(problem.name not in FOLDED)
     for name, stems in (("all of these", seen & {*measured}), ("everything", measured)):
         costs = cost_cells([measured[stem] for stem in stems], others)
         rows.append([f"**{x}**" if x else "" for x in (name, "", "", *costs)])
@@ -131,7 +131,7 @@ def outcome_table(
 def gpus_table() -> str:
     """Return a table of common GPUs: memory, dense peak rates, ridge points."""
     shown = items_table(
-        [gpu for name, gpu in GPUS.items() if name != OLDER],
+        [gpu for name, gpu in GPUS.items() if name != OLDER_GPU],
         ("GPU", lambda gpu: gpu.name),
         ("memory", lambda gpu: gpu.memory_mib / 1024, "{:.0f} GiB"),
         ("TB/s", lambda gpu: gpu.peak.bandwidth / 1e12, "{:.2f}"),

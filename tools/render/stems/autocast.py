@@ -42,7 +42,7 @@ NAMES = {
 # The parts of the toy model that the assignment asks about.
 ASKED = ("parameters", "fc1", "ln", "logits", "loss", "gradients")
 # The parts whose dtypes are facts, by (model, dtype of autocast).
-NAMED = {
+FACT_PARTS = {
     ("toy", "fp16"): ASKED,
     ("toy", "bf16"): ("ln",),
     ("transformer", "bf16"): ("rotary", "residual"),
@@ -100,7 +100,7 @@ def facts(record: Record | None) -> dict[str, str]:
     plain, cast = (passes.one(dtype=dtype) for dtype in ("fp32", "bf16"))
     return {
         f"{part}_{name}_{dtype}": fmt(x[name])
-        for (part, dtype), names in NAMED.items()
+        for (part, dtype), names in FACT_PARTS.items()
         for x in [frame(record).one(part=part, dtype=dtype)]
         for name in names
     } | {

@@ -39,7 +39,7 @@ SHORT = 128
 TEST = {"batch": 1, "heads": 16, "n": 16384, "d": 64, "causal": True, "dtype": "bf16"}
 CALLS = read_constant("flash_peers", "CALLS_COMPARED") + 1
 # Colour and marker of each line of the figure.
-LINES = {
+LINE_STYLES = {
     "fa4": (INK, "o"),
     "fa4_ordered": (DARK, "^"),
     "sdpa_cudnn": (GREY, "D"),
@@ -190,7 +190,7 @@ def throughput_figure(record: Record) -> Drawn | None:
         every = plots.panels(figure, len(PANELS), sharey=True)
         for axes, (d, causal) in zip(every, PANELS, strict=True):
             part = Frame(sorted(found.where(d=d, causal=causal), key=lambda x: x["n"]))
-            for name, (color, marker) in LINES.items():
+            for name, (color, marker) in LINE_STYLES.items():
                 rates = [tflops(x[name], "both") for x in part]
                 look = {"color": color, "marker": marker, "ms": 6}
                 plots.curve(axes, part.column("n"), rates, **look)

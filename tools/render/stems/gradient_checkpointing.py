@@ -36,7 +36,7 @@ TICKS = (1, 2, 4, 8, 16, 32)
 # Metrics of peak memory: of a pass that allocates the gradients, and of a pass whose
 # gradients exist before it.
 PEAKS = {"peak": "peak_allocated_bytes", "kept": "kept_peak_allocated_bytes"}
-WORDS = {
+NAMES = {
     "none": "nothing",
     "half_blocks": "every half block by itself",
     "halving": "nested: halves of halves",
@@ -77,7 +77,7 @@ def add_predictions(found: Frame) -> Frame:
 
 def describe_recomputation(x: Line) -> str:
     run = "every block by itself" if x["run"] == 1 else f"runs of {x['run']} blocks"
-    words = WORDS.get(x["strategy"], run)
+    words = NAMES.get(x["strategy"], run)
     return f"{words}, blocks compiled" if x["blocks_compiled"] else words
 
 
@@ -124,8 +124,8 @@ def strategies_table(_: list[Record]) -> str:
         return max(count_kept_inputs(strategy, n, block) for block in range(1, n + 1))
 
     runs = ("runs of k = 6 ≈ √N blocks", "N/k inputs, k blocks", "2 N", "runs")
-    halves = (WORDS["halving"], "1 + log₂ N inputs, 1 block", "N (3 + log₂ N) / 2")
-    chain = (WORDS["chain"], "2 inputs, 1 block", "N (N + 3) / 2")
+    halves = (NAMES["halving"], "1 + log₂ N inputs, 1 block", "N (3 + log₂ N) / 2")
+    chain = (NAMES["chain"], "2 inputs, 1 block", "N (N + 3) / 2")
     listed = [
         ("nothing", "N blocks", "N", "none", 0, n),
         ("every block by itself", "N inputs, 1 block", "2 N", "runs", n, 1),

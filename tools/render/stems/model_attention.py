@@ -13,7 +13,7 @@ from tools.render.rows import fmt, span
 NAMES = {"eager": "eager", "sdpa": "SDPA", "flash": "this guide"}
 PEAK = "peak_allocated_bytes"
 # The (size, context) of steps that facts are about.
-NAMED = (("2.7B", 1024), ("small", 4096), ("small", 16384))
+FACT_CASES = (("2.7B", 1024), ("small", 4096), ("small", 16384))
 fragments = Fragments()
 
 
@@ -84,7 +84,7 @@ def contexts_figure(record: Record) -> Drawn:
 
 def facts(record: Record | None) -> dict[str, str]:
     found = steps(record)
-    large, middle, long = (found.one(size=s, context=c) for s, c in NAMED)
+    large, middle, long = (found.one(size=s, context=c) for s, c in FACT_CASES)
     short = found.one(size="small", context=1024)
     return {
         "faster_2_7B_1024": fmt(large["gain"], "{:.5f}"),

@@ -22,7 +22,7 @@ STAGES = {
 }
 DTYPES = ("fp16", "bf16", "fp32")
 MAGNITUDES = tuple(10.0**exponent for exponent in range(-4, 6))
-ONE = MAGNITUDES.index(1.0)
+AT_ONE = MAGNITUDES.index(1.0)
 COMPUTE = {
     "running": "in the dtype, running sum",
     "library": "in the dtype, torch.mean",
@@ -69,7 +69,7 @@ def first_magnitude(x: Line, stage: str, text: str) -> str:
     return fmt(first if x else x.missing)
 
 
-def output_error(x: Line, magnitude: int = ONE) -> float | None:
+def output_error(x: Line, magnitude: int = AT_ONE) -> float | None:
     """Return the relative error of a norm's output, or None if it is not finite."""
     return x["output_error"][magnitude]
 
@@ -99,11 +99,11 @@ def intermediates_figure(record: Record) -> Drawn:
         f"NaN where x overflows too. In bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; magnitude: mean and standard deviation of x; each stage is "
-        f"rounded to its format, and `torch.mean` takes the means. {READ}",
+        f"rounded to its format, and `torch.mean` takes the means. {LEGEND}",
     )
 
 
-READ = (
+LEGEND = (
     "Each cell shows the power of ten nearest to the relative error; ∞: not finite; "
     "=0: wrongly zero. The stronger the colour, the larger the error."
 )
@@ -116,7 +116,7 @@ def widths_figure(record: Record) -> Drawn:
 
     def format_row(dtype: str, compute: str) -> list[str]:
         found = (norm_row(record, dtype, compute, width) for width in widths)
-        return [error_labels(x, "output")[ONE] for x in found]
+        return [error_labels(x, "output")[AT_ONE] for x in found]
 
     lines = {
         dtype: {
@@ -133,7 +133,7 @@ def widths_figure(record: Record) -> Drawn:
         partial(draw_heat_maps, lines, [f"{width:,}" for width in widths], "width"),
         f"At width {WIDEST:,} the output of LayerNorm in bf16 is off by {running} "
         f"with a running sum in bf16, and by {library} if the sum is kept in fp32.",
-        f"Inputs have magnitude 1. Each row computes the norm differently. {READ}",
+        f"Inputs have magnitude 1. Each row computes the norm differently. {LEGEND}",
     )
 
 

@@ -25,21 +25,21 @@ SUMS = ("y", "dx", "dw")
 fragments = Fragments()
 
 
-def moved_bytes(of: str, dtype: str, n: int = N, d: int = D) -> int:
+def moved_bytes(phase: str, dtype: str, n: int = N, d: int = D) -> int:
     """Return the least number of bytes that a pass or copy moves, for x (n, d)."""
-    return MOVED[of] * BYTES[dtype] * n * d
+    return MOVED[phase] * BYTES[dtype] * n * d
 
 
 def kernel_rows(record: Record | None) -> Frame:
     """Return times and rates by implementation and dtype; a copy is a forward pass."""
 
-    def time_ms(x: Line, of: str) -> float:
-        is_copy = (x["implementation"], of) == ("copy", "forward")
-        return x.kernel_ms("copy" if is_copy else of)
+    def time_ms(x: Line, phase: str) -> float:
+        is_copy = (x["implementation"], phase) == ("copy", "forward")
+        return x.kernel_ms("copy" if is_copy else phase)
 
-    def bytes_per_second(x: Line, of: str) -> float:
-        name = "copy" if x["implementation"] == "copy" else of
-        return moved_bytes(name, x["dtype"], x["n"], x["d"]) / (x[of] / 1e3)
+    def bytes_per_second(x: Line, phase: str) -> float:
+        name = "copy" if x["implementation"] == "copy" else phase
+        return moved_bytes(name, x["dtype"], x["n"], x["d"]) / (x[phase] / 1e3)
 
     found = frame(record).derive(
         what=lambda x: NAMES[x["implementation"]],
@@ -47,7 +47,7 @@ def kernel_rows(record: Record | None) -> Frame:
         backward=lambda x: time_ms(x, "backward"),
         forward_rate=lambda x: bytes_per_second(x, "forward"),
         backward_rate=lambda x: bytes_per_second(x, "backward"),
-        error=lambda x: nanmax(x.get(f"{of}_relative_error") for of in SUMS),
+        error=lambda x: nanmax(x.get(f"{name}_relative_error") for name in SUMS),
     )
     return found.join("copy", implementation="copy")
 
@@ -60,10 +60,10 @@ def kernel_rows(record: Record | None) -> Frame:
 def bandwidth_table(record: Record) -> str:
     bandwidth = peak_rates(record.device.slug).bandwidth
 
-    def pass_columns(of: str) -> list[tuple[Any, ...]]:
-        rate = f"{of}_rate"
+    def pass_columns(phase: str) -> list[tuple[Any, ...]]:
+        rate = f"{phase}_rate"
         return [
-            (f"{of}, ms", of, format_ms),
+            (f"{phase}, ms", phase, format_ms),
             ("TB/s", lambda x: x[rate] / 1e12, "{:.2f}"),
             ("of the data sheet's", lambda x: x[rate] / bandwidth, percent),
         ]
@@ -81,11 +81,11 @@ def bandwidth_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return times that the data sheet predicts, and measurements relative to them."""
+    """Return times by the data sheet, and measurements relative to it or to a copy."""
     peak = peak_rates(primary_gpu())
     least = {
-        (of, dtype): 1e3 * moved_bytes(of, dtype) / peak.bandwidth
-        for of in ("forward", "backward")
+        (phase, dtype): 1e3 * moved_bytes(phase, dtype) / peak.bandwidth
+        for phase in ("forward", "backward")
         for dtype in BYTES
     }
     fp32, bf16 = (
@@ -95,8 +95,8 @@ def facts(record: Record | None) -> dict[str, str]:
     return {
         "arithmetic": fmt(1e6 * 2 * N * D / peak.fp32, "{:.0f} µs"),
         **{
-            f"predicted_{of}_{dtype}": fmt(ms, "{:.3f} ms")
-            for (of, dtype), ms in least.items()
+            f"predicted_{phase}_{dtype}": fmt(ms, "{:.3f} ms")
+            for (phase, dtype), ms in least.items()
         },
         "of_copy_fp32": fmt(fp32["forward_rate"] / fp32["copy.forward_rate"], percent),
         "backward_bf16_over": fmt(over, "{:.5f}"),

@@ -24,9 +24,9 @@ from tools.render.stems.attention.columns import (
     PASSES,
     PLAIN,
     WIDTH,
+    format_gib3,
     formula_inputs,
     fragments,
-    in_gib3,
     lengths,
     passes,
     peak_bytes,
@@ -60,9 +60,9 @@ def grid_table(record: Record) -> str:
         (
             "memory before backward, GiB",
             lambda x: x.get("before_backward_bytes"),
-            in_gib3,
+            format_gib3,
         ),
-        ("peak, GiB", "peak", in_gib3),
+        ("peak, GiB", "peak", format_gib3),
         shown_first=lambda x: x["d"] == WIDTH,
     )
 
@@ -81,7 +81,7 @@ def peak_tensors_table(record: Record) -> str:
         "everything else": rest,
         f"all, N = {n}, d = {WIDTH}, b = {BATCH}, fp32": sum(parts.values()),
     }
-    rows = [[name, in_gib3(size)] for name, size in (large | whole).items()]
+    rows = [[name, format_gib3(size)] for name, size in (large | whole).items()]
     tried = "; ".join(f"{e} {describe_outcome(record, n, e)}" for e in EXECUTIONS)
     memory = record.device.memory_bytes
     holds = f" The GPU has {gib(memory)} GiB." if memory else ""

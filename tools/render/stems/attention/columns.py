@@ -20,7 +20,7 @@ PLAIN = {"dtype": "fp32", "causal": False}
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 CELL = ("d", "n", "dtype", "causal")
 # Print three decimals, because the shortest sequences need little memory.
-in_gib3 = partial(gib, digits=3)
+format_gib3 = partial(gib, digits=3)
 fragments = Fragments()
 
 

@@ -18,7 +18,7 @@ from tools.render.stems.end_to_end.rows import BATCH, has_gpu_time, passes, step
 
 Cell = Callable[[float], tuple[str, float]]
 PHASES = {"forward": PALE, "backward": ACCENT, "optimizer": DARK}
-DRAWN = ("fp32", "bf16")
+DTYPES = ("fp32", "bf16")
 
 
 def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
@@ -41,7 +41,7 @@ def mfu_figure(record: Record) -> Drawn:
         return (percent(share), -share) if share else ("", 0)
 
     def draw(figure: Figure) -> None:
-        for axes, precision in zip(plots.panels(figure, 2), DRAWN, strict=True):
+        for axes, precision in zip(plots.panels(figure, 2), DTYPES, strict=True):
             draw_heat_map(axes, found.where(precision=precision), "share", format_cell)
             axes.set_title(f"{precision}, by context")
 
@@ -65,12 +65,12 @@ def phases_figure(record: Record) -> Drawn:
         return None
     clock = "'s GPU time" if has_gpu_time(record) else ""
     found.derive(share=lambda x: x["optimizer_kernels_ms"] / x["step_kernels_ms"])
-    shares = {p: found.where(precision=p).column("share") for p in DRAWN}
+    shares = {p: found.where(precision=p).column("share") for p in DTYPES}
     ranges = [f"{span(of, percent)} in {p}" for p, of in shares.items()]
 
     def draw(figure: Figure) -> None:
         plots.draw_legend(figure, PHASES)
-        for axes, precision in zip(plots.panels(figure, 2), DRAWN, strict=True):
+        for axes, precision in zip(plots.panels(figure, 2), DTYPES, strict=True):
             sizes = found.where(precision=precision)
             whole, ends = sizes.column("step_kernels_ms"), [0.0] * len(sizes)
             for phase, color in PHASES.items():

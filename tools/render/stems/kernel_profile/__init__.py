@@ -62,7 +62,7 @@ def top_kernels_table(record: Record) -> str:
         *(
             (f"{what}, {head}", f"{top}.{name}", text)
             for what, name, text in columns
-            for head, top in TOPS.items()
+            for head, top in TOP_COLUMNS.items()
         ),
         ("same kernel", "same_top"),
         left=4,
@@ -70,7 +70,7 @@ def top_kernels_table(record: Record) -> str:
     )
 
 
-TOPS = {"forward": "top_forward", "both passes": "top_both"}
+TOP_COLUMNS = {"forward": "top_forward", "both passes": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
@@ -248,7 +248,7 @@ def attention_facts(parts: Frame) -> dict[str, str]:
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
     found = rows.passes(record).where(precision="fp32")
-    kernels: list[Any] = dropna(x[top] for x in found for top in TOPS.values())
+    kernels: list[Any] = dropna(x[top] for x in found for top in TOP_COLUMNS.values())
     multiply = [kernel["category"] == MATMUL for kernel in kernels]
     numbers = f"{sum(multiply)} of {len(multiply)} passes."
     return multiply and (all(multiply), numbers)

@@ -21,14 +21,14 @@ NAMES = {
     "copies": "copies and casts",
     "rest": "element-wise and reductions",
 }
-LOOKS = {"idle": PALE, "matmuls": DARK, "copies": ACCENT, "rest": TINT}
-DRAWN = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
+COLORS = {"idle": PALE, "matmuls": DARK, "copies": ACCENT, "rest": TINT}
+PANELS = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 
 def category_figure(record: Record) -> str:
     """Draw a panel for each size and precision, with a bar for each context."""
     found = rows.steps(record).where(lambda x: x["idle"])
-    parts = [found.where(size=size, precision=precision) for size, precision in DRAWN]
+    parts = [found.where(size=size, precision=precision) for size, precision in PANELS]
     if not all(parts):
         return ""
     small, large, last = parts[1][0], parts[3][0], parts[3][-1]
@@ -38,7 +38,7 @@ def category_figure(record: Record) -> str:
         for axes, part in zip(shown, parts, strict=True):
             draw_bars(axes, part)
         plots.draw_legend(
-            figure, {NAMES[cause]: color for cause, color in LOOKS.items()}
+            figure, {NAMES[cause]: color for cause, color in COLORS.items()}
         )
 
     idle = percent(small["idle"] / small["wall_ms"])
@@ -62,7 +62,7 @@ def category_figure(record: Record) -> str:
 def draw_bars(axes: Axes, found: Frame) -> None:
     for place, x in enumerate(found):
         bottom = 0.0
-        for cause, color in LOOKS.items():
+        for cause, color in COLORS.items():
             # Idle time is negative if kernels, timed in another run, exceed wall time.
             height = max(0.0, 100 * x[cause] / x["wall_ms"])
             axes.bar(place, height, 0.9, bottom, color=color)

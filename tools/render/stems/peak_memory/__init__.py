@@ -15,7 +15,7 @@ from tools.render.fragments import Fragments
 from tools.render.frame import Line
 from tools.render.markdown import format_mib, gib, items_table, percent, prose_number
 from tools.render.rows import fmt, nanmax
-from tools.render.stems.peak_memory.figures import DRAWN, timeline_figure
+from tools.render.stems.peak_memory.figures import TITLES, timeline_figure
 from tools.render.stems.peak_memory.rows import (
     CONTEXTS,
     LONG,
@@ -34,10 +34,10 @@ from tools.render.stems.peak_memory.rows import (
 
 MIB = 2**20
 # The size, context, attention and checkpointing in most facts and claims.
-AT = {"size": SIZE, "context": LONGEST, **PLAIN}
+MAIN_CASE = {"size": SIZE, "context": LONGEST, **PLAIN}
 fragments = Fragments()
-in_gib2 = partial(gib, digits=2)
-for mode, n in (*product(DRAWN, (CONTEXTS[0], LONGEST)), ("forward", LONG)):
+format_gib2 = partial(gib, digits=2)
+for mode, n in (*product(TITLES, (CONTEXTS[0], LONGEST)), ("forward", LONG)):
     fragments.add(f"timeline-{mode}-{n}.md")(partial(timeline_figure, mode, n))
 
 
@@ -55,7 +55,7 @@ def peaks_table(record: Record) -> str:
         MODES if found else [],
         ("pass", MODES.__getitem__),
         *(
-            (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), in_gib2)
+            (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), format_gib2)
             for p, c in places
         ),
     )
@@ -65,7 +65,7 @@ def peaks_table(record: Record) -> str:
     "largest.md", "The largest allocations of a forward pass of `2.7B` at context 512."
 )
 def largest_table(record: Record) -> str:
-    x = passes(record).one(**AT, mode="forward", precision="fp32")
+    x = passes(record).one(**MAIN_CASE, mode="forward", precision="fp32")
     if not x:
         return ""
 
@@ -97,9 +97,9 @@ def remedies_table(record: Record) -> str:
     return found.arrange(context=(LONGEST, LONG), remedy=REMEDIES.values()).table(
         "context",
         ("attention and blocks", "remedy"),
-        ("peak", "peak", in_gib2),
-        ("predicted", "predicted", in_gib2),
-        ("saved activations", "saved", in_gib2),
+        ("peak", "peak", format_gib2),
+        ("predicted", "predicted", format_gib2),
+        ("saved activations", "saved", format_gib2),
         left=2,
     )
 
@@ -115,7 +115,7 @@ def facts(record: Record | None) -> dict[str, str]:
     weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
     beyond_weights = (step["peak"] or step["predicted"]) - weights
     growth = forward_bf16["peak"] / forward["peak"]
-    long = {f"{m}_{p}_long": find_pass(m, p, LONG) for m in DRAWN for p in PRECISIONS}
+    long = {f"{m}_{p}_long": find_pass(m, p, LONG) for m in TITLES for p in PRECISIONS}
     peaks = {f"{mode}_fp32": find_pass(mode, "fp32") for mode in MODES}
     peaks |= {"step_bf16": step_bf16} | long
     return {
@@ -194,11 +194,11 @@ def memory_peak_moves(record: Record) -> Judgement:
     "full step activations shrink by more than that, so its peak falls.",
 )
 def autocast_raises_forward(record: Record) -> Judgement:
-    found = passes(record).where(**AT)
+    found = passes(record).where(**MAIN_CASE)
     forward, step = (
         found.one(mode=mode, precision="bf16")["peak"]
         / found.one(mode=mode, precision="fp32")["peak"]
-        for mode in DRAWN
+        for mode in TITLES
     )
     numbers = f"bf16 over fp32: forward {forward:.2f}, full step {step:.2f}."
     return forward / step and (forward > 1 > step, numbers)
@@ -210,7 +210,7 @@ def autocast_raises_forward(record: Record) -> Judgement:
     "score matrices, made by the code of attention.",
 )
 def largest_are_scores(record: Record) -> Judgement:
-    x = passes(record).one(**AT, mode="forward", precision="fp32")
+    x = passes(record).one(**MAIN_CASE, mode="forward", precision="fp32")
     if not x:
         return None
     found = [group for group in x["tenth"] if group["bytes"] == x["largest"]]

@@ -25,8 +25,8 @@ from tools.render.stems.peak_memory.rows import (
 COLORS: dict[str, str] = dict(
     zip(CATEGORIES, (DARK, PALE, TINT, GREY, ACCENT, INK), strict=True)
 )
-SHORT = {"second_forward": "forward", "loss": "", "optimizer": "AdamW"}
-DRAWN = {
+PHASE_LABELS = {"second_forward": "forward", "loss": "", "optimizer": "AdamW"}
+TITLES = {
     "forward": "a forward pass without a graph",
     "step": "a full training step with AdamW",
 }
@@ -55,7 +55,7 @@ def timeline_figure(
         for x in found
     )
     text = (
-        f"Memory over {DRAWN[mode]}: {SIZE}, context {context}, batch 4, without "
+        f"Memory over {TITLES[mode]}: {SIZE}, context {context}, batch 4, without "
         "the allocator's rounding. The horizontal axis counts allocations and frees."
     )
     if any(len(x["phases"]) > 1 for x in found):
@@ -103,7 +103,7 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
         # Draw the line where a phase begins, above the stacked memory.
         ends = [begin] * 2, [top[first], height]
         axes.plot(*ends, color=MUTED, linewidth=0.8, label="_")
-        name = SHORT.get(str(phase["phase"]), str(phase["phase"]))
+        name = PHASE_LABELS.get(str(phase["phase"]), str(phase["phase"]))
         middle = (begin + phase["last_event"]) / 2
         above = {"xycoords": ("data", "axes fraction"), "va": "bottom", "ha": "center"}
         axes.annotate(name, (middle, 1), color=MUTED, **above)
