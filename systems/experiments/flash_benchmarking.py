@@ -31,7 +31,7 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
 # Size n of the (n, n) by (n, n) matmul whose throughput stands for the GPU's peak.
-CEILING = 8192
+MATMUL_N = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
 
 
@@ -55,7 +55,7 @@ def configs(quick: bool = False) -> list[Config]:
     """Return matmuls in three formats, and four implementations at 80 settings."""
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
-    matmuls = (Config("ceiling", x, CEILING, CEILING) for x in (*FORMATS, "tf32"))
+    matmuls = (Config("ceiling", x, MATMUL_N, MATMUL_N) for x in (*FORMATS, "tf32"))
     grid = [
         Config(name, dtype, d, 2**power)
         for dtype in ("bf16", "fp32")

@@ -11,8 +11,8 @@ from systems.records.files import gpu_slug
 # Characters of markup, macros, links and control sequences. Texts in a record must not
 # contain them, because pages and terminals print these texts unescaped.
 LIVE = r"<>\[\]{}\x00-\x1f\x7f-\x9f"
-Plain = Annotated[str, Meta(max_length=2000, pattern=rf"^[^{LIVE}]*\Z")]
-Name = Annotated[Plain, Meta(min_length=1)]
+PlainText = Annotated[str, Meta(max_length=2000, pattern=rf"^[^{LIVE}]*\Z")]
+Name = Annotated[PlainText, Meta(min_length=1)]
 Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 

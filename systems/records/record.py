@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta, Struct
 
-from systems.records.device import Device, Name, Plain
+from systems.records.device import Device, Name, PlainText
 
 # The phases of a training step, in order.
 PHASES = ("forward", "loss", "backward", "optimizer")
@@ -61,18 +61,18 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
     rows: list[Row]
     expected_rows: Count
     grid: Literal["full", "quick"] = "full"
-    protocol: dict[Plain, Plain] = {}
-    software: dict[Plain, Plain] = {}
+    protocol: dict[PlainText, PlainText] = {}
+    software: dict[PlainText, PlainText] = {}
     # Whether each of this project's attention kernels is available, or why not.
-    kernels: dict[Plain, Plain] = {}
-    started_utc: Plain | None = None
-    command: Plain | None = None
+    kernels: dict[PlainText, PlainText] = {}
+    started_utc: PlainText | None = None
+    command: PlainText | None = None
     git: Git | None = None
-    source_hash: Plain | None = None
+    source_hash: PlainText | None = None
     # The publication that a reported record's numbers come from.
     source: Name | None = None
     # Remarks on the numbers.
-    notes: list[Plain] = []
+    notes: list[PlainText] = []
 
     @property
     def complete(self) -> bool:

@@ -19,7 +19,7 @@ PAGE = "application/vnd.page+html"
 # Tables with more rows than this show only those of `shown_first` until a click.
 OPEN = 8
 # Markdown attribute that hides a table row until a click on "All rows".
-REST = " {: .rest }"
+REST_ROW = " {: .rest }"
 
 
 def table(
@@ -48,7 +48,7 @@ def table(
             # Add the attribute to the first cell with text: empty cells can't have it.
             filled = [at for at in shown if cells[at]]
             if filled and not is_shown_first:
-                cells[filled[0]] += REST
+                cells[filled[0]] += REST_ROW
     rule = [":---" if at < left else "---:" for at in range(len(header))]
     texts = [
         f"| {' | '.join(cells[at] for at in shown)} |"
