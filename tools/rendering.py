@@ -113,9 +113,11 @@ def check_guide(results: Path, generated: Path | None = None) -> int:
             fault = "no record gives this file" if text is None else fault
             where = generated or "docs/generated"
             findings.append(f"{where}/{name}: {fault}; run --render")
-    records = [record for of_stem in found.values() for record in of_stem]
-    for message in load.stale_warnings(records):
-        print(escape_text(f"warning: {message}"))
+    stale = "is stale: its source has changed since; measure it again by --only"
+    for stem, records in found.items():
+        for record in records:
+            if record.kind == "measured" and not load.is_fresh(record):
+                print(escape_text(f"warning: {record.results_path} {stale} {stem}"))
     for finding in sorted(findings):
         print(escape_text(finding))
     if findings:

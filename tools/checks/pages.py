@@ -51,8 +51,11 @@ SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 def check_pages(root: Path) -> list[str]:
     """Return findings in pages (`path:line: finding`) and in code (`path: finding`)."""
+    generated = root / "docs/generated"
     pages = {
-        path: path.read_text("utf-8", "replace") for path in list_pages(root / "docs")
+        path: path.read_text("utf-8", "replace")
+        for path in sorted((root / "docs").rglob("*.md"))
+        if generated not in path.parents
     }
     shown = {pair for text in pages.values() for pair in INCLUDE.findall(text)}
     findings = []
@@ -71,13 +74,6 @@ def check_pages(root: Path) -> list[str]:
     readme = root / "README.md"
     texts = [*pages.values(), *([readme.read_text("utf-8")] if readme.exists() else [])]
     return findings + find_unused_facts(root, set(FACT.findall("".join(texts))))
-
-
-def list_pages(docs: Path) -> Iterator[Path]:
-    """Yield the paths of all pages that are not generated."""
-    for path in sorted(docs.rglob("*.md")):
-        if docs / "generated" not in path.parents:
-            yield path
 
 
 def find_unused_facts(root: Path, used: set[str]) -> list[str]:

@@ -4,7 +4,7 @@ import ast
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -146,10 +146,3 @@ def load_records(results: Path) -> dict[str, list[Record]]:
     for rs in found.values():
         rs.sort(key=lambda r: (r.kind == "reported", not is_primary(r), r.device.slug))
     return found
-
-
-def stale_warnings(records: Iterable[Record]) -> list[str]:
-    """Return a warning for each stale record."""
-    stale = (r for r in measured_records(records) if not is_fresh(r))
-    text = "is stale: its source has changed since; measure it again by --only"
-    return [f"{record.results_path} {text} {record.stem}" for record in stale]
