@@ -62,7 +62,15 @@ def fragments(found: Found) -> dict[str, str]:
         "labels": LABELS,
         "vocab": VOCAB_SIZE,
         "context_bytes": CONTEXT_BYTES,
-        "gpus": {name: gpu_inputs(name) for name in GPUS},
+        "gpus": {
+            name: {
+                "name": gpu.name,
+                "memory_bytes": gpu.memory_mib * 2**20,
+                "workspace_bytes": gpu.workspace_bytes,
+                **asdict(gpu.peak),
+            }
+            for name, gpu in GPUS.items()
+        },
         "measured_on": primary_gpu_key(),
         "programs": dict(step_instructions()),
         "memory": measured_peaks(found),
@@ -72,16 +80,6 @@ def fragments(found: Found) -> dict[str, str]:
     return {
         "calculator.js": f"window.CALCULATOR = {text}\n",
         "calculator-sizes.md": sizes_table(),
-    }
-
-
-def gpu_inputs(name: str) -> dict[str, Any]:
-    gpu = GPUS[name]
-    return {
-        "name": gpu.name,
-        "memory_bytes": gpu.memory_mib * 2**20,
-        "workspace_bytes": gpu.workspace_bytes,
-        **asdict(gpu.peak),
     }
 
 

@@ -9,7 +9,7 @@ from systems.records.record import Record
 from tools.render import plots
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn
-from tools.render.frame import Frame, Line
+from tools.render.frame import Line
 from tools.render.rows import describe_range, dropna, fmt, span
 from tools.render.stems.attention.columns import (
     EXECUTIONS,
@@ -25,10 +25,6 @@ from tools.render.stems.attention.columns import (
 
 # The sequence length N at which facts count kernels.
 KERNELS_AT = 4096
-
-
-def compiled_passes(record: Record | None) -> Frame:
-    return passes(record).where(bool, execution="compiled")
 
 
 def compile_seconds(x: Line) -> float:
@@ -102,8 +98,8 @@ def speedup_figure(record: Record) -> Drawn:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found = compiled_passes(record).where(**PLAIN)
     every = passes(record)
+    found = every.where(bool, execution="compiled", **PLAIN)
     longest = plain_row(every, e="compiled")
     short, long = found.where(n=(256, 1024)), found.where(n=(4096, 8192, LONGEST))
     return {
@@ -127,7 +123,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "together, in every configuration.",
 )
 def compiled_attention_is_faster(record: Record) -> Judgement:
-    cases = compiled_passes(record)
+    cases = passes(record).where(bool, execution="compiled")
     found, wall = dropna(cases.column("gain")), dropna(cases.column("wall_gain"))
     numbers = f"Eager over compiled time in {len(found)} cases: GPU {span(found)}, "
     return found and (min(found) > 1, f"{numbers}wall-clock {span(wall)}.")

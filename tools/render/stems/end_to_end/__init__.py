@@ -6,7 +6,7 @@ from systems.model.sizes import TABLE_1
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
-from tools.render.frame import Frame, Line, frame, gpu_columns
+from tools.render.frame import Line, frame, gpu_columns
 from tools.render.markdown import format_significant, gib, percent
 from tools.render.rows import MISSING, count_true, dropna, fmt, nanmax, span
 from tools.render.stems.end_to_end.figures import (
@@ -192,16 +192,13 @@ def facts(record: Record | None) -> dict[str, str]:
         "speedup_small_128": fmt(bf16.one(size="small", context=128)["gain"], "{:.5f}"),
         "gain_most": fmt(nanmax(gains), "{:.5f}"),
         "speedup_2_7B_512": fmt(step_bf16["step_kernel_gain"], "{:.5f}"),
-        "backward_over_forward": span(backward_over_forward(of_steps), "{:.5f}"),
+        "backward_over_forward": span(
+            of_steps.where(**fp32).column("backward_over_forward"), "{:.5f}"
+        ),
         "steady_rows": fmt(count_true(x < 0.02 for x in variations)),
         "slower_cells": fmt(count_true(gain < 1 for gain in gains)),
         "gpu_memory": fmt(memory or MISSING, lambda v: f"{gib(v, 5)} GiB"),
     }
-
-
-def backward_over_forward(of_steps: Frame) -> list[float]:
-    """Return the ratio of backward to forward time of each fp32 step."""
-    return dropna(of_steps.where(precision="fp32").column("backward_over_forward"))
 
 
 @claim(
@@ -211,7 +208,8 @@ def backward_over_forward(of_steps: Frame) -> list[float]:
     because="FLOPs give a ratio of two; other work may shift it by a quarter.",
 )
 def backward_takes_twice(record: Record) -> Judgement:
-    ratios = backward_over_forward(steps(record))
+    fp32 = steps(record).where(precision="fp32")
+    ratios = dropna(fp32.column("backward_over_forward"))
     numbers = f"Ratios: {span(ratios)} over {len(ratios)} steps."
     return ratios and (all(1.5 <= ratio <= 2.5 for ratio in ratios), numbers)
 
