@@ -15,7 +15,7 @@ from systems.running.machine import triton_cache_folder, why_unwritable
 from systems.running.reports import CannotStart
 from tests import fake_stem
 from tests.factories import fake_stem_entry, make_gpu, make_record
-from tools import regen_tables
+from tools import measuring
 
 A100 = make_gpu("NVIDIA A100-SXM4-80GB", driver="535.54")
 
@@ -178,7 +178,7 @@ def test_unwritable_cache_folder_gives_a_remedy(
     # Measuring reports the error; regen_tables reports it before it measures.
     assert run().error == text
     with pytest.raises(SystemExit) as ended:
-        regen_tables.measure(["fake"], tmp_path)
+        measuring.measure_all(["fake"], tmp_path)
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: {text}\n"
 
