@@ -120,8 +120,6 @@ def check_guide(results: Path, generated: Path | None = None) -> int:
                 print(escape_text(f"warning: {record.results_path} {stale} {stem}"))
     for finding in sorted(findings):
         print(escape_text(finding))
-    if findings:
-        print(f"{len(findings)} findings")
-    else:
-        print(f"{len(wanted)} generated files, all as the records give them")
+    as_given = f"{len(wanted)} generated files, all as the records give them"
+    print(f"{len(findings)} findings" if findings else as_given)
     return 1 if findings else 0

@@ -7,9 +7,10 @@ are rendered from records. Other numbers, such as settings, are written as inlin
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import yaml
+import msgspec
 
 # Matches what may separate a number from its unit: spaces, * or _, one line break.
 GAP = r"(?:[^\S\n]|[*_]|&nbsp;|\n(?![^\S\n]*\n))*"
@@ -73,17 +74,18 @@ def check_pages(root: Path) -> list[str]:
         findings += [f"{place}: is not UTF-8"] * ("\N{REPLACEMENT CHARACTER}" in text)
     readme = root / "README.md"
     texts = [*pages.values(), *([readme.read_text("utf-8")] if readme.exists() else [])]
-    return findings + find_unused_facts(root, set(FACT.findall("".join(texts))))
+    return [*findings, *find_unused_facts(root, set(FACT.findall("".join(texts))))]
 
 
-def find_unused_facts(root: Path, used: set[str]) -> list[str]:
-    """Return a finding for each fact in docs/generated/facts.yml that is not `used`."""
-    path = root / "docs/generated/facts.yml"
-    text = path.read_text("utf-8") if path.is_file() else "facts: {}"
-    facts = yaml.safe_load(text)["facts"]
-    names = {f"{stem}.{name}" for stem, texts in facts.items() for name in texts}
-    remedy = "delete it in tools/render"
-    return [f"no page uses the fact {name}: {remedy}" for name in names - used]
+def find_unused_facts(root: Path, used: set[str]) -> Iterator[str]:
+    """Yield a finding for each fact in docs/generated/facts.yml that is not `used`."""
+    path, kind = root / "docs/generated/facts.yml", dict[str, dict[str, dict[str, str]]]
+    # `--check` itself reports a file that is missing or damaged.
+    with suppress(OSError, LookupError, msgspec.DecodeError):
+        facts = msgspec.yaml.decode(path.read_bytes(), type=kind)["facts"]
+        names = {f"{stem}.{name}" for stem, texts in facts.items() for name in texts}
+        for name in names - used:
+            yield f"no page uses the fact {name}: delete it in tools/render"
 
 
 def find_broken_snippets(text: str, used: set[str]) -> Iterator[str]:

@@ -64,8 +64,10 @@ LAST = PAGE.count("\n") + 2
 def test_unused_facts_are_found(tmp_path):
     root = write_tree(tmp_path)
     facts = 'facts:\n  stem:\n    time: "1"\n    share: "2"\n'
-    (root / "docs/generated/facts.yml").write_text(facts)
-    assert check_pages(root) == []
+    # `--check` itself reports a damaged file.
+    for text in ("", "facts:\n", "<<<<<<< a\n" + facts, facts):
+        (root / "docs/generated/facts.yml").write_text(text)
+        assert check_pages(root) == []
     (root / "docs/generated/facts.yml").write_text(facts + '    never: "3"\n')
     (finding,) = check_pages(root)
     assert finding.startswith("no page uses the fact stem.never")
