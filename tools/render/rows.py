@@ -74,8 +74,8 @@ def fmt(value: Any, text: Text = "{}") -> str:
 
 
 def dropna(values: Iterable[float]) -> list[float]:
-    """Return the values that are not Missing."""
-    return [value for value in values if not isinstance(value, Missing)]
+    """Return the values that are neither Missing nor NaN."""
+    return [value for value in values if value == value]
 
 
 def find_missing_value(values: Iterable[float]) -> Missing:
