@@ -65,7 +65,7 @@ def test_the_formulas_of_a_transformer_convert(tex: str) -> None:
 @pytest.mark.parametrize(
     "tex",
     [r"\softmax(x)", r"\frac{a", r"\frac{a}", r"a & b", r"\left( a", "a}", "x_"]
-    + [r"\begin{nope} a \end{nope}"],
+    + [r"\begin{nope} a \end{nope}", r"\overset{a}", r"\underset{a}"],
 )
 def test_unconvertible_formula_raises(tex: str) -> None:
     escaped = tex.replace("&", "&amp;")
