@@ -21,16 +21,17 @@ from tools.render.editions import SIZE_NOTES
 
 # Matches a table (group `body`), or an element that begins or ends a table's caption:
 # - `caption`: a paragraph with the class "caption", above a table or tabs with tables;
-# - `fold`: the title (<summary>) of a <details> that begins with a table or tabs;
+# - `fold`: the title (<summary>) of a <details> that begins with one or the other;
 # - `every`: the title of a <details class="abstract">, the caption of all its tables;
 # - `end`: a heading, a paragraph or another title, after which no caption applies.
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
     r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*)"
-    r'(?=<table>|<div class="tabbed-set)'
+    r'(?=<table>|<div class="tabbed-set(?:(?!<figure|<table>).)*<table>)'
     r'|(?P<every><details class="abstract">\s*<summary>)(?P<all>(?:(?!</summary>).)*)'
     r"(?P<said></summary>\s*(?:<p>(?:(?!</p>).)*</p>\s*)*)"
-    r'(?:(?=<table>|<div class="tabbed-set)|(?P<inner><p class="caption">.*?</p>))'
+    r'(?:(?=<table>|<div class="tabbed-set(?:(?!<figure|<table>).)*<table>)'
+    r'|(?P<inner><p class="caption">.*?</p>))'
     r"|<table>(?P<body>.*?)</table>"
     r"|(?P<end><h[1-6]|<p>|<summary>)",
     re.DOTALL,

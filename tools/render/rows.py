@@ -105,8 +105,7 @@ def span(values: Iterable[float], text: Text = "{:.2f}") -> str:
 
 def describe_range(values: Iterable[float]) -> str:
     """Describe the range of values by a predicate: "ranges from 1.20 to 3.40"."""
-    values = list(values)
-    text = span(values)
+    text = span(values := list(values))
     if dropna(values):
         return f"ranges from {text}" if " to " in text else f"is {text}"
     return "ran out of memory" if text.startswith(OUT_OF_MEMORY) else f"was {text}"

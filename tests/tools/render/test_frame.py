@@ -79,9 +79,8 @@ def test_pivot_turns_an_axis_into_columns(small_frame):
     modes = small_frame.where(precision="bf16").pivot("mode", "forward", "step")
     reasons = [(x["size"], x["step"].reason) for x in modes]
     assert reasons == [("small", ""), ("2.7B", "out of memory")]
-    assert modes.table(
-        "size", ("forward", "forward.bytes"), ("step", "step.bytes")
-    ) == (
+    shown = modes.table("size", ("forward", "forward.bytes"), ("step", "step.bytes"))
+    assert shown == (
         "| size | forward | step |\n"
         "| :--- | ---: | ---: |\n"
         "| small | 2 | 8 |\n"
