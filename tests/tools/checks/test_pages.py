@@ -64,7 +64,6 @@ LAST = PAGE.count("\n") + 2
 def test_unused_facts_are_found(tmp_path):
     root = write_tree(tmp_path)
     facts = 'facts:\n  stem:\n    time: "1"\n    share: "2"\n'
-    # `--check` itself reports a damaged file.
     for text in ("", "facts:\n", "<<<<<<< a\n" + facts, facts):
         (root / "docs/generated/facts.yml").write_text(text)
         assert check_pages(root) == []

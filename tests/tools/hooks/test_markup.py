@@ -179,8 +179,7 @@ LABELS = {
     # A fold's title is the caption of its table, unless other text comes first.
     FOLD.format("Every row", TABLE): ["Table 1. Every row"],
     FOLD.format("Why?", f"<p>So:</p>{TABLE}"): [UNNAMED],
-    FOLD.format("Plots", '<div class="tabbed-set"><figure></figure></div>')
-    + f"{CAPTION}A</p>{TABLE}": ["Table 1. A"],
+    FOLD.format("Plots", '<div class="tabbed-set"><figure>') + TABLE: [UNNAMED],
     # Tabs of several GPUs share the caption above them.
     f'{CAPTION}A</p><div class="tabbed-set">{TABLE}<p class="provenance">GPU</p>'
     f"{TABLE}</div>{CAPTION}B</p>{TABLE}": [*2 * ["Table 1. A"], "Table 2. B"],

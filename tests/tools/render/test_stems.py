@@ -10,7 +10,7 @@ from tests.factories import make_gpu, make_record, make_row, read_record
 from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
 from tools.render.rows import dropna, fmt
-from tools.render.stems import attention, compile, end_to_end, peak_memory
+from tools.render.stems import attention, compile, end_to_end, peak_memory, warmup
 from tools.render.stems import flash_accuracy as accuracy
 from tools.render.stems import flash_benchmarking as benchmarking
 from tools.render.stems import flash_leaderboard as leaderboard
@@ -38,10 +38,9 @@ def test_passes_with_wrong_results_have_no_ratio():
     def ratio(ours: Line, other: Line, of: str = "both") -> str:
         return fmt(relative_time(Line(ours=ours, other=other), of, "other"), "{:.2f}")
 
-    wrong = make_pass_row(6.0, dq_relative_error=1.1)
-    assert ratio(make_pass_row(3.0), make_pass_row(6.0)) == "0.50"
-    assert ratio(make_pass_row(3.0), wrong) == "wrong gradient"
-    assert ratio(make_pass_row(3.0), wrong, "forward") == "0.50"
+    short, wrong = make_pass_row(3.0), make_pass_row(6.0, dq_relative_error=1.1)
+    assert ratio(short, make_pass_row(6.0)) == ratio(short, wrong, "forward") == "0.50"
+    assert ratio(short, wrong) == "wrong gradient"
     # Ratios are medians over rounds if both rows have equally many rounds.
     rounds = make_pass_row(3.0, both_rounds_ms=[3.0, 3.0, 9.0])
     assert ratio(rounds, make_pass_row(6.0, both_rounds_ms=[2.0, 4.0, 10.0])) == "0.90"
@@ -51,6 +50,11 @@ def test_passes_with_wrong_results_have_no_ratio():
 def test_kernel_time_is_wall_clock_time_without_gpu_time():
     assert make_pass_row(3.0, both_ms=[9.0]).kernel_ms("both") == 9.0
     assert make_pass_row(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
+
+
+def test_one_step_has_no_standard_deviation():
+    row = make_row({"warmup": 0}, **{f"{phase}_ms": [1.0] for phase in warmup.PASSES})
+    assert warmup.medians_by_warmup(make_record("", row))[0]["spread"] == "3.0"
 
 
 class ScoreByteCounter(TorchDispatchMode):

@@ -44,10 +44,10 @@ def medians_by_warmup(record: Record | None) -> Frame:
         line = next((x for x in same if x), same[0])
         line |= dict.fromkeys(("mean", "range", "spread"), line.missing)
         if samples := [time for x in same for time in x.samples(*PASSES)]:
-            of_all = summarize(samples)
-            line["mean"] = of_all.mean
+            s = summarize(samples)
+            line["mean"] = s.mean
             line["range"] = span(same.column("settled"), "{:.1f}")
-            line["spread"] = f"{of_all.mean:.1f} ± {of_all.std:.1f}"
+            line["spread"] = f"{s.mean:.1f}" + f" ± {s.std:.1f}" * (s.std >= 0)
             columns = {name: dropna(same.column(name)) for name in MEDIANS}
             line |= {name: median(values) for name, values in columns.items() if values}
         rows.append(line)
