@@ -1,5 +1,5 @@
-// Insert GPU and dates below the title, drop other GPUs' tabs from sets with a tab of
-// this GPU, and remove links to other pages, which are local paths.
+// Insert GPU and dates below the title, drop other GPUs' conditions, and their tabs from
+// sets with a tab of this GPU, and remove links to other pages, which are local paths.
 ([gpu, keepReported, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
@@ -19,6 +19,9 @@
         })
         if (!keepReported) set.querySelector(":scope > .tabbed-labels").remove()
     }
+    for (const line of document.querySelectorAll("details.provenance > p"))
+        if (line.textContent.includes(", driver ") && !line.textContent.includes(`: ${gpu}, `))
+            line.remove()
     for (const link of document.querySelectorAll("a[href]"))
         if (!link.matches('[href^="#"]')) link.replaceWith(...link.childNodes)
 }

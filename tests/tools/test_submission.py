@@ -200,6 +200,7 @@ def test_pdf_has_title_outline_and_readable_pages(tmp_path, gpu, chromium, reque
     problems = [f"{n}. {p.title}" for n, p in enumerate(load_problems(), start=1)]
     assert [entry.title for entry in pdf.outline[1]] == problems
     assert ("A100-SXM4-40GB, reported" in text) == (gpu is None)
+    assert "H200, driver" in text and "H100 80GB HBM3, driver" not in text
     # A long table repeats its head.
     heads = ("wall, step, ms", "plain GPU, bwd", "both, speedup, wall")
     assert any(sum(head in page for page in printed) > 1 for head in heads)

@@ -37,7 +37,7 @@ MIB = 2**20
 MAIN_CASE = {"size": SIZE, "context": LONGEST, **PLAIN}
 fragments = Fragments()
 format_gib2 = partial(gib, digits=2)
-for mode, n in (*product(TITLES, (CONTEXTS[0], LONGEST)), ("forward", LONG)):
+for mode, n in (*product(TITLES, [LONGEST]), ("step", CONTEXTS[0]), ("forward", LONG)):
     fragments.add(f"timeline-{mode}-{n}.md")(partial(timeline_figure, mode, n))
 
 
