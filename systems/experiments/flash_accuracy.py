@@ -57,7 +57,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return all implementations at two lengths, and shapes for "hopper" alone."""
+    """Return all implementations but "hopper" at two lengths; shapes for "hopper"."""
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
     small = [

@@ -68,7 +68,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure passes in ms by `do_bench` and as GPU time, and their peak memory."""
+    """Measure passes in ms, by `do_bench` and as GPU time, and peak memory in bytes."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_matmul(config, device)

@@ -11,6 +11,8 @@ import torch
 from systems.benchmarking import phases, timing
 from systems.experiments import kernel_profile
 from systems.experiments.kernel_profile import Config
+from systems.formulas.fit import GIB, peak_bytes
+from systems.formulas.memory_costs import Pass
 from systems.model import transformer
 from systems.model.sizes import SIZES, ModelSize
 from systems.profiling import annotated_attention, nsys, torch_trace
@@ -163,6 +165,13 @@ def test_capture_mode_starts_and_stops_the_profiler(cpu_root, monkeypatch):
     lengths = {name: len(x) for name, x in metrics.items() if name.endswith("_ms")}
     assert lengths == {f"{name}_ms": 2 for name in phases.PHASES}
     assert "kernels" not in metrics
+
+
+def test_passes_are_also_alone_where_a_step_exceeds_40_gib():
+    for c in kernel_profile.configs()[:40]:
+        large = peak_bytes(Pass(c.size, c.context, c.mode, c.precision)) > 40 * GIB
+        alone = replace(c, mode="forward") in kernel_profile.configs()
+        assert alone == (large or (c.context, c.precision) == (512, "fp32"))
 
 
 def test_kernel_profile_needs_a_gpu(monkeypatch):
