@@ -9,7 +9,7 @@ afterwards. `--optimizer` compiles AdamW's step too.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from typing import Any
 from weakref import WeakValueDictionary
@@ -26,16 +26,14 @@ from systems.running import precompile as precompiled
 from systems.running.command import main, option
 
 IN_TURNS = "execution"
-# Unused, but in the source hash: delete it when the record is measured again.
-ONCE = ("warmup_", "again_", "compiled_at_once")
 PROTOCOL = gpu_time.STEP_CLOCKS | {
     "data": "random tokens and targets, seed 0",
     "tf32": "off",
     "order": "the executions of a cell in turn, one model for all; the first step of a "
     "later turn is not counted",
     "compiler": "torch.compile, one graph, static shapes, caches empty before each "
-    "cell; `compiled_at_once` cells at a time, before any is measured; those of rows "
-    "without it alone, when measured",
+    "cell; compiling is timed ahead, in parallel processes of 3 cores, as GPU memory "
+    "allows; rows without `again_` times compile alone, when measured",
     "graph": "a CUDA graph of each phase of the eager step, captured in each turn",
 }
 EXECUTIONS = {
@@ -43,9 +41,9 @@ EXECUTIONS = {
     "graph": "as written, each phase launched in one call, as a CUDA graph",
     "compiled": "through torch.compile",
 }
-# The model compiles in its first step, AdamW in its first three: the first creates the
-# state, the second compiles for a constant step number t, and the third for any t.
-MODEL_COMPILES, OPTIMIZER_COMPILES = 1, 3
+# Number of steps that compile, by `optimizer`. The model compiles in its first step,
+# AdamW in its first three: without state, for a constant step number t, and for any t.
+COMPILE_STEPS = {False: 1, True: 3}
 # Model sizes that may be launch-bound. CUDA graphs don't speed up larger sizes.
 GRAPHS = {"fp32": ("small", "medium"), "bf16": tuple(TABLE_1)}
 
@@ -96,15 +94,13 @@ def run(config: Config) -> AlternatingRun:
     compiled graphs and recompiles, GPU time and kernels. A turn runs some of the steps.
     """
     c, device, metrics = config, timing.default_device(), {}
-    if c.execution == "compiled" and c.warmup < count_compile_steps(c):
-        raise ValueError(
-            f"--warmup must be {count_compile_steps(c)} or more, the steps that compile"
-        )
-    work, compiles = shared_workload(c, device), c.execution == "compiled"
-    folder = precompiled.code_folder(folder_name(c)) if compiles else None
+    least, compiles = COMPILE_STEPS[c.optimizer], c.execution == "compiled"
+    if compiles and c.warmup < least:
+        raise ValueError(f"--warmup must be {least} or more, the steps that compile")
+    work, folder = shared_workload(c, device), precompiled.code_folder(*astuple(c))
     cold = precompiled.read_samples(folder)
-    cache_folder = folder if cold else None
-    with compiling.fresh_caches(device, cache_folder) if compiles else nullcontext():
+    caches = compiling.fresh_caches(device, folder if cold else None)
+    with caches if compiles else nullcontext():
         execution = Execution(work, compiles, compiles and c.optimizer)
         ends = [c.steps * i // c.rounds for i in range(c.rounds + 1)]
         for steps in (end - start for start, end in pairwise(ends) if end > start):
@@ -116,8 +112,8 @@ def run(config: Config) -> AlternatingRun:
             yield
         if cold:
             # These warm-up steps found compiled code in caches, as in a second process.
-            times = {n.replace(WARMUP, "again_"): metrics[n] for n in metrics}
-            metrics = times | cold
+            again = {n.replace("warmup_", "again_"): of for n, of in metrics.items()}
+            metrics = again | cold
         if c.execution != "graph":
             clear = work.model.zero_grad
             with execution.running():
@@ -130,7 +126,7 @@ def run(config: Config) -> AlternatingRun:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return the samples of one turn; names of warm-up samples begin with WARMUP."""
+    """Return the samples of one turn; names of warm-up samples begin with "warmup_"."""
     if execution == "graph":
         capture = graphs.capture(work.step, work.model.zero_grad, device)
         with capture as replay:
@@ -144,13 +140,6 @@ def measure(
     # --8<-- [end:run]
 
 
-WARMUP = "warmup_"
-
-
-def count_compile_steps(config: Config) -> int:
-    return OPTIMIZER_COMPILES if config.optimizer else MODEL_COMPILES
-
-
 def merge_turns(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
     """Merge another turn's metrics: append its samples (except of warm-up steps), take
     the larger peaks, and count its compiled graphs as recompiles.
@@ -160,7 +149,7 @@ def merge_turns(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]
     total = dict(metrics)
     for name, value in turn.items():
         if isinstance(value, list):
-            total[name] = metrics[name] + ([] if name.startswith(WARMUP) else value)
+            total[name] = metrics[name] + ([] if name.startswith("warmup_") else value)
         elif name in ("graphs", "recompiles"):
             total["recompiles"] += value
         else:
@@ -220,23 +209,15 @@ class Execution:
 # Compiled ahead -----------------------------------------------------------------------
 
 
-def folder_name(config: Config) -> str:
-    return "-".join(map(str, asdict(config).values())).replace(".", "_")
-
-
 # Upper bound of memory besides tensors: CUDA's context and loaded kernels.
 CONTEXT_BYTES = 2**30
 
 
 def precompile_bytes(config: Config) -> int:
     """Return the GPU bytes that `precompile` needs: CUDA context and eager peak."""
-    c, mode = config, precompile_mode(config)
+    c, mode = config, "step" if config.optimizer else "forward_backward"
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(bytes_at_peak(p).values())
-
-
-def precompile_mode(config: Config) -> str:
-    return "step" if config.optimizer else "forward_backward"
 
 
 # --8<-- [start:ahead]
@@ -245,22 +226,13 @@ def precompile(config: Config) -> None:
     for `run`. AdamW runs only with --optimizer, to save the memory of its state.
     """
     c, device = config, timing.default_device()
-    folder = precompiled.code_folder(folder_name(c))
-    if folder is None:
-        return
-    # Free the memory of a configuration compiled earlier in this process.
-    timing.empty_cache(device)
-    settings = c.size, c.context, precompile_mode(c), c.precision, c.batch, c.vocab
-    work = Workload(device, *settings)
+    folder = precompiled.code_folder(*astuple(c))
+    assert folder is not None
+    mode = "step" if c.optimizer else "forward_backward"
+    work = Workload(device, c.size, c.context, mode, c.precision, c.batch, c.vocab)
     with compiling.fresh_caches(device, folder):
         with Execution(work, True, c.optimizer).running():
-            samples = timing.measure(
-                work.step,
-                warmup=0,
-                repeats=count_compile_steps(c),
-                device=device,
-                between=work.model.zero_grad,
-            )
+            samples = measure(work, "compiled", COMPILE_STEPS[c.optimizer], 0, device)
         precompiled.store_samples(folder, samples)
     # --8<-- [end:ahead]
 

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -33,8 +32,8 @@ MOST_PROCESSES = 16
 LEAST_ROWS = 8
 # Maximum seconds of compiling ahead, because a compiler may hang.
 MAX_SECONDS = 20 * 60
-# Environment variables: folder of compiled code, and number of compiling processes.
-FOLDER_VARIABLE, COUNT_VARIABLE = "SYSTEMS_COMPILED_AHEAD", "SYSTEMS_COMPILED_AT_ONCE"
+# Environment variable with the path of the folder of compiled code.
+FOLDER_VARIABLE = "SYSTEMS_COMPILED_AHEAD"
 # Name of the file, in the folder of compiled code, with the times of compiling steps.
 SAMPLES_FILE = "cold.json"
 
@@ -74,8 +73,9 @@ def make_code_folder(record: Path) -> Iterator[None]:
 
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile the kernels of pending rows in parallel, in at most half of the time
-    until `deadline` (seconds since 1970). Other kernels compile when a row is measured.
+    """Compile the kernels of pending rows in parallel, as cores and GPU memory allow,
+    in at most half of the time until `deadline` (seconds since 1970). Other kernels
+    compile when a row is measured.
     """
     started, kinds = time.time(), STEMS[stem].precompiled
     ends = started + min(MAX_SECONDS, (deadline - started) / 2)
@@ -88,28 +88,34 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     # Each process gets rows of all implementations, because compile times differ.
     kind_of = [implementation_or_execution(config) for config in configs]
     rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
-    shares = [rows[i::count] for i in range(min(count, len(rows)))]
+    jobs = [(0, rows[i::count]) for i in range(min(count, len(rows)))]
+    room = 0
     if bytes_of := getattr(import_module(STEMS[stem].module), "precompile_bytes", None):
         import torch
 
-        needs = {row: bytes_of(configs[row]) for row in rows}
-        shares = divide_rows(needs, count, torch.cuda.mem_get_info()[0])
+        # Start the grid's last rows first, because they are large and take long.
+        jobs = [(bytes_of(configs[row]), [row]) for row in reversed(rows)]
+        room = torch.cuda.mem_get_info()[0]
     module = "systems.running.precompile"
     base = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_per_process)}
-    settings = os.environ | threads | {COUNT_VARIABLE: str(len(shares))}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-    children: list[subprocess.Popen[Any]] = []
+    options = silent | {"cwd": ROOT, "env": os.environ | threads}
+    children: dict[subprocess.Popen[Any], int] = {}
     try:
-        for share in shares:
-            command = [*base, *map(str, share)]
-            children.append(subprocess.Popen(command, cwd=ROOT, env=settings, **silent))
-        for child in children:
-            child.wait(timeout=max(0.0, ends - time.time()))
-    except subprocess.TimeoutExpired:
-        report(event="compiled_in_part", minutes=round((ends - started) / 60, 1))
+        while (jobs or children) and time.time() < ends:
+            for size, share in list(jobs):
+                fits = size + sum(children.values()) <= room or not children
+                if fits and len(children) < count:
+                    command = [*base, *map(str, share)]
+                    children[subprocess.Popen(command, **options)] = size
+                    jobs.remove((size, share))
+            time.sleep(0.1)
+            children = {c: size for c, size in children.items() if c.poll() is None}
+        if jobs or children:
+            report(event="compiled_in_part", minutes=round((ends - started) / 60, 1))
     finally:
-        terminate_children(children)
+        terminate_children([*children])
 
 
 def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
@@ -125,30 +131,16 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
             child.wait()
 
 
-def divide_rows(needs: dict[int, int], most: int, room: int) -> list[list[int]]:
-    """Divide rows, given the bytes that each needs, among up to `most` processes that
-    fit in `room` bytes together. Rows of similar size share a process.
-    """
-    rows = sorted(needs, key=needs.__getitem__, reverse=True)
-    for count in range(min(most, len(rows)), 0, -1):
-        ends = [len(rows) * i // count for i in range(count + 1)]
-        shares = [rows[start:end] for start, end in pairwise(ends)]
-        if count == 1 or sum(needs[share[0]] for share in shares) <= room:
-            return shares
-    return []
-
-
-def code_folder(name: str) -> Path | None:
+def code_folder(*settings: Any) -> Path | None:
     """Return the folder for a configuration's compiled code; None if there is none."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    return Path(folder) / name if folder else None
+    folder, name = os.environ.get(FOLDER_VARIABLE), "-".join(map(str, settings))
+    return Path(folder, name.replace(".", "_")) if folder else None
 
 
 def store_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Store the times in ms of the steps that compiled, and the number of processes."""
-    times = {f"warmup_{n}": ms for n, ms in samples.items() if n.endswith("_ms")}
-    content = times | {"compiled_at_once": int(os.environ.get(COUNT_VARIABLE, "1"))}
-    write_atomically(folder / SAMPLES_FILE, json.dumps(content))
+    """Store the times in ms of the steps that compiled."""
+    times = {name: ms for name, ms in samples.items() if name.startswith("warmup_")}
+    write_atomically(folder / SAMPLES_FILE, json.dumps(times))
 
 
 def read_samples(folder: Path | None) -> dict[str, Any]:

@@ -5,11 +5,12 @@ import json
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, astuple, is_dataclass, replace
 from importlib import import_module
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -371,24 +372,18 @@ def test_precompiled_row_keeps_first_step_times(
     config = compile_experiment.Config(
         "small", "fp32", "compiled", optimizer, **SHORT, warmup=3, steps=1, rounds=1
     )
-    seen, fresh = [], compiling.fresh_caches
-
-    def record_call(device, folder=None):
-        seen.append(folder)
-        return fresh(device, folder)
-
-    monkeypatch.setattr(compiling, "fresh_caches", record_call)
+    caches = Mock(wraps=compiling.fresh_caches)
+    monkeypatch.setattr(compiling, "fresh_caches", caches)
     with precompile.make_code_folder(tmp_path / "compile.json"):
-        monkeypatch.setenv(precompile.COUNT_VARIABLE, "5")
-        folder = precompile.code_folder(compile_experiment.folder_name(config))
+        folder = precompile.code_folder(*astuple(config))
         # Without compiled code, the row compiles in its own cache.
         alone = measure_row(config, compile_experiment.run).metrics
         compile_experiment.precompile(config)
         cold = precompile.read_samples(folder)
         metrics = measure_row(config, compile_experiment.run).metrics
-    assert seen == [None, folder, folder] and folder is not None
+    folders = [call.args[1] for call in caches.call_args_list]
+    assert folders == [None, folder, folder] and folder is not None
     assert len(alone["warmup_forward_ms"]) == 3 and "again_forward_ms" not in alone
-    assert cold["compiled_at_once"] == 5
     assert len(cold["warmup_forward_ms"]) == (3 if optimizer else 1)
     assert ("warmup_optimizer_ms" in cold) == optimizer
     assert {name: metrics[name] for name in cold} == cold
@@ -417,7 +412,6 @@ def test_precompiled_row_compiles_nothing(quick_compiler, monkeypatch, tmp_path)
 
 
 def test_only_failing_adamw_compilation_is_unsupported(quick_compiler, monkeypatch):
-
     def backend(graph, inputs):
         if any(node.target == "mul_" for node in graph.graph.nodes) == broken_optimizer:
             raise ValueError("no such kernel")

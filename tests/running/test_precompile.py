@@ -9,12 +9,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import typer
 
 from systems import ROOT
 from systems.experiments import STEMS, Stem
+from systems.experiments.compile import precompile_bytes
 from systems.records import store
 from systems.running import measure, precompile
 from tests import fake_stem
@@ -49,7 +51,7 @@ def shares(monkeypatch):
         assert command[1:3] == ["-m", "systems.running.precompile"]
         assert command[5] == str(os.getpid())
         rows.append([*map(int, command[6:])])
-        return SimpleNamespace(wait=lambda timeout: 0, terminate=lambda: None)
+        return Mock(poll=lambda: 0)
 
     monkeypatch.setattr(subprocess, "Popen", start)
     return rows
@@ -73,15 +75,26 @@ def test_pending_rows_are_divided_among_processes(stem, shares, done, monkeypatc
     assert sorted(stem.seen, key=CONFIGS.index) == wanted
 
 
-@pytest.mark.parametrize(("room", "count"), [(2**50, 5), (100 * 2**30, 3), (1, 1)])
-def test_memory_limits_the_compiling_processes(shares, monkeypatch, room, count):
+@pytest.mark.parametrize(("room", "most"), [(2**50, 5), (100 * 2**30, 5), (1, 1)])
+def test_cores_and_memory_limit_the_compiling_processes(monkeypatch, room, most):
     monkeypatch.setattr(precompile, "available_cores", lambda: 16)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (room, room))
+    # Each time the parent sleeps, the process that started first ends.
+    monkeypatch.setattr(time, "sleep", lambda _: alive.pop(0))
+    alive, counts = [], {}
     configs = precompile.grid_configs("compile", "full")
+
+    def start(command, **_):
+        config = configs[int(command[6])]
+        alive.append(config)
+        counts[config] = len(alive)
+        assert sum(map(precompile_bytes, alive)) <= room or len(alive) == 1
+        return Mock(poll=lambda: None if config in alive else 0)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
     precompile.compile_ahead("compile", "full", configs, NEVER)
-    assert len(shares) == count
-    rows = {row for share in shares for row in share}
-    assert {i for i, c in enumerate(configs) if c.execution == "compiled"} == rows
+    assert max(counts.values()) == most and not alive
+    assert {c for c in configs if c.execution == "compiled"} == {*counts}
 
 
 def test_processes_get_equal_shares_of_each_kind(stem, shares, monkeypatch):
@@ -93,13 +106,6 @@ def test_processes_get_equal_shares_of_each_kind(stem, shares, monkeypatch):
     for rows in shares:
         names = [CONFIGS[row].implementation for row in rows]
         assert sorted(names) == ["ours"] * 10 + ["plain"] * 10
-
-
-def test_the_largest_rows_share_a_process():
-    needs = {0: 40, 1: 5, 2: 30, 3: 20, 4: 10, 5: 38}
-    assert precompile.divide_rows(needs, 9, 143) == [[0], [5], [2], [3], [4], [1]]
-    assert precompile.divide_rows(needs, 3, 80) == [[0, 5], [2, 3], [4, 1]]
-    assert precompile.divide_rows(needs, 3, 79) == [[0, 5, 2], [3, 4, 1]]
 
 
 def test_useless_precompilation_is_skipped(stem, shares, monkeypatch, capsys):
@@ -186,7 +192,7 @@ from systems.running.precompile import code_folder, make_code_folder
 from systems.running.reports import exit_when_terminated
 exit_when_terminated()
 with make_code_folder(Path(sys.argv[1])):
-    (code_folder("") / "kernel").write_text("compiled")
+    (code_folder() / "kernel").write_text("compiled")
     print(flush=True)
     time.sleep(60)
 """
@@ -208,15 +214,15 @@ def test_folders_of_compiled_code_are_removed(how, tmp_path, monkeypatch):
     with precompile.make_code_folder(tmp_path / "other.json"):
         assert all((folder / "kernel").exists() for folder in left)
     with precompile.make_code_folder(record):
-        folder = precompile.code_folder("")
+        folder = precompile.code_folder()
         assert folder and folder.is_dir() and not list(folder.iterdir())
-    assert not list(folders.iterdir()) and precompile.code_folder("") is None
+    assert not list(folders.iterdir()) and precompile.code_folder() is None
 
 
 def test_link_to_the_compiled_folder_is_not_followed(tmp_path, monkeypatch):
     monkeypatch.setattr(precompile, "gettempdir", lambda: str(tmp_path))
     with precompile.make_code_folder(Path("record.json")):
-        folder = precompile.code_folder("")
+        folder = precompile.code_folder()
     assert folder is not None
     (tmp_path / "mine").mkdir()
     folder.symlink_to(tmp_path / "mine")

@@ -116,7 +116,6 @@ def compile_cost_table(record: Record) -> str:
     return found.table(
         *NAME,
         ("compiling, s", "compile_s", "{:.1f}"),
-        ("at once", lambda x: x.get("compiled_at_once", 1)),
         ("from its cache, s", "again_s", "{:.1f}"),
         ("saved per step, ms", "saved_ms", "{:.1f}"),
         ("pays after steps", "pays", "{:,.0f}"),
