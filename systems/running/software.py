@@ -11,12 +11,11 @@ from importlib import metadata
 from typing import Any
 
 from systems import ROOT, find_missing, git_environment
-from systems.attention.implementations import IMPLEMENTATIONS
 from systems.attention.triton import tuned
 from systems.experiments import STEMS
 from systems.records.device import Device
 from systems.records.record import Git, Record
-from systems.records.source_hash import ReachedCode
+from systems.records.source_hash import experiment_places, reach_code
 from systems.running.reports import CannotStart
 
 # The function that finds tuned configurations for FlashAttention's Triton kernels.
@@ -104,11 +103,8 @@ def is_tuning_current(record: Record) -> bool:
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
     """Return whether the module or an implementation launches tuned Triton kernels."""
-    targets = (IMPLEMENTATIONS[name].split(":") for name in attention)
-    reached = ReachedCode(ROOT)
-    for place in [(module, None), *((where, what) for where, what in targets)]:
-        reached.follow(place)
-    return LAUNCHES in reached.places
+    reached = reach_code(experiment_places(module, attention))
+    return any(LAUNCHES in statement.references for statement in reached)
 
 
 def kernel_status(device: Device) -> dict[str, str]:

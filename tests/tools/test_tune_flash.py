@@ -13,14 +13,13 @@ import pytest
 import torch
 from triton import knobs
 
-from systems import ROOT
 from systems.attention.triton import available, chooser, launches, tuned
 from systems.attention.triton.available import describe_kernels
 from systems.attention.triton.chooser import choose_config, select_by_mask
 from systems.attention.triton.configs import Config
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import ARITHMETICS, KERNELS
-from systems.records.source_hash import ReachedCode
+from systems.records.source_hash import reach_code
 from tests.factories import make_gpu
 from tools import tune_flash
 from tools.tune_flash import Candidate, find_fault, list_candidates, resume_or_start
@@ -168,15 +167,16 @@ def test_damaged_tuning_file_is_ignored(damage, fake_a100, caplog):
 
 
 def test_kernels_hash_excludes_config_tables():
-    reached, whole = ReachedCode(ROOT, frozenset(tuned.CHOOSER)), ReachedCode(ROOT)
-    for place in tuned.LAUNCHES:
-        reached.follow(place)
-        whole.follow(place)
-    names = {place[1] for place in reached.places}
+    def reach(without):
+        reached = reach_code(tuned.LAUNCHES, without)
+        return {place for each in reached for place in each.references}
+
+    reached, whole = reach(tuned.CHOOSER), reach(())
+    names = {name for _, name in reached}
     assert {"dq_kernel", "add_matmul", "find_stride_divisor", "run_backward"} <= names
-    tables = {place for place in whole.places if place[0].endswith(".tables")}
+    tables = {place for place in whole if place[0].endswith(".tables")}
     assert ("systems.attention.triton.tables", "CONFIGS") in tables
-    assert tables.isdisjoint(reached.places)
+    assert tables.isdisjoint(reached)
 
 
 @pytest.fixture
