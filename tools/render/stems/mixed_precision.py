@@ -183,7 +183,7 @@ def loss_figure(record: Record) -> Drawn:
         )
         if entropy := ran.one()["floor"]:
             flat = {"color": DARK, "linewidth": 1, **plain}
-            plots.curve(loss, (1, len(fp32)), (entropy, entropy), label="floor", **flat)
+            plots.curve(loss, (1, len(fp32)), (entropy, entropy), label="entropy", **flat)
         loss.set_ylim(bottom=0)
         loss.set(xlabel="step", title="training loss, nats per token")
         for precision, color in (("bf16", GREY), ("bf16_pure", ACCENT)):
@@ -195,7 +195,7 @@ def loss_figure(record: Record) -> Drawn:
             plots.curve(apart, steps, mean, **plain, color=color, label=label)
         flat = {"color": DARK, "linewidth": 1, **plain}
         plots.curve(apart, (1, len(fp32)), (0, 0), **flat)
-        apart.set(xlabel="step", title="minus the loss in fp32")
+        apart.set(xlabel="step", title="loss minus fp32's")
 
     ends = [
         f"{text} ends {format_difference(found)} fp32"
@@ -205,7 +205,7 @@ def loss_figure(record: Record) -> Drawn:
     return (
         draw,
         f"{'; '.join(ends) or 'Not all precisions were measured'}.",
-        "First panel: loss in fp32 above the language's entropy. Second panel: "
+        "First panel: loss in fp32, and the language's entropy. Second panel: "
         f"difference from fp32 with the same seed, mean of {LAST} steps. Lines are "
         "means over seeds, bands their range.",
     )

@@ -79,7 +79,10 @@ def passes_table(record: Record, precision: str) -> str:
             lambda x: (x["step"] or x["forward_backward"]).mean_std(*PASSES),
         ),
         ("backward, ms", "step.backward ±"),
-        ("backward, GPU, ms", lambda x: x["step"].get("backward_gpu_ms"), "{:.1f}"),
+        *(
+            (f"step, {p}, GPU, ms", lambda x, p=p: x["step"].get(f"{p}_gpu_ms"), "{:.1f}")
+            for p in ("forward", "backward")
+        ),
         ("optimizer, ms", "step.optimizer ±"),
         ("step, ms", "step.step ±"),
         *((head, lambda x, of=of: of(x["step"])) for head, of in gpu_columns()),
@@ -153,8 +156,7 @@ def facts(record: Record | None) -> dict[str, str]:
     short, fp32 = {"context": 128, "precision": "fp32"}, {"precision": "fp32"}
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
     small_bf16 = forward.one(size="small", context=512, precision="bf16")
-    assigned = found.where(mode=("forward", "step"), **fp32)
-    variations = dropna(assigned.column("variation"))
+    assigned = found.where(lambda x: x["variation"] >= 0, mode=("forward", "step"))
     gains = dropna(bf16.column("pass_gain"))
     memory = record.device.memory_bytes if record else None
     step_fp32, step_bf16 = (
@@ -191,11 +193,16 @@ def facts(record: Record | None) -> dict[str, str]:
         "flops_growth_small": fmt(flops_growth, "{:.5f}"),
         "speedup_small_128": fmt(bf16.one(size="small", context=128)["gain"], "{:.5f}"),
         "gain_most": fmt(nanmax(gains), "{:.5f}"),
-        "speedup_2_7B_512": fmt(step_bf16["step_kernel_gain"], "{:.5f}"),
+        "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
+        "gpu_speedup_2_7B_512": fmt(step_bf16["step_kernel_gain"], "{:.5f}"),
         "backward_over_forward": span(
             of_steps.where(**fp32).column("backward_over_forward"), "{:.5f}"
         ),
-        "steady_rows": fmt(count_true(x < 0.02 for x in variations)),
+        **{
+            f"steady_{p}": fmt(count_true(v < 0.02 for v in of.column("variation")))
+            for p in ("fp32", "bf16")
+            for of in [assigned.where(precision=p)]
+        },
         "slower_cells": fmt(count_true(gain < 1 for gain in gains)),
         "gpu_memory": fmt(memory or MISSING, lambda v: f"{gib(v, 5)} GiB"),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from math import log
+from operator import itemgetter
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -45,17 +46,16 @@ def mfu_figure(record: Record) -> Drawn:
             draw_heat_map(axes, found.where(precision=precision), "share", format_cell)
             axes.set_title(f"{precision}, by context")
 
-    bf16 = found.where(bool, precision="bf16")
-    ends = [pick(bf16, key=lambda x: x["share"], default=None) for pick in (min, max)]
-    least, most = (
-        f"{percent(x['share'])} ({x['size']}, {x['context']})" if x else "not measured"
-        for x in ends
-    )
+    most = [
+        f"{percent(x['share'])} ({p}, `{x['size']}`, context {x['context']:,})"
+        for p in DTYPES
+        for x in sorted(found.where(bool, precision=p), key=itemgetter("share"))[-1:]
+    ]
     return (
         draw,
-        f"A forward pass in bf16 reaches {least} to {most} of the peak.",
-        "Share of the data sheet's peak rate. At the longest context, mask and "
-        "softmax take a larger share of the time.",
+        f"A forward pass reaches up to {' and '.join(most)} of the peak.",
+        "Wall-clock time, forward pass alone; share of the data sheet's peak. At the "
+        "longest context, mask and softmax take a larger share of the time.",
     )
 
 
@@ -94,10 +94,10 @@ def phases_figure(record: Record) -> Drawn:
 
 
 def speedup_figure(record: Record) -> Drawn:
-    found = steps(record).where(lambda x: x["pass_gain"], precision="bf16")
+    found = steps(record).where(lambda x: x["gain"], precision="bf16")
     if not found:
         return None
-    clocks = {"GPU time": "pass_kernel_gain", "wall-clock time": "pass_gain"}
+    clocks = {"GPU time": "step_kernel_gain", "wall-clock time": "gain"}
     if not has_gpu_time(record):
         del clocks["GPU time"]
     gains = {clock: dropna(found.column(name)) for clock, name in clocks.items()}
@@ -115,6 +115,6 @@ def speedup_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        f"bf16 changes the speed of a pass by a factor of {ranges}.",
-        "Forward, loss and backward of a step. Orange: bf16 is slower (below 1).",
+        f"bf16 changes the speed of a step by a factor of {ranges}.",
+        "A step with AdamW. Orange: bf16 is slower (below 1).",
     )
