@@ -12,7 +12,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
-from tools.render.markdown import format_mib, format_ms, percent
+from tools.render.markdown import format_mib, format_ms, percent, round_numbers
 from tools.render.plots import ACCENT, GREY
 from tools.render.rows import count_true, dropna, fmt, nanmin, peak_rates, span
 from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
@@ -135,7 +135,11 @@ def slower_shapes_table(record: Record) -> str:
             )
             for of in PASSES
         ),
-        ("least ratio, forward + backward", lambda x: nanmin(x["both"]), "{:.2f}"),
+        (
+            "least ratio, forward + backward",
+            lambda x: nanmin(x["both"]),
+            lambda ratio: round_numbers(f"{ratio:.5f}"),
+        ),
     )
 
 
@@ -169,7 +173,8 @@ def throughput_figure(record: Record) -> Drawn:
         f"{fmt(longest['share'], percent)} of the data sheet's peak, plain PyTorch at "
         f"{fmt(plain, percent)}.",
         f"Forward and backward of one causal head, head dimension {D}, by GPU time. "
-        f"FlashAttention forms each fp32 matmul from {LIMB_PRODUCTS} bf16 matmuls.",
+        f"FlashAttention forms each fp32 matmul from {LIMB_PRODUCTS} bf16 matmuls on "
+        "tensor cores, so it can exceed the fp32 peak.",
     )
 
 
@@ -188,10 +193,11 @@ def memory_figure(record: Record) -> Drawn:
     ours, plain = (fmt(longest[f"{n}.mib"], "{:,.0f} MiB") for n in ("ours", "plain"))
     return (
         draw,
-        f"FlashAttention needs {ours} for {fmt(longest['n'], '{:,}')} tokens, "
-        f"plain PyTorch {plain}.",
+        f"Besides its inputs FlashAttention needs {ours} for "
+        f"{fmt(longest['n'], '{:,}')} tokens, plain PyTorch {plain}.",
         f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
-        "logarithmic: the steeper line grows with the square of N.",
+        "logarithmic: the two steep lines grow with the square of N. FlashAttention's "
+        "is dashed, because it covers part of SDPA's.",
     )
 
 
