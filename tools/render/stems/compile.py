@@ -73,9 +73,9 @@ def break_even_steps(x: Line) -> Any:
 @fragments.add(
     "table.md",
     "A training step at context 512 by phase, eager and compiled: mean ± standard "
-    "deviation of wall-clock time, median GPU time. Speedups over eager steps are ratios "
-    "of medians. Compiled AdamW alternates with a second eager row; the eager rows "
-    "differ because launch times vary.",
+    "deviation of wall-clock time, median GPU time; speedups are ratios of medians. "
+    "Compiled AdamW alternates with a second eager row; the eager rows differ because "
+    "launch times vary.",
     reported=True,
 )
 def times_table(record: Record) -> str:
@@ -98,8 +98,8 @@ def times_table(record: Record) -> str:
 
 @fragments.add(
     "price.md",
-    "Compile time, and steps until it pays in wall-clock time. Each row is compared with "
-    "the eager steps that alternate with it; the row with AdamW has its own.",
+    "Compile time, and steps until it pays in wall-clock time, compared with the eager "
+    "steps that alternate with the row; the row with AdamW has its own.",
 )
 def compile_cost_table(record: Record) -> str:
     found = steps(record).where(bool, execution="compiled", size=SHOWN_SIZES)

@@ -12,7 +12,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Drawn, Fragments
 from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
-from tools.render.markdown import format_mib, format_ms, percent, round_numbers
+from tools.render.markdown import format_mib, format_ms, percent, prose_number
 from tools.render.plots import ACCENT, GREY
 from tools.render.rows import count_true, dropna, fmt, nanmin, peak_rates, span
 from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
@@ -135,11 +135,7 @@ def slower_shapes_table(record: Record) -> str:
             )
             for of in PASSES
         ),
-        (
-            "least ratio, forward + backward",
-            lambda x: nanmin(x["both"]),
-            lambda ratio: round_numbers(f"{ratio:.5f}"),
-        ),
+        ("least ratio, forward + backward", lambda x: nanmin(x["both"]), prose_number),
     )
 
 
@@ -193,11 +189,10 @@ def memory_figure(record: Record) -> Drawn:
     ours, plain = (fmt(longest[f"{n}.mib"], "{:,.0f} MiB") for n in ("ours", "plain"))
     return (
         draw,
-        f"Besides its inputs FlashAttention needs {ours} for "
-        f"{fmt(longest['n'], '{:,}')} tokens, plain PyTorch {plain}.",
-        f"Peak of forward and backward, bf16, head dimension {D}. Both axes are "
-        "logarithmic: the two steep lines grow with the square of N. FlashAttention's "
-        "is dashed, because it covers part of SDPA's.",
+        f"FlashAttention needs {ours} for {fmt(longest['n'], '{:,}')} tokens, "
+        f"plain PyTorch {plain}.",
+        f"Peak above the inputs, bf16, head dimension {D}. Both axes are logarithmic: "
+        "steep lines grow with the square of N. The dashed line may hide SDPA's.",
     )
 
 

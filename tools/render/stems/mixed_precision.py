@@ -183,7 +183,7 @@ def loss_figure(record: Record) -> Drawn:
         )
         if entropy := ran.one()["floor"]:
             flat = {"color": DARK, "linewidth": 1, **plain}
-            plots.curve(loss, (1, len(fp32)), (entropy, entropy), label="entropy", **flat)
+            plots.curve(loss, (1, len(fp32)), [entropy] * 2, label="entropy", **flat)
         loss.set_ylim(bottom=0)
         loss.set(xlabel="step", title="training loss, nats per token")
         for precision, color in (("bf16", GREY), ("bf16_pure", ACCENT)):

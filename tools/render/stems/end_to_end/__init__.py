@@ -79,10 +79,8 @@ def passes_table(record: Record, precision: str) -> str:
             lambda x: (x["step"] or x["forward_backward"]).mean_std(*PASSES),
         ),
         ("backward, ms", "step.backward ±"),
-        *(
-            (f"step, {p}, GPU, ms", lambda x, p=p: x["step"].get(f"{p}_gpu_ms"), "{:.1f}")
-            for p in ("forward", "backward")
-        ),
+        ("backward, GPU, ms", lambda x: x["step"].get("backward_gpu_ms"), "{:.1f}"),
+        ("backward / forward, GPU", "step.backward_over_forward", "{:.1f}"),
         ("optimizer, ms", "step.optimizer ±"),
         ("step, ms", "step.step ±"),
         *((head, lambda x, of=of: of(x["step"])) for head, of in gpu_columns()),

@@ -31,6 +31,9 @@ def passes(record: Record | None) -> Frame:
     found = frame(record).derive(
         pass_ms=lambda x: pass_summary(x).median,
         share=lambda x: share_of_peak(slug, x, x["step_ms"]),
+        backward_over_forward=lambda x: (
+            x.kernel_ms("backward") / x.kernel_ms("forward")
+        ),
         variation=lambda x: pass_summary(x).std / pass_summary(x).mean,
     )
     found.join("short", context=128)
@@ -52,9 +55,6 @@ def steps(record: Record | None) -> Frame:
             for name, names in (COMPARED | {"optimizer": ("optimizer",)}).items()
         },
         pass_share=lambda x: share_of_peak(slug, x, x["pass_kernels_ms"]),
-        backward_over_forward=lambda x: (
-            x["backward_kernels_ms"] / x["forward_kernels_ms"]
-        ),
     )
     found.join("fp32", precision="fp32").join("tf32", precision="tf32")
     return found.derive(

@@ -191,7 +191,6 @@ def facts(record: Record | None) -> dict[str, str]:
         },
         "same_top": fmt(count_true(dropna(fp32.column("same_top")))),
         "softmax_over_matmuls": span(softmax.column("over_matmuls"), "{:.5f}"),
-        "idle_small_128": fmt(short["idle_share"], percent),
         "matmul_step_2_7B_bf16": fmt(in_bf16["matmul_step"], percent),
         **{
             f"{kind}_small": fmt(small[f"{kind}_forward"], percent)

@@ -56,9 +56,9 @@ def timeline_figure(
     )
     rounded = " and ".join(f"{gib(x['peak'])} GiB" for x in found)
     text = (
-        f"Memory over {TITLES[mode]}: {SIZE}, context {context}, batch 4. The allocator "
-        f"rounds the peaks up to {rounded}. The horizontal axis counts allocations and "
-        "frees."
+        f"Memory over {TITLES[mode]}: {SIZE}, context {context}, batch 4. The "
+        f"allocator rounds the peaks up to {rounded}. The horizontal axis counts "
+        "allocations and frees."
     )
     if any(len(x["phases"]) > 1 for x in found):
         text += " Vertical lines mark where a phase begins."
