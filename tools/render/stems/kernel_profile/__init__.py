@@ -180,11 +180,10 @@ def facts(record: Record | None) -> dict[str, str]:
             for name in ("profiled", "span", "busy")
         },
         **{
-            f"matmul_{name}_{key}": fmt(x[f"matmul_{name}"], percent)
-            for key, x in (("small", small), ("2_7B", large))
-            for name in ("forward", "both")
+            f"matmul_{name}_small": fmt(small[f"matmul_{name}"], percent)
+            for name in ("forward", "both", "step")
         },
-        "matmul_step_small": fmt(small["matmul_step"], percent),
+        "matmul_both_2_7B": fmt(large["matmul_both"], percent),
         **{
             name: span(fp32.column(name), percent)
             for name in ("matmul_forward", "matmul_step", "adamw")
