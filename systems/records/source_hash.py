@@ -178,11 +178,12 @@ def is_ignored(node: Any) -> bool:
 
 def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
     """Return whether importing a module with this statement does more than bind names,
-    for example by a call, or by a decorator of this project.
+    for example by a call, or by a decorator such as `@operator.register_fake`.
     """
     if isinstance(node, DEFINITIONS):
         parts = [part for each in node.decorator_list for part in ast.walk(each)]
-        places = [known.get(x.id) for x in parts if isinstance(x, ast.Name)]
+        objects = [part.value for part in parts if isinstance(part, ast.Attribute)]
+        places = [known.get(x.id) for x in objects if isinstance(x, ast.Name)]
         return any(place and place[0] != FOREIGN for place in places)
     # Assignments to attributes and items define no names.
     binds = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
