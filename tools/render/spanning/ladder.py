@@ -151,7 +151,8 @@ def bars_figure(record: Record) -> str:
         f"Technique by technique, the forward pass shrinks from "
         f"{fmt(start, '{:.2f} ms')} to {fmt(end, '{:.2f} ms')}.",
         "16 causal heads of 16,384 tokens, head dimension 64, bf16. Blue: time saved "
-        "by the step; orange: time added. Tick: expected time.",
+        "by the step; orange: time added. Tick: expected time. The first kernel takes "
+        f"{fmt(step_ms(record, 'first_forward'), '{:.2f} ms')}.",
         height=60 + 28 * len(rungs),
     )
 

@@ -230,7 +230,8 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
         plots.curve(axes, found.column("run"), points, color=color, linestyle="")
         lowest = min(curve)
         place = RUNS[curve.index(lowest)]
-        plots.label_point(axes, f"{lowest:.1f}", place, lowest, color=color, **side)
+        shown = found.one(run=place)[name] / GIB or lowest
+        plots.label_point(axes, f"{shown:.1f}", place, lowest, color=color, **side)
     axes.set_ylim(bottom=0)
     beside = {"ha": "left", "va": "top", "offset": (3, -9)}
     rules = zip(("√N", "√(N r / R)"), best_run_lengths(PASS), strict=True)
