@@ -18,9 +18,10 @@ def flash_attention(
     Shapes are (..., heads, n, d); for the layout of flash-attn, (batch, n, heads, d),
     call `x.transpose(1, 2)` on q, k, v and the result.
 
-    `causal` hides key j from query i if j > i, as PyTorch's `is_causal`. k and v may
-    have fewer heads than q: adjacent query heads then share a KV head. `scale` defaults
-    to 1 / sqrt(d). The result has the dtype of q; sums are float32 or wider.
+    `causal` hides key j from query i if j > i, as PyTorch's `is_causal`, so each query
+    sees key 0. k and v may have fewer heads than q: adjacent query heads then share a
+    KV head. `scale` defaults to 1 / sqrt(d). The result has the dtype of q; sums are
+    float32 or wider. `torch.set_float32_matmul_precision` applies to float32 matmuls.
 
     `backend` is one of
 

@@ -1,5 +1,6 @@
-"""Kernel for dq on Hopper, in Gluon, with the warp roles of `forward`: a program owns
-64 x GROUPS rows of q, and loops over tiles of k and v.
+"""Kernel for dq on Hopper where the backward pass has two kernels (`one_pass` is the
+other way), with the warp roles of `forward`: a program owns 64 x GROUPS rows of q, and
+loops over tiles of k and v.
 
 The kernel also computes delta = rowsum(o · do) for `dkdv`. Both kernels recompute P =
 exp(S - lse). Each step starts the matmuls for dP and for the previous step's dq, which

@@ -5,10 +5,11 @@ tiles of 64 queries:
     producer (1 warp)             copies k and v, and tiles of q and do with their lse
                                   and delta, into a ring
     two key groups (warp groups)  64 keys each: S and dP, transposed; dv += Pᵀ do,
-                                  dk += dSᵀ q; dS into shared memory
+                                  dk += dSᵀ q; dS into shared memory (`dkdv_consumer`)
     dq group (warp group)         dS k of all 128 keys, this program's partial dq, into
-                                  shared memory
+                                  shared memory (`dq_consumer`)
     writers (1 warp each)         wait for the semaphore, and add a partial to dq by TMA
+                                  (`dq_writer`)
 
 Floating-point sums depend on their order. Therefore each tile of dq has a semaphore
 that counts the partials added so far, and a writer adds the n-th partial when the count

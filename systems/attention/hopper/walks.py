@@ -16,9 +16,9 @@ from systems.attention.relaunch import Layout
 # Largest narrow head dimension: from 72 on, matmuls use blocks of 64 and 32 columns.
 NARROW_HEAD = 96
 # Minimum keys for the shift walk if causal, by padded head dimension; otherwise half.
-ONE_PASS_MIN_KEYS = {64: 2048, 128: 4096}
+SHIFT_MIN_KEYS = {64: 2048, 128: 4096}
 # The shift walk needs this SM utilization: steps / (SMs x most steps of a program).
-ONE_PASS_USE = 0.9
+SHIFT_MIN_USE = 0.9
 # Minimum queries and keys for the ordered walk if causal, rounded up to whole tiles;
 # otherwise half. Where both walks apply, the shift walk is used, except for narrow
 # heads, whose padding only the ordered walk skips.
@@ -59,7 +59,7 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
     """Return how many heads the shift walk runs at once; 0 if its limits forbid it."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
-    min_keys = ONE_PASS_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
+    min_keys = SHIFT_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
     if q.shape != k.shape or n % ONE_PASS_KEYS or n < min_keys or tiles > processors:
         return 0
     groups = min(processors // tiles, batch * heads)
@@ -70,7 +70,7 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
     steps = (
         batch * heads * tiles * (tiles + 1) // 2 if causal else batch * heads * tiles**2
     )
-    return groups if steps >= ONE_PASS_USE * processors * longest else 0
+    return groups if steps >= SHIFT_MIN_USE * processors * longest else 0
 
 
 # --8<-- [start:walks]

@@ -9,8 +9,9 @@ because GPUs compute exp2.
 If there are too few tiles to fill the GPU, loops are split: each of SPLITS programs
 runs every SPLITS-th step of a tile, and a second kernel combines the partial results.
 
-Letters: s scores, p probabilities, m running maximum, l running sum, lse = log Σ exp s;
-dq is the gradient of q. UPPER case names are compile-time constants. BQ and BK are the
+Letters: s unscaled scores q kᵀ, m their running maximum, shift about m · scale · log2 e
+(see `factor_and_shift`), p probabilities, l running sum, lse = log Σ exp(scale · s); dq
+is the gradient of q. UPPER case names are compile-time constants. BQ and BK are the
 rows of a tile; HEAD is the head dimension, D the same padded to a power of two; GROUP
 query heads share a KV head; LIMBS as in `primitives`; UNIT divides the strides.
 """
