@@ -6,8 +6,7 @@ The first passes measure the allocator's peak. One more records the allocator's 
     python -m systems.experiments.peak_memory --size small --precision bf16
 """
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,12 @@ PROTOCOL = {
 }
 # Attention implementations: eager, and this project's, which needs less memory.
 ATTENTIONS = ("eager", "flash")
+# Passes of 2.7B whose memory over time is drawn.
+DRAWN = (
+    (128, "step", "fp32"),
+    *((512, mode, p) for mode in ("forward", "step") for p in ("fp32", "bf16")),
+    *((2048, "forward", p) for p in ("fp32", "bf16")),
+)
 # Folder of snapshots, which are not committed: they are large and name the machine.
 SNAPSHOTS = ROOT / "snapshots"
 
@@ -67,46 +72,25 @@ def configs(quick: bool = False) -> list[Config]:
             for p in ("fp32", "bf16")
             for mode in MODES
         ]
-    cells = [("2.7B", context) for context in (128, 256, 512)] + [
-        (size, 512) for size in TABLE_1 if size != "2.7B"
-    ]
-    timeline_modes = ("forward", "step")
+    cells = [("2.7B", context) for context in (128, 256, 512)]
+    cells += [(size, 512) for size in TABLE_1 if size != "2.7B"]
     passes = [
-        Config(
-            size,
-            context,
-            mode,
-            p,
-            timeline=size == "2.7B"
-            and mode in timeline_modes
-            and (context == 512 or (context, p) == (128, "fp32")),
-        )
+        Config(size, context, mode, precision)
         for size, context in cells
-        for p in ("fp32", "bf16")
+        for precision in ("fp32", "bf16")
         for mode in MODES
     ]
-    passes += [
-        Config("2.7B", 2048, "forward", "fp32", timeline=True),
-        Config("2.7B", 2048, "forward", "bf16", timeline=True),
-        Config("2.7B", 2048, "step", "fp32"),
-    ]
-    remedies = [(name, flag) for name in ATTENTIONS for flag in (False, True)]
-    remedy_passes = [
-        Config(
-            "2.7B",
-            context,
-            "step",
-            "bf16",
-            attention,
-            checkpoint,
-            timeline=(context, attention, checkpoint) == (2048, "flash", False),
-        )
+    long = Config("2.7B", 2048, "forward", "fp32")
+    passes += [long, replace(long, precision="bf16"), replace(long, mode="step")]
+    remedies = [
+        Config("2.7B", context, "step", "bf16", attention, checkpoint)
         for context in (512, 2048)
-        for attention, checkpoint in remedies
-        # This configuration is already in `passes`.
-        if (context, attention, checkpoint) != (512, "eager", False)
+        for attention in ATTENTIONS
+        for checkpoint in (False, True)
     ]
-    return passes + remedy_passes
+    every = dict.fromkeys(passes + remedies)
+    drawn = [Config("2.7B", *fields) for fields in DRAWN]
+    return [replace(config, timeline=config in drawn) for config in every]
 
 
 # --8<-- [start:run]
@@ -127,7 +111,6 @@ def run(config: Config) -> dict[str, Any]:
     )
     return {
         **timing.peak_memory(device),
-        "allocator": allocator_settings(),
         **record_pass(config, work),
     }
     # --8<-- [end:run]
@@ -144,16 +127,13 @@ def require_gpu() -> str:
 
 def record_pass(config: Config, work: Workload) -> dict[str, Any]:
     """Record one pass. Return the digest of its history, the first block's output bytes
-    and dtype, and the path of the snapshot if it is saved.
+    and the path of the snapshot if it is saved.
     """
     work.model.zero_grad()
-    residual: dict[str, Any] = {}
+    residual: dict[str, int] = {}
 
     def record_output(block: nn.Module, inputs: Any, output: Tensor) -> None:
-        residual.update(
-            residual_bytes=output.untyped_storage().nbytes(),
-            residual_dtype=str(output.dtype),
-        )
+        residual["residual_bytes"] = output.untyped_storage().nbytes()
 
     hook = work.model.get_submodule("layers.0").register_forward_hook(record_output)
     try:
@@ -177,15 +157,6 @@ def snapshot_path(config: Config) -> Path:
     parts = (c.size.replace(".", "_"), c.context, c.mode, c.precision, c.attention)
     kind = f"batch{c.batch}" + "-checkpoint" * c.checkpoint
     return SNAPSHOTS / f"peak_memory-{'-'.join(map(str, parts))}-{kind}.pickle"
-
-
-def allocator_settings() -> str:
-    """Return the environment's settings of PyTorch's allocator, or "default"."""
-    return (
-        os.environ.get("PYTORCH_ALLOC_CONF")
-        or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-        or "default"
-    )
 
 
 if __name__ == "__main__":

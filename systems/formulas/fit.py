@@ -5,6 +5,7 @@ needs no torch and no GPU. The guide's calculator does the same for any model sh
     python -m systems.formulas.fit --size 2.7B --attention flash --checkpoint 4
 """
 
+from bisect import bisect
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -34,14 +35,8 @@ def peak_bytes(p: Pass) -> int:
 
 def find_largest(p: Pass, field: str, room: int) -> int:
     """Return the largest batch or context (`field`) that fits in `room` bytes, or 0."""
-    low, high = 0, LIMIT
-    while low < high:
-        middle = (low + high + 1) // 2
-        if peak_bytes(replace(p, **{field: middle})) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    numbers = range(1, LIMIT + 1)
+    return bisect(numbers, room, key=lambda n: peak_bytes(replace(p, **{field: n})))
 
 
 def step_flops(p: Pass) -> int:
@@ -127,6 +122,9 @@ def print_fit(
     for option, name, choices in (("--size", size, SIZES), ("--gpu", gpu, GPUS)):
         if name not in choices:
             raise typer.BadParameter(f"{option} takes {', '.join(choices)}, not {name}")
+    if checkpoint > (layers := SIZES[size].num_layers):
+        text = f"--checkpoint is {checkpoint}, and {size} has {layers} blocks"
+        raise typer.BadParameter(text)
     device = GPUS[gpu]
     p = Pass(
         size,
@@ -134,7 +132,7 @@ def print_fit(
         "step",
         precision,
         attention,
-        min(checkpoint, SIZES[size].num_layers),
+        checkpoint,
         batch=batch,
         workspace_bytes=device.workspace_bytes,
     )

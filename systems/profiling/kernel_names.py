@@ -51,8 +51,6 @@ GENERIC_KERNEL = re.compile(
     r"\b(\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel)\b"
 )
 GENERIC_KINDS = {"reduce_kernel": "reduce", "multi_tensor_apply_kernel": "multi-tensor"}
-# Matches the names of cuBLAS and xmma kernels that sum the results of a split-K GEMM.
-SPLIT_K_SUM = re.compile(r"splitkreduce_|_execute_split_k_kernel|split-K sum$", re.I)
 # Matches a kernel's name up to its template or call arguments.
 PLAIN_NAME = re.compile(r"[^<(:]*")
 SCHEDULED_NAME = re.compile(r"(.*_tilesize\w+?)_(?:stage|warpgroup|warpsize|cluster).*")
@@ -81,11 +79,6 @@ def _category_by_name(name: str) -> str:
     words = demangle(name).lower()
     matches = (category for category, pattern in RULES if re.search(pattern, words))
     return next(matches, OTHER)
-
-
-def is_split_k_sum(name: str) -> bool:
-    """Return whether a kernel sums the partial results of a split-K GEMM."""
-    return SPLIT_K_SUM.search(demangle(name)) is not None
 
 
 @cache
@@ -118,7 +111,7 @@ def short_name(name: str) -> str:
 def _drop_schedule(name: str) -> str:
     """Cut an xmma kernel's name after its tile size, but mark split-K sums."""
     if match := SCHEDULED_NAME.fullmatch(name):
-        return match[1] + (" split-K sum" if is_split_k_sum(name) else "")
+        return match[1] + " split-K sum" * ("_execute_split_k_kernel" in name)
     return name
 
 

@@ -4,11 +4,9 @@ import gc
 import gzip
 import json
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -24,7 +22,6 @@ from systems.profiling.trace import (
     TraceError,
     attribute_kernels,
     check_times,
-    select_process,
     wrap_errors,
 )
 
@@ -163,23 +160,3 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 def external_id(args: dict[str, Any]) -> Any:
     """Return the id that links an operation to kernels; versions differ in its key."""
     return args.get("External id", args.get("external id", args.get("External Id")))
-
-
-@pause_gc()
-def read_one_process(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return what `read_trace` does. Raise `TraceError` for several processes."""
-    kernels = read_trace(path, marks)
-    open_file = gzip.open if path.suffix == ".gz" else open
-    with open_file(path, "rt", encoding="utf-8", errors="replace") as file:
-        events = json.load(file, strict=False)["traceEvents"]
-    calls, ops, on_gpu = defaultdict(set), defaultdict(set), []
-    for event in (event for event in events if event.get("ph") == "X"):
-        kind, args = str(event.get("cat", "")).lower(), event.get("args", {})
-        if kind in GPU_CATEGORIES:
-            on_gpu.append((args.get("correlation"), external_id(args)))
-        if kind in LAUNCH_CATEGORIES and "correlation" in args:
-            calls[args["correlation"]].add(event.get("pid"))
-        if kind in CPU_CATEGORIES and external_id(args) is not None:
-            ops[external_id(args)].add(event.get("pid"))
-    processes = set().union(*(calls.get(a) or ops.get(b, ()) for a, b in on_gpu))
-    return select_process(kernels, processes, itemgetter(0), str(path))

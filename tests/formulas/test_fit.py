@@ -95,8 +95,8 @@ def test_the_command_prints_what_fits():
         assert text in printed
 
 
-@pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint some"])
+@pytest.mark.parametrize("wrong", ["--size 7", "--batch 0", "--checkpoint 33"])
 def test_wrong_option_gives_a_one_line_error(wrong):
-    ended = run_fit(*wrong.split())
+    ended = run_fit("--size", "2.7B", *wrong.split())
     assert ended.stderr.startswith("error: ") and wrong.split()[0] in ended.stderr
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)

@@ -2,12 +2,7 @@
 
 import pytest
 
-from systems.profiling.kernel_names import (
-    CATEGORIES,
-    is_split_k_sum,
-    kernel_category,
-    short_name,
-)
+from systems.profiling.kernel_names import CATEGORIES, kernel_category, short_name
 
 # Kernel names of PyTorch and its libraries, shortened where they repeat.
 COPY = (
@@ -108,9 +103,6 @@ KNOWN = {
 def test_known_kernels_have_short_names_and_categories(name):
     short = short_name(name)
     assert (short, kernel_category(name)) == KNOWN[name] and short_name(short) == short
-    # These kernels only add the partial results of a split matmul.
-    is_sum = name in (REDUCED, SPLIT_K.format("split_k_kernel"))
-    assert is_split_k_sum(name) == is_split_k_sum(short) == is_sum
 
 
 def test_phase_decides_the_category_of_unfused_kernels():

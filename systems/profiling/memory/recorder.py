@@ -6,6 +6,7 @@ phases; each mark lists the tensors of the model and the optimizer at that point
     recorded = recorder.history()
 """
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,16 +33,10 @@ def storage_address(tensor: Tensor) -> int:
 class Recorder:
     """Recorder of one pass's memory. Its `phase` replaces `Clock.phase` in the step."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        max_entries: int = MAX_ENTRIES,
-    ):
-        self.model, self.optimizer, self.max_entries = model, optimizer, max_entries
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None):
+        self.model, self.optimizer = model, optimizer
         self.device = next(model.parameters()).device
         self.marks: list[Mark] = []
-        self.running: list[str] = []
         self.snapshot: dict[str, Any] = {}
         self.peak_requested_bytes = 0
 
@@ -52,7 +47,7 @@ class Recorder:
         )
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.memory._record_memory_history(
-            "all", context="alloc", stacks="python", max_entries=self.max_entries
+            "all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
         )
         return self
 
@@ -71,10 +66,8 @@ class Recorder:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self.mark(Mark(name, "begin", self.find_owners()))
-        self.running.append(name)
         with phases.mark(name):
             yield
-        self.running.pop()
         self.mark(Mark(name, "end", self.find_owners()))
 
     def mark(self, mark: Mark) -> None:
@@ -97,9 +90,9 @@ class Recorder:
 
     def mark_weight_copies(self) -> None:
         """Forward hook of the model: mark autocast's 16-bit copies of weights."""
-        if torch.is_autocast_enabled(self.device.type) and self.running:
+        if torch.is_autocast_enabled(self.device.type):
             drop_pause(self.device)
-            self.mark(Mark(self.running[-1], "inside", find_weight_copies(self.model)))
+            self.mark(Mark("forward", "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
         """Return the history. Raise SnapshotError if its peak isn't the allocator's."""
@@ -116,7 +109,10 @@ class Recorder:
         return history
 
     def save(self, path: Path) -> None:
-        snapshot.write_snapshot(self.snapshot, self.marks, path)
+        """Write the snapshot as a pickle for pytorch.org/memory_viz."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The viewer supports protocols up to 4.
+        path.write_bytes(pickle.dumps(self.snapshot, protocol=4))
 
     # --8<-- [end:recorder]
 

@@ -7,11 +7,9 @@ lifetime: a block that survives the forward or loss phase is saved for the backw
 pass. This module needs no torch.
 """
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, Literal
 
 # Categories as figures stack them, from longest-lived to shortest-lived blocks.
@@ -94,7 +92,7 @@ def build_history(
     if len(mark_events) != len(marks):
         raise SnapshotError(
             f"{len(mark_events)} of {len(marks)} marks are in the history, so it "
-            "overflowed: record it with more max_entries"
+            "overflowed: record it with a larger MAX_ENTRIES"
         )
     blocks_at: dict[int, list[Block]] = {}
     for block in blocks:
@@ -111,19 +109,13 @@ def build_history(
             begin = event
         elif mark.edge == "end":
             phases.append(Span(mark.phase, begin, event))
-    for block in blocks:
-        birth_phase = next(
-            (p for p in phases if not block.older and p.first <= block.start <= p.last),
-            None,
-        )
-        if birth_phase is not None:
-            block.phase = birth_phase.name
-            if (
-                block.owner is None
-                and birth_phase.name in SAVING_PHASES
-                and block.lives_at(birth_phase.last + 1)
-            ):
-                block.category = "saved activations"
+    for phase in phases:
+        for block in blocks:
+            if not block.older and phase.first <= block.start <= phase.last:
+                block.phase = phase.name
+                outlives = block.lives_at(phase.last + 1)
+                if outlives and phase.name in SAVING_PHASES and block.owner is None:
+                    block.category = "saved activations"
     return History(blocks, phases, events)
 
 
@@ -208,18 +200,3 @@ def read_stack(entry: dict[str, Any]) -> tuple[Frame, ...]:
         (frame["name"], frame["filename"], frame["line"])
         for frame in entry.get("frames") or ()
     )
-
-
-# Files --------------------------------------------------------------------------------
-
-
-def write_snapshot(snapshot: dict[str, Any], marks: list[Mark], path: Path) -> None:
-    """Write a snapshot and its marks as a pickle for pytorch.org/memory_viz."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mark_dicts = [
-        {"phase": mark.phase, "edge": mark.edge, "owners": mark.owners}
-        for mark in marks
-    ]
-    with open(path, "wb") as file:
-        # The viewer supports protocols up to 4.
-        pickle.dump({**snapshot, "marks": mark_dicts}, file, protocol=4)

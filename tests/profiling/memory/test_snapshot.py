@@ -4,22 +4,24 @@ import pickle
 from typing import Any
 
 import pytest
+from torch import nn
 
 from systems.profiling.memory import digest as memory_digest
 from systems.profiling.memory.digest import TIMELINE_POINTS, sample_timeline, summarize
+from systems.profiling.memory.recorder import Recorder
 from systems.profiling.memory.snapshot import (
     CATEGORIES,
     Block,
-    History,
     Mark,
     SnapshotError,
     build_history,
     bytes_in_use,
-    write_snapshot,
 )
 
 MIB = 2**20
-MODEL = [{"name": "forward", "filename": "/x/systems/model/transformer.py", "line": 46}]
+FOLDER = memory_digest.FOLDER
+FILE = f"{FOLDER}/model/transformer.py"
+MODEL = [{"name": "forward", "filename": FILE, "line": 46}]
 RECORDER = "/x/systems/profiling/memory/recorder.py"
 MARKED = [{"name": "drop_marker", "filename": RECORDER, "line": 1}]
 
@@ -126,7 +128,6 @@ def test_digest_of_a_hand_made_history_is_right():
     at_peak = [(c["category"], c["at_peak_bytes"] / MIB) for c in found["categories"]]
     assert at_peak == [*zip(CATEGORIES, (40, 80, 40, 20, 30, 68), strict=True)]
     assert all(c["at_peak_bytes"] == c["most_bytes"] for c in found["categories"])
-    assert [p["peak_bytes"] for p in found["phases"]] == [198 * MIB, 278 * MIB]
     bounds = [(p["first_event"], p["last_event"]) for p in found["phases"]]
     assert bounds == [(0, 8), (10, 17)]
     # A tenth of ten allocations is one; autograd's thread made the largest.
@@ -134,9 +135,11 @@ def test_digest_of_a_hand_made_history_is_right():
     (tenth,) = found["tenth"]
     of_tenth = tenth["bytes"], tenth["code"], tenth["phase"]
     assert of_tenth == (60 * MIB, "", "backward")
-    groups = found["largest_at_peak"]
+    groups = memory_digest.group_blocks(history.blocks)
     largest = groups[0]
     assert (largest["bytes"], largest["count"], largest["owner"]) == (60 * MIB, 1, "")
+    owners = [group["owner"] for group in groups if group["category"] == "gradients"]
+    assert owners == ["layers.*.w"]
     kept = next(g for g in groups if g["category"] == "saved activations")
     assert kept["code"] == "transformer.py:46 forward" and kept["phase"] == "forward"
     line = found["timeline"]
@@ -147,11 +150,11 @@ def test_digest_of_a_hand_made_history_is_right():
 
 def test_allocation_site_is_two_frames_of_systems():
     files = (
-        "/home/a/systems/.venv/lib/python3.12/site-packages/torch/functional.py",
-        "/home/a/systems/clone/systems/attention/triton/launches.py",
+        f"{FOLDER.parent}/.venv/lib/python3.12/site-packages/torch/functional.py",
+        f"{FOLDER}/attention/triton/launches.py",
         "/opt/python3.12/systems.py",
-        "/x/systems/check_setup.py",
-        "/x/systems/model/transformer.py",
+        f"{FOLDER}/check_setup.py",
+        FILE,
     )
     stack = tuple(("f", file, line) for line, file in enumerate(files))
     found = memory_digest.allocation_site(Block(0, 1, 0, stack=stack))
@@ -162,8 +165,8 @@ def test_a_sampled_timeline_keeps_every_peak():
     total = [(7919 * i) % 10_007 for i in range(20_000)]
     total[12_345] = 99_999
     layers = {name: total for name in CATEGORIES}
-    line = sample_timeline(layers, total, History([], [], len(total)))
-    assert {99_999, min(total)} <= {*line["weights"]}
+    line = sample_timeline(layers, total)
+    assert 99_999 in line["weights"]
     assert 0.9 * TIMELINE_POINTS < len(line["event"]) <= TIMELINE_POINTS + 2
     assert line["event"][0] == 0 and line["event"][-1] == len(total) - 1
 
@@ -238,10 +241,9 @@ def test_unusable_history_is_an_error(said):
         build_history(snapshot, marks)
 
 
-def test_saved_snapshot_contains_its_marks(tmp_path):
-    pool, marks = training_step()
+def test_saved_snapshot_is_a_pickle(tmp_path):
+    recorder = Recorder(nn.Linear(1, 1), None)
+    recorder.snapshot = training_step()[0].snapshot()
     path = tmp_path / "folder" / "kept.pickle"
-    write_snapshot(pool.snapshot(), marks, path)
-    kept = pickle.loads(path.read_bytes())
-    read_back = [Mark(**mark) for mark in kept.pop("marks")]
-    assert read_back == marks and kept == pool.snapshot()
+    recorder.save(path)
+    assert pickle.loads(path.read_bytes()) == recorder.snapshot
