@@ -15,7 +15,7 @@ from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.compiling import BACKEND, fresh_caches
 from systems.benchmarking.workload import Workload
 from systems.model import checkpointing
-from systems.model.sizes import SIZES, VOCAB_SIZE
+from systems.model.sizes import SIZES
 from systems.model.transformer import BasicsTransformerLM
 from systems.running.command import main, option
 
@@ -51,7 +51,6 @@ class Config:
         "bf16", "precision: fp32 (TF32 off) or bf16 autocast", choices=("fp32", "bf16")
     )
     batch: int = option(4, "sequences in a batch")
-    vocab: int = option(VOCAB_SIZE, "vocabulary size")
     warmup: int = option(1, "steps before the clock counts")
     steps: int = option(2, "steps that are measured")
 
@@ -82,16 +81,8 @@ def configs(quick: bool = False) -> list[Config]:
 def run(config: Config) -> dict[str, Any]:
     """Measure each phase: samples in ms, and on a GPU two peaks and GPU time."""
     c, device = config, timing.default_device()
-    work = Workload(
-        device,
-        c.size,
-        c.context,
-        "forward_backward",
-        c.precision,
-        c.batch,
-        c.vocab,
-        c.attention,
-    )
+    settings = c.size, c.context, "forward_backward", c.precision, c.batch
+    work = Workload(device, *settings, attention=c.attention)
     apply_strategy(work.model, c.strategy, c.run)
     if not c.blocks_compiled:
         return measure_work(c, work, device)

@@ -89,9 +89,8 @@ def run(config: Config) -> dict[str, Any]:
         parts.get(c.part, layer)(x)
     parameters = sum(p.numel() * p.element_size() for p in module.parameters())
     return {
-        "tensors": saved.list_tensors(),
+        "tensors": sorted(saved.tensors.values(), key=lambda x: -x["bytes"]),
         "saved": saved.count,
-        "parameters_saved": saved.parameters,
         "bytes_if_counted_each_time": saved.bytes,
         "parameter_gradient_bytes": parameters,
         "input_gradient_bytes": x.numel() * x.element_size(),
@@ -99,34 +98,30 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class SavedStorages:
-    """Collector of saved tensors by storage; views of parameters are only counted."""
+    """Collector of saved tensors, with the lines of code that saved them, by storage;
+    views of parameters are only counted.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}
-        # {storage's address: (bytes, shape, dtype, lines that saved it)}.
-        self.found: dict[int, tuple[int, list[int], str, dict[str, None]]] = {}
+        self.tensors: dict[int, dict[str, Any]] = {}
         self.kept: list[Tensor] = []
-        self.count = self.parameters = self.bytes = 0
+        self.count = self.bytes = 0
 
     def count_save(self, tensor: Tensor) -> Tensor:
         self.count += 1
         storage = tensor.untyped_storage()
         if storage._cdata in self.weights:
-            self.parameters += 1
             return tensor
         self.bytes += tensor.numel() * tensor.element_size()
         # Keep the storage alive, so that no other storage gets its address.
         self.kept.append(tensor.detach())
-        entry = (storage.nbytes(), list(tensor.shape), str(tensor.dtype), {})
-        self.found.setdefault(storage._cdata, entry)[3][find_model_line()] = None
+        entry = {"bytes": storage.nbytes(), "shape": list(tensor.shape)}
+        entry |= {"dtype": str(tensor.dtype), "by": []}
+        lines = self.tensors.setdefault(storage._cdata, entry)["by"]
+        if (line := find_model_line()) not in lines:
+            lines.append(line)
         return tensor
-
-    def list_tensors(self) -> list[dict[str, Any]]:
-        ordered = sorted(self.found.values(), key=lambda one: -one[0])
-        return [
-            {"bytes": size, "shape": shape, "dtype": dtype, "by": list(lines)}
-            for size, shape, dtype, lines in ordered
-        ]
 
 
 def find_model_line() -> str:

@@ -59,7 +59,9 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     elif p.mode == "forward":
         by_moment = no_graph_candidates(p)
     else:
-        by_moment = {"after the forward pass": forward_end_bytes(p)}
+        # The end is the peak if the scores are smaller than the other tensors.
+        stream = {"temporaries": residual_bytes(p) if p.autocast else 0}
+        by_moment = {"after the forward pass": category_peaks(p) | stream}
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
     # Token ids, targets, and a cuBLAS workspace for each thread that runs matmuls.
     threads = 2 if p.mode in ("forward_backward", "step") else 1
@@ -98,18 +100,6 @@ def no_graph_candidates(p: Pass) -> dict[str, Bytes]:
             "weight copies": copies,
             "temporaries": n * d * (2 * fp32 + low) + logits_bytes(p),
         },
-    }
-
-
-def forward_end_bytes(p: Pass) -> Bytes:
-    """Return the bytes by category, except weights and optimizer state, at the end of
-    a forward pass with graph: the peak if scores are smaller than other tensors.
-    """
-    peaks = category_peaks(p)
-    return {
-        "weight copies": peaks["weight copies"],
-        "saved activations": peaks["saved activations"],
-        "temporaries": residual_bytes(p) if p.autocast else 0,
     }
 
 

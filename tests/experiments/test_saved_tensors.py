@@ -29,8 +29,6 @@ def test_saved_bytes_of_a_block_follow_from_shapes():
     row = run_part("block")
     p = Pass(SHAPE, 32, "step", "fp32", batch=2)
     assert total_bytes(row) == block_saved_bytes(p) < row["bytes_if_counted_each_time"]
-    # A block has two norms and seven matrices.
-    assert row["parameters_saved"] == 9
     assert row["parameter_gradient_bytes"] == 4 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64)
 
 
