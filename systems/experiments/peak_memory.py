@@ -88,6 +88,7 @@ def configs(quick: bool = False) -> list[Config]:
         for attention in ATTENTIONS
         for checkpoint in (False, True)
     ]
+    # One configuration is in both lists.
     every = dict.fromkeys(passes + remedies)
     drawn = [Config("2.7B", *fields) for fields in DRAWN]
     return [replace(config, timeline=config in drawn) for config in every]

@@ -41,8 +41,7 @@ WRAPPER = r"(?:Binary|BUnary|AUnary|Unary|Opaque|Compare)"
 OPERATIONS = (
     r"(\w+?)_kernel_cuda",
     r"\b(?!gpu_)(\w+?)_kernel_impl",
-    r"CUDAFunctorOn\w+_(\w+)",
-    r"CUDAFunctor_(\w+)",
+    r"CUDAFunctor(?:On\w+)?_(\w+)",
     rf"\b(?!{WRAPPER}Functor)(\w+?)_?[Ff]unctor(?:_t)?\b",
     r"(\w+?)Ops\b",
     r"(\w+?)_?[Ff]unctor",

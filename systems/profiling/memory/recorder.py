@@ -42,9 +42,7 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         torch.cuda.synchronize()
-        self.hook = self.model.register_forward_hook(
-            lambda *_: self.mark_weight_copies()
-        )
+        self.hook = self.model.register_forward_hook(self.mark_weight_copies)
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.memory._record_memory_history(
             "all", context="alloc", stacks="python", max_entries=MAX_ENTRIES
@@ -65,14 +63,17 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.mark(Mark(name, "begin", self.find_owners()))
+        self.add_mark(Mark(name, "begin", self.find_owners()))
         with phases.mark(name):
             yield
-        self.mark(Mark(name, "end", self.find_owners()))
+        self.add_mark(Mark(name, "end", self.find_owners()))
 
-    def mark(self, mark: Mark) -> None:
+    def add_mark(self, mark: Mark) -> None:
+        """Mark a point in the history by allocating a byte: this method is on the stack
+        of the allocation.
+        """
         self.marks.append(mark)
-        drop_marker(self.device)
+        torch.empty(1, dtype=torch.uint8, device=self.device)
 
     def find_owners(self) -> dict[int, tuple[str, str]]:
         """Return {address: (category, name)} of tensors of the model and optimizer."""
@@ -88,11 +89,12 @@ class Recorder:
                     owners[storage_address(state)] = "optimizer state", f"{name}, {key}"
         return owners
 
-    def mark_weight_copies(self) -> None:
-        """Forward hook of the model: mark autocast's 16-bit copies of weights."""
+    def mark_weight_copies(self, *_: object) -> None:
+        """Forward hook of the model: mark autocast's 16-bit copies of weights. The
+        history ignores the other allocations of this method.
+        """
         if torch.is_autocast_enabled(self.device.type):
-            drop_pause(self.device)
-            self.mark(Mark("forward", "inside", find_weight_copies(self.model)))
+            self.add_mark(Mark("forward", "inside", find_weight_copies(self.model)))
 
     def history(self) -> History:
         """Return the history. Raise SnapshotError if its peak isn't the allocator's."""
@@ -115,16 +117,6 @@ class Recorder:
         path.write_bytes(pickle.dumps(self.snapshot, protocol=4))
 
     # --8<-- [end:recorder]
-
-
-def drop_marker(device: torch.device) -> None:
-    """Mark a point in the history: allocate a byte, with this function on the stack."""
-    torch.empty(1, dtype=torch.uint8, device=device)
-
-
-def drop_pause(device: torch.device) -> None:
-    """Start a pause: the history ignores all events until the next mark."""
-    torch.empty(1, dtype=torch.uint8, device=device)
 
 
 def find_weight_copies(model: nn.Module) -> dict[int, tuple[str, str]]:

@@ -23,11 +23,11 @@ CATEGORIES = (
 )
 # A block that one of these phases allocates and does not free is saved for backward.
 SAVING_PHASES = ("forward", "second_forward", "loss")
-# Name of the function in `recorder` whose allocations mark a point in the history.
-MARKER = "drop_marker"
-# Name of the function in `recorder` whose allocation starts a pause: events until the
-# next mark come from the recorder itself, which looks for the owners of tensors.
-PAUSE = "drop_pause"
+# Name of the recorder's method whose allocations mark a point in the history.
+MARKER = "add_mark"
+# Name of the recorder's method whose allocations start a pause: events until the next
+# mark come from the recorder itself, which looks for the owners of tensors.
+PAUSE = "mark_weight_copies"
 Frame = tuple[str, str, int]
 
 

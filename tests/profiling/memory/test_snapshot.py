@@ -23,7 +23,7 @@ FOLDER = memory_digest.FOLDER
 FILE = f"{FOLDER}/model/transformer.py"
 MODEL = [{"name": "forward", "filename": FILE, "line": 46}]
 RECORDER = "/x/systems/profiling/memory/recorder.py"
-MARKED = [{"name": "drop_marker", "filename": RECORDER, "line": 1}]
+MARKED = [{"name": "add_mark", "filename": RECORDER, "line": 1}]
 
 
 class Pool:
@@ -177,9 +177,8 @@ def test_pauses_are_removed_from_the_history():
     trace = pool.trace
     after_copy = next(i for i, e in enumerate(trace) if e["size"] == 20 * MIB) + 1
     pool.trace = []
-    pool.allocate("pause", 1, [MARKED[0] | {"name": "drop_pause", "line": 2}])
-    pool.free("pause")
-    pool.allocate("probe", 500 * MIB)
+    pausing = MARKED[0] | {"name": "mark_weight_copies", "line": 2}
+    pool.allocate("probe", 500 * MIB, [*MODEL, pausing])
     pool.free("probe")
     pool.trace = [*trace[:after_copy], *pool.trace, *trace[after_copy:]]
     looked = build_history(pool.snapshot(), marks)
