@@ -124,10 +124,10 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
     q, k, v, do = make_inputs(heads, n, candidate)
     options = candidate.causal, candidate.d**-0.5
     if candidate.kernel == "forward":
-        config = candidate.config
-        return lambda: launch_forward(q, k, v, *options, config, splits=1)[:1]
+        changes: Any = {"config": candidate.config, "splits": 1}
+        return lambda: launch_forward(q, k, v, *options, **changes)[:1]
     o, lse = launch_forward(q, k, v, *options, splits=1)
-    changes: Any = {f"{candidate.kernel}_config": candidate.config}
+    changes = {f"{candidate.kernel}_config": candidate.config}
     changes |= {"dkdv_splits": 1, "dq_splits": 1}
     return lambda: launch_backward(do, q, k, v, o, lse, *options, **changes)
 

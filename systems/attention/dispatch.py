@@ -91,49 +91,23 @@ def run_backward(
     return dq, dk, dv
 
 
-@torch.library.custom_op("systems::flash_forward", mutates_args=())
-def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
-) -> tuple[Tensor, Tensor]:
-    """Custom operator: return (o, lse). A direct call ignores forward-mode tangents."""
-    return run_forward(q, k, v, causal, scale, backend)
-
-
-@torch.library.custom_op("systems::flash_backward", mutates_args=())
-def flash_backward(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Custom operator for torch.compile and torch.export: return (dq, dk, dv)."""
-    return run_backward(do, q, k, v, o, lse, causal, scale, backend)
+# Custom operators for torch.compile and torch.export. A direct call of `flash_forward`
+# ignores forward-mode tangents.
+flash_forward = torch.library.custom_op(
+    "systems::flash_forward", run_forward, mutates_args=()
+)
+flash_backward = torch.library.custom_op(
+    "systems::flash_backward", run_backward, mutates_args=()
+)
 
 
 @flash_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @flash_backward.register_fake
-def _(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    backend: str = "auto",
-):
+def _(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 

@@ -53,8 +53,8 @@ class PreparedCall:
         ]
         self.statistics = q[0][:-1]
         self.forward_launches = forward_launches(
-            arithmetic, self.dtype, self.device, None, None, None, causal, scale,
-            *self.inputs, self.outputs[0],
+            arithmetic, self.dtype, self.device, causal, scale, *self.inputs,
+            self.outputs[0],
         )  # fmt: skip
         # The cache keys are the strides of do, and the precision of float32 matmuls.
         self.backward_launches = lru_cache(maxsize=64)(self.make_backward_launches)
@@ -62,8 +62,8 @@ class PreparedCall:
     def make_backward_launches(self, do_strides: tuple[int, ...], arithmetic: str):
         do = self.outputs[0][0], do_strides
         return backward_launches(
-            arithmetic, self.dtype, self.device, None, None, None, None, None,
-            *self.options, *self.inputs, self.outputs[0], do, *self.outputs,
+            arithmetic, self.dtype, self.device, *self.options, *self.inputs,
+            self.outputs[0], do, *self.outputs,
         )  # fmt: skip
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,9 +49,11 @@ def launch_passes(
 ):
     """Launch both passes with these configurations and a scale of 0.25."""
     q, k, v, do = inputs
-    o, lse = launch_forward(q, k, v, causal, 0.25, forward, splits[0], **more)
-    rest = causal, 0.25, dkdv, dq, *splits[1:]
-    return o, lse, *launch_backward(do, q, k, v, o, lse, *rest, **more)
+    of_forward = {"config": forward, "splits": splits[0], **more}
+    o, lse = launch_forward(q, k, v, causal, 0.25, **of_forward)
+    more |= {"dkdv_config": dkdv, "dq_config": dq}
+    more |= {"dkdv_splits": splits[1], "dq_splits": splits[2]}
+    return o, lse, *launch_backward(do, q, k, v, o, lse, causal, 0.25, **more)
 
 
 @parametrize_pairs(cls=CLASSES, dtype=DTYPES, d=HEAD_DIMS, causal=CAUSAL)
@@ -129,8 +131,8 @@ def plan_backward(q, k, causal=False, dkdv_splits=None) -> launches.BackwardLaun
     """Return backward launches for q and k, with tiles of 32 queries and 16 keys."""
     c, of_q, of_k = Config(32, 16, 4, 1), shape_and_strides(q), shape_and_strides(k)
     return launches.backward_launches(
-        "half", q.dtype, q.device, c, c, dkdv_splits, None, None, causal, 1.0,
-        of_q, of_k, of_k, of_q, of_q, of_q, of_k, of_k,
+        "half", q.dtype, q.device, causal, 1.0, of_q, of_k, of_k, of_q, of_q, of_q,
+        of_k, of_k, dkdv_config=c, dq_config=c, dkdv_splits=dkdv_splits,
     )  # fmt: skip
 
 
@@ -218,8 +220,9 @@ def test_recomputation_inside_loops_changes_no_bit(kind, anew, splits, causal, d
     dq, dkdv = (Config(*tile, 4, 1, ahead=ahead) for tile in ((16, 32), (32, 16)))
     kept, found = (
         launch_backward(
-            do, q, k, v, o, lse, causal, 0.25, dkdv._replace(recompute=which),
-            dq._replace(recompute=which), splits, splits,
+            do, q, k, v, o, lse, causal, 0.25,
+            dkdv_config=dkdv._replace(recompute=which), dkdv_splits=splits,
+            dq_config=dq._replace(recompute=which), dq_splits=splits,
         )
         for which in ("", anew)
     )  # fmt: skip

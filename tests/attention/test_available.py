@@ -52,9 +52,8 @@ def fake_gpu(monkeypatch):
         monkeypatch.setattr(available, "INTERPRETED", flag)
         owned = dict.fromkeys(range(timed))
         monkeypatch.setattr(available, "load_tuned", lambda _: owned)
-        for name in ("missing_on_device", "required_triton"):
-            known = getattr(limits, name).__wrapped__
-            monkeypatch.setattr(limits, name, known)
+        known = limits.missing_on_device.__wrapped__
+        monkeypatch.setattr(limits, "missing_on_device", known)
         look = cache(check_device.__wrapped__)
         monkeypatch.setattr(dispatch, "check_device", look)
         monkeypatch.setattr(available, "LOGGED_KINDS", set())

@@ -101,9 +101,9 @@ def test_every_launch_configuration_is_accurate(set_precision, gpu, kind, d, cau
     for n_q, n_k, head in lengths:
         q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
         options = causal, head**-0.5
-        o, lse = launch_forward(q, k, v, *options, configs["forward"])
-        backward = *options, configs["dkdv"], configs["dq"]
-        outputs = o, lse, *launch_backward(do, q, k, v, o, lse, *backward)
+        o, lse = launch_forward(q, k, v, *options, config=configs["forward"])
+        backward = {f"{name}_config": configs[name] for name in ("dkdv", "dq")}
+        outputs = o, lse, *launch_backward(do, q, k, v, o, lse, *options, **backward)
         check_against_reference(outputs, *inputs, causal, split=kind == "high")
 
 

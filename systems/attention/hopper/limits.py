@@ -48,19 +48,6 @@ def missing_on_device(device: torch.device) -> str:
     )
 
 
-@cache
-def required_triton(device: torch.device) -> str:
-    """Return the Triton versions needed, or "" if the version isn't the problem."""
-    if device.type != "cuda" or knobs.runtime.interpret:
-        return ""
-    capability = torch.cuda.get_device_capability(device)
-    return (
-        missing_requirement(capability, triton.__version__)
-        if capability == CAPABILITY
-        else ""
-    )
-
-
 # --8<-- [start:takes]
 def is_tma_readable(x: Tensor) -> bool:
     """Return whether TMA can read x: contiguous rows, 16-byte-aligned, no stride 0."""

@@ -38,11 +38,8 @@ def log_slow_kernels(reason: str) -> None:
 
 def log_hopper_refusal(q: Tensor, reason: str) -> None:
     """Log why the Hopper kernels reject a large input, if there is a remedy."""
-    if q.dtype not in limits.DTYPES or q.shape[-1] not in limits.TILE_DIMS:
-        return
-    if q.device.type == "cuda" and (
-        not limits.missing_on_device(q.device) or limits.required_triton(q.device)
-    ):
+    supported = q.dtype in limits.DTYPES and q.shape[-1] in limits.TILE_DIMS
+    if supported and reason.startswith(("needs Triton", "needs rows")):
         log_slow_kernels(f"hopper {reason}")
 
 

@@ -8,7 +8,7 @@ forward (or dq and dkdv) kernel, and one that combines the parts (if loops are s
 from functools import lru_cache
 from itertools import chain
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -140,12 +140,13 @@ class ForwardLaunches(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def forward_launches(
-    arithmetic: str, dtype: torch.dtype, device: torch.device, config: Config | None,
-    splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
-    *tensors: ShapeAndStrides,
+    arithmetic: str, dtype: torch.dtype, device: torch.device, causal: bool,
+    scale: float, *tensors: ShapeAndStrides,
+    config: Config | None = None, splits: int = 0, head_swizzle: int = 0,
 ) -> ForwardLaunches:  # fmt: skip
     """Return the launches of a forward pass for q, k, v and o of these layouts. `dtype`
-    is only a cache key. Raise ValueError for more than MAX_LENGTH queries or keys.
+    is only a cache key; arguments after `tensors` override the defaults. Raise
+    ValueError for more than MAX_LENGTH queries or keys.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -188,25 +189,14 @@ def forward_launches(
 
 
 def launch_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float,
-    config: Config | None = None,
-    splits: int | None = None,
-    head_swizzle: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, **overrides: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse). `config`, `splits` and `head_swizzle` override the defaults."""
+    """Return (o, lse). `overrides` are keyword arguments of `forward_launches`."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
-    (q, q_layout), (k, k_layout), (v, v_layout) = (
-        make_rows_contiguous(q),
-        make_rows_contiguous(k),
-        make_rows_contiguous(v),
-    )
+    (q, q_layout), (k, k_layout), (v, v_layout) = map(make_rows_contiguous, (q, k, v))
     launch = forward_launches(
-        choose_arithmetic(q.dtype), q.dtype, q.device, config, splits, head_swizzle,
-        causal, scale, q_layout, k_layout, v_layout, shape_and_strides(o),
+        choose_arithmetic(q.dtype), q.dtype, q.device, causal, scale,
+        q_layout, k_layout, v_layout, shape_and_strides(o), **overrides,
     )  # fmt: skip
     run_forward(launch, q, k, v, o, lse)
     return o, lse
@@ -239,12 +229,14 @@ class BackwardLaunches(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def backward_launches(
-    arithmetic: str, dtype: torch.dtype, device: torch.device,
-    dkdv_config: Config | None, dq_config: Config | None, dkdv_splits: int | None,
-    dq_splits: int | None, head_swizzle: int | None, causal: bool, scale: float,
-    *tensors: ShapeAndStrides,
+    arithmetic: str, dtype: torch.dtype, device: torch.device, causal: bool,
+    scale: float, *tensors: ShapeAndStrides,
+    dkdv_config: Config | None = None, dq_config: Config | None = None,
+    dkdv_splits: int = 0, dq_splits: int = 0, head_swizzle: int = 0,
 ) -> BackwardLaunches:  # fmt: skip
-    """Return the launches of a backward pass for q, k, v, ..., dv of these layouts."""
+    """Return the launches of a backward pass for q, k, v, ..., dv of these layouts.
+    Arguments after `tensors` override the defaults.
+    """
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
@@ -321,22 +313,17 @@ def launch_backward(
     lse: Tensor,
     causal: bool,
     scale: float,
-    dkdv_config: Config | None = None,
-    dq_config: Config | None = None,
-    dkdv_splits: int | None = None,
-    dq_splits: int | None = None,
-    head_swizzle: int | None = None,
+    **overrides: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv). Arguments from `dkdv_config` on override the defaults."""
+    """Return (dq, dk, dv). `overrides` are keyword arguments of `backward_launches`."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     (q, q_layout), (k, k_layout), (v, v_layout), (do, do_layout) = map(
         make_rows_contiguous, (q, k, v, do)
     )
     launch = backward_launches(
-        choose_arithmetic(q.dtype), q.dtype, q.device, dkdv_config, dq_config,
-        dkdv_splits, dq_splits, head_swizzle, causal, scale,
+        choose_arithmetic(q.dtype), q.dtype, q.device, causal, scale,
         q_layout, k_layout, v_layout, shape_and_strides(o), do_layout,
-        *map(shape_and_strides, (dq, dk, dv)),
+        *map(shape_and_strides, (dq, dk, dv)), **overrides,
     )  # fmt: skip
     run_backward(launch, do, q, k, v, o, lse, dq, dk, dv)
     return dq, dk, dv
@@ -351,11 +338,8 @@ def run_backward(
     dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
     dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]
     with use_device(q):
-        to_dq, to_dk, to_dv = (
-            allocate_output(dq, dq_splits),
-            allocate_output(dk, dkdv_splits),
-            allocate_output(dv, dkdv_splits),
-        )
+        to_dq = allocate_output(dq, dq_splits)
+        to_dk, to_dv = (allocate_output(x, dkdv_splits) for x in (dk, dv))
         inputs = [q, k, v, do]
         limbs = split_into_limbs(launch.limbs, *inputs) if launch.limbs else inputs
         q, k, v, do = inputs if dq_constants["LIMBS"] == 1 else limbs
