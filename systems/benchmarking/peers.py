@@ -183,6 +183,35 @@ def find_backend(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> st
     return name
 
 
+# --8<-- [start:repeats]
+def compute_results(
+    attend: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> dict[str, Tensor]:
+    """Return o, dq, dk and dv by name, and lse if `attend` returns (o, lse)."""
+    result = attend(q, k, v)
+    o, lse = result if isinstance(result, tuple) else (result, None)
+    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
+    results = {"o": o.detach(), "dq": dq, "dk": dk, "dv": dv}
+    return results if lse is None else results | {"lse": lse.detach()}
+
+
+def compare_calls(
+    attend: Callable[..., Any],
+    inputs: tuple[Tensor, ...],
+    first: dict[str, Tensor],
+    calls: int,
+) -> list[list[str]]:
+    """Return for each of further calls on the same inputs the names of the results that
+    differ in any bit from those of the first call.
+    """
+    varying = []
+    for _ in range(calls):
+        repeat = compute_results(attend, *inputs)
+        varying.append([x for x in first if not torch.equal(first[x], repeat[x])])
+    return varying
+    # --8<-- [end:repeats]
+
+
 def allow_repeated_backward() -> None:
     """Let a compiled backward pass run more than once after one forward pass."""
     import torch._dynamo.config

@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from systems.attention.dispatch import FlashAttentionTriton, choose_backend
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.benchmarking import timing
-from systems.benchmarking.peers import load_peer, use_peer
+from systems.benchmarking.peers import (
+    compare_calls,
+    compute_results,
+    load_peer,
+    use_peer,
+)
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
 from systems.records.outcome import Unsupported
@@ -96,7 +100,8 @@ def run(config: Config) -> dict[str, Any]:
         errors: dict[str, Any] = {}
         if config.implementation in OURS:
             calls = CALLS if device == "cuda" else 2
-            errors = count_differing_calls(attend, inputs, actual, calls)
+            varying = compare_calls(attend, inputs, actual, calls)
+            errors = {"calls": calls, "differing_calls": sum(map(bool, varying))}
     for name, value in actual.items():
         errors[f"{name}_relative_error"] = relative_error(value, expected[name])
         largest = (value.double() - expected[name]).abs().max()
@@ -105,40 +110,15 @@ def run(config: Config) -> dict[str, Any]:
     # --8<-- [end:run]
 
 
-# --8<-- [start:repeats]
-def count_differing_calls(
-    attend: Callable, inputs: tuple[Tensor, ...], first: dict[str, Tensor], calls: int
-) -> dict[str, Any]:
-    """Count the calls on equal inputs whose results differ in any bit from `first`."""
-    differing = 0
-    for _ in range(calls):
-        repeat = compute_results(attend, *inputs)
-        differing += not all(torch.equal(first[name], repeat[name]) for name in first)
-    return {"calls": calls, "differing_calls": differing}
-    # --8<-- [end:repeats]
-
-
-def compute_results(
-    attend: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
-) -> dict[str, Tensor]:
-    """Return o, dq, dk and dv by name, and lse if `attend` returns it."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    o, lse = attend(q, k, v)
-    dq, dk, dv = torch.autograd.grad(o, (q, k, v), do)
-    tensors = {"o": o.detach(), "dq": dq, "dk": dk, "dv": dv}
-    return tensors if lse is None else tensors | {"lse": lse.detach()}
-
-
 def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable:
-    """Return the named implementation as a function (q, k, v) -> (o, lse or None)."""
+    """Return the named implementation as a function (q, k, v) -> (o, lse), or -> o."""
     if name == "plain":
         return partial(attention_reference, causal=causal)
     if name in OURS:
         return partial(run_backend, causal=causal, backend=name)
     if name == "torch":
         return lambda *qkv: output_and_lse(FlashAttentionPyTorch.apply(*qkv, causal))
-    fused = load_peer(name, causal, n, device)
-    return lambda *qkv: (fused(*qkv), None)
+    return load_peer(name, causal, n, device)
 
 
 def run_backend(

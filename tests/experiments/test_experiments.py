@@ -487,15 +487,6 @@ def test_each_attention_is_near_float64_or_unsupported(name, dtype, monkeypatch)
     assert all(1e-9 < row.metrics[f"{of}_relative_error"] < most for of in names)
 
 
-def test_bitwise_different_calls_are_counted(monkeypatch):
-    made = iter([1.0, 1.0 + 2**-23, 1.0])
-    monkeypatch.setattr(
-        flash_accuracy, "compute_results", lambda *_: {"o": torch.tensor(next(made))}
-    )
-    found = flash_accuracy.count_differing_calls(print, (), {"o": torch.tensor(1.0)}, 3)
-    assert found == {"calls": 3, "differing_calls": 1}
-
-
 PASS_TIMES = ["forward_ms", "backward_ms", "both_ms"]
 
 
@@ -573,10 +564,9 @@ def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
     assert calls == ["plain", "sdpa_flash"] * rounds
     times = plain.metrics.get("call_ms", [])
     assert len(times) == len(calls) / 2 and all(0 < time < 1000 for time in times)
-    # Inputs and exact results were computed once for each of two sets of inputs.
-    assert flash_peers.make_problem.cache_info().misses == 2
+    # Inputs and exact results were computed once.
+    assert flash_peers.make_problem.cache_info().misses == 1
     assert flash.metrics["repeats"] and flash.metrics["varies"] == ""
-    assert 0 < flash.metrics["again_relative_error"] < 1e-6
 
 
 def test_flash_peers_checks_grouped_heads_in_bnhd(use_cpu, monkeypatch):
@@ -586,10 +576,8 @@ def test_flash_peers_checks_grouped_heads_in_bnhd(use_cpu, monkeypatch):
     assert (q.shape[1], k.shape[1]) == (4, 2)
     assert q.stride(1) < q.stride(2) and q.transpose(1, 2).is_contiguous()
     metrics = measure_row(config, flash_peers.run).metrics
-    names = [f"{of}_relative_error" for of in (*flash_peers.RESULTS, "again")]
+    names = [f"{of}_relative_error" for of in flash_peers.RESULTS]
     assert all(0 < metrics[name] < 1e-6 for name in names)
-    other, *_ = flash_peers.make_problem(config, "cpu", reverse=True)
-    assert (q != other).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("group", [1, 3])
@@ -601,8 +589,8 @@ def test_exact_gradients_equal_those_of_autograd(causal, group, monkeypatch):
     q, k, v, do = make_inputs(30, 30, 8, torch.float64, **heads)
     expected = run_reference(q, k, v, do, causal)
     found = flash_peers.exact_attention(q, k, v, do, causal=causal)
-    for name, result in zip(("o", "dq", "dk", "dv"), found, strict=True):
-        torch.testing.assert_close(result, expected[name], rtol=1e-12, atol=1e-12)
+    for name in flash_peers.RESULTS:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-12, atol=1e-12)
 
 
 def test_leaderboard_expands_a_scalar_output_gradient(use_cpu, monkeypatch):
