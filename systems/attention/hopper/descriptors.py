@@ -62,6 +62,11 @@ class Descriptor:
         return descriptor
 
 
+def describe(descriptors: list[Descriptor], *tensors: Tensor) -> list[Any]:
+    """Return a TMA descriptor of each tensor."""
+    return [make(x) for make, x in zip(descriptors, tensors, strict=True)]
+
+
 def rows_descriptor(
     x: Layout, rows: int, columns: int, dtype: torch.dtype
 ) -> Descriptor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from systems.attention.hopper.configs import CONFIGS, SHORT, SHORT_FORWARD, Config
 from systems.attention.hopper.descriptors import (
     Descriptor,
+    describe,
     prepare_for_tma,
     rows_descriptor,
     statistics_descriptor,
@@ -23,7 +24,7 @@ from systems.attention.hopper.limits import (
     statistics_stride,
 )
 from systems.attention.hopper.one_pass_launches import launch_one_pass
-from systems.attention.hopper.schedule import choose_head_swizzle, make_schedule
+from systems.attention.hopper.schedule import make_schedule
 from systems.attention.hopper.walks import choose_walk, is_narrow
 from systems.attention.relaunch import (
     Launch,
@@ -33,17 +34,15 @@ from systems.attention.relaunch import (
     make_layout,
     shape_and_strides,
 )
-from systems.attention.triton.configs import count_sms
+from systems.attention.triton.configs import choose_head_swizzle, count_sms
 from systems.attention.triton.primitives import LOG2E
 
 
 class ForwardPlan(NamedTuple):
-    """A forward launch with its TMA descriptors and its schedule."""
+    """A forward launch with the TMA descriptors of q, k and v, and its schedule."""
 
     launch: Launch
-    q: Descriptor
-    k: Descriptor
-    v: Descriptor
+    descriptors: list[Descriptor]
     starts: Tensor
     items: Tensor
 
@@ -67,7 +66,9 @@ def plan_forward(
     tile_d = TILE_DIMS[d]
     short = tile_d == 64 and n_k <= (SHORT if causal else SHORT // 2)
     c = config or (SHORT_FORWARD if short else CONFIGS["forward"][tile_d])
-    head_swizzle = choose_head_swizzle(k, batch * heads, causal, dtype)
+    # With short k all items take about equally long, as without a causal mask.
+    uneven = causal and n_k > SHORT // 2
+    head_swizzle = choose_head_swizzle(k, batch * heads, uneven, "half")
     starts, items = make_schedule(
         n_q, n_k, batch * heads, head_swizzle, 64 * c.groups, c.rows, causal,
         c.programs * count_sms(device), c.last_items, device,
@@ -82,11 +83,11 @@ def plan_forward(
          "NARROW": is_narrow(d), "REGISTERS": c.registers},
         num_warps=4, maxnreg=c.maxnreg,
     )  # fmt: skip
-    descriptors = (
+    descriptors = [
         rows_descriptor(x, rows, tile_d, dtype)
         for x, rows in ((q, 64), (k, c.rows), (v, c.rows))
-    )
-    return ForwardPlan(launch, *descriptors, starts, items)
+    ]
+    return ForwardPlan(launch, descriptors, starts, items)
 
 
 def launch_forward(
@@ -105,19 +106,20 @@ def launch_forward(
     if torch.cuda.is_current_stream_capturing():
         CAPTURED.update((plan.starts, plan.items))
     with prepare_for_tma(q):
-        plan.launch(
-            plan.q(q), plan.k(k), plan.v(v), q, k, v, o, lse, plan.starts, plan.items
-        )
+        descriptors = describe(plan.descriptors, q, k, v)
+        plan.launch(*descriptors, q, k, v, o, lse, plan.starts, plan.items)
     return o, lse
 
 
 class TwoPassPlan(NamedTuple):
-    """Two launches of a backward pass, their TMA descriptors, and lse's row stride."""
+    """Two launches of a backward pass, the TMA descriptors of their arguments, and
+    lse's row stride.
+    """
 
     dq: Launch
-    dq_descriptors: dict[str, Descriptor]
+    dq_descriptors: list[Descriptor]
     dkdv: Launch
-    dkdv_descriptors: dict[str, Descriptor]
+    dkdv_descriptors: list[Descriptor]
     stride: int
 
 
@@ -140,11 +142,8 @@ def plan_two_passes(
     tile_d = TILE_DIMS[d]
     constants = {"D": tile_d, "HEADS_PER_KV": heads // kv_heads, "CAUSAL": causal}
 
-    def describe(tiles: dict[str, tuple[Layout, int]]) -> dict[str, Descriptor]:
-        return {
-            name: rows_descriptor(x, rows, tile_d, dtype)
-            for name, (x, rows) in tiles.items()
-        }
+    def of_tiles(*tiles: tuple[Layout, int]) -> list[Descriptor]:
+        return [rows_descriptor(x, rows, tile_d, dtype) for x, rows in tiles]
 
     c, e = CONFIGS["dq"][tile_d], CONFIGS["dkdv"][tile_d]
     statistics = statistics_descriptor(batch * heads, n_q, stride, e.rows)
@@ -156,8 +155,7 @@ def plan_two_passes(
              "REGISTERS": c.registers, **constants},
             num_warps=4, maxnreg=c.maxnreg,
         ),
-        describe({"q": (q, 64), "k": (k, c.rows), "v": (v, c.rows), "o": (o, 64),
-                   "do": (do, 64), "dq": (dq, 64)}),
+        of_tiles((q, 64), (k, c.rows), (v, c.rows), (o, 64), (do, 64), (dq, 64)),
         Launch(
             dkdv_kernel, (triton.cdiv(n_k, 64 * e.groups) * batch * kv_heads,),
             (heads, n_q, n_k, scale * LOG2E.value, scale),
@@ -165,9 +163,8 @@ def plan_two_passes(
              "IN_REGISTERS": e.in_registers, "REGISTERS": e.registers, **constants},
             num_warps=4, maxnreg=e.maxnreg,
         ),
-        describe({"q": (q, e.rows), "k": (k, 64), "v": (v, 64), "do": (do, e.rows),
-                   "dk": (dk, 64), "dv": (dv, 64)})
-        | {"statistics": statistics},
+        [*of_tiles((q, e.rows), (k, 64), (v, 64), (do, e.rows)), statistics, statistics,
+         *of_tiles((dk, 64), (dv, 64))],
         stride,
     )  # fmt: skip
 
@@ -186,17 +183,12 @@ def launch_two_passes(
         *map(shape_and_strides, (q, k, v, o, do, dq, dk, dv)),
     )
     lse_log2, delta = lse.new_empty((2, lse.numel() // lse.shape[-1], plan.stride))
-    for_dq, for_dkdv = plan.dq_descriptors, plan.dkdv_descriptors
     with prepare_for_tma(q):
-        plan.dq(
-            for_dq["q"](q), for_dq["k"](k), for_dq["v"](v), for_dq["o"](o),
-            for_dq["do"](do), for_dq["dq"](dq), lse, lse_log2, delta,
-        )  # fmt: skip
+        described = describe(plan.dq_descriptors, q, k, v, o, do, dq)
+        plan.dq(*described, lse, lse_log2, delta)
         plan.dkdv(
-            for_dkdv["q"](q), for_dkdv["k"](k), for_dkdv["v"](v), for_dkdv["do"](do),
-            for_dkdv["statistics"](lse_log2), for_dkdv["statistics"](delta),
-            for_dkdv["dk"](dk), for_dkdv["dv"](dv),
-        )  # fmt: skip
+            *describe(plan.dkdv_descriptors, q, k, v, do, lse_log2, delta, dk, dv)
+        )
     return dq, dk, dv
 
 

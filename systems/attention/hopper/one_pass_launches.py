@@ -15,6 +15,7 @@ from systems.attention.hopper.configs import (
 )
 from systems.attention.hopper.descriptors import (
     Descriptor,
+    describe,
     prepare_for_tma,
     rows_descriptor,
     statistics_descriptor,
@@ -31,13 +32,14 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class OnePassPlan(NamedTuple):
-    """The launches of a one-pass backward, TMA descriptors by tensor name (`of`), the
-    number of query tiles in all heads, and the row stride of lse and delta.
+    """The launches of a one-pass backward, the TMA descriptors of the main kernel's
+    arguments, the number of query tiles in all heads, and the row stride of lse and
+    delta.
     """
 
     delta: Launch
     main: Launch
-    of: dict[str, Descriptor]
+    descriptors: list[Descriptor]
     rounded: Launch
     tiles: int
     stride: int
@@ -70,6 +72,7 @@ def plan_one_pass(
     scales = (scale * LOG2E.value, scale)
     constants = {"HEAD": d, "D": tile_d, "CAUSAL": causal, **ONE_PASS[tile_d]}
     options = {"num_warps": 4, "maxnreg": ONE_PASS_MAXNREG}
+    statistics = statistics_descriptor(batch * heads, n_q, stride, step)
     if isinstance(walk, ShiftWalk):
         main = Launch(
             shift.one_pass_kernel, (tiles_k * walk.groups,),
@@ -94,19 +97,19 @@ def plan_one_pass(
             ragged,
         ),
         main,
-        {
-            "q": rows_descriptor(q, step, tile_d, dtype),
-            "k": rows_descriptor(k, ONE_PASS_KEYS, tile_d, dtype),
-            "v": rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
-            "do": rows_descriptor(do, step, tile_d, dtype),
-            "statistics": statistics_descriptor(batch * heads, n_q, stride, step),
+        [
+            rows_descriptor(q, step, tile_d, dtype),
+            rows_descriptor(k, ONE_PASS_KEYS, tile_d, dtype),
+            rows_descriptor(v, ONE_PASS_KEYS, tile_d, dtype),
+            rows_descriptor(do, step, tile_d, dtype),
+            statistics, statistics,
             # dq as rows of 32 numbers. One TMA copy moves the partial dq of a step, or
             # a quarter of it for narrow heads.
-            "dq": Descriptor(
+            Descriptor(
                 (tiles * step * tile_d // 32, 32), (32, 1),
                 [64 if narrow else step * tile_d // 32, 32], torch.float32, swizzle=128
             ),
-        },
+        ],
         Launch(
             round_kernel, (tiles,), (*dq.strides, heads, n_q, scale),
             {"NARROW": narrow, **ragged},
@@ -145,14 +148,10 @@ def launch_one_pass(
     )
     # The delta kernel sets the semaphores to zero.
     semaphores = torch.empty(plan.tiles, dtype=torch.int32, device=q.device)
-    desc = plan.of
     with prepare_for_tma(q):
         plan.delta(o, do, lse, *statistics, semaphores)
-        plan.main(
-            desc["q"](q), desc["k"](k), desc["v"](v), desc["do"](do),
-            *(desc["statistics"](x) for x in statistics),
-            desc["dq"](packed_dq), to_dk, to_dv, semaphores,
-        )  # fmt: skip
+        described = describe(plan.descriptors, q, k, v, do, *statistics, packed_dq)
+        plan.main(*described, to_dk, to_dv, semaphores)
         plan.rounded(packed_dq, dq)
     if parts > 1:
         # Sum the parts in a fixed order.

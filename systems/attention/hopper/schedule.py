@@ -9,11 +9,6 @@ import torch
 import triton
 from torch import Tensor
 
-from systems.attention.hopper.configs import SHORT
-from systems.attention.relaunch import Layout
-
-# Bytes of the L2 cache (of 50 MiB) that k and v of the interleaved heads may fill.
-L2_BUDGET = 2**23
 # Overhead of an item, in units of the time of a step.
 ITEM_STEPS = 1
 
@@ -63,14 +58,3 @@ def make_schedule(
     with ThreadPoolExecutor(1) as thread:
         return tuple(thread.map(as_tensor, (starts, items)))  # pyright: ignore
     # --8<-- [end:schedule]
-
-
-def choose_head_swizzle(k: Layout, heads: int, causal: bool, dtype: torch.dtype) -> int:
-    """Return the number of heads to interleave; their k and v fit in L2_BUDGET. It is 1
-    for short k, or if not causal, because then all items take equally long.
-    """
-    if not causal or k.shape[2] <= SHORT // 2:
-        return 1
-    return min(
-        heads, max(1, L2_BUDGET // (2 * k.shape[2] * k.shape[3] * dtype.itemsize))
-    )
