@@ -15,10 +15,6 @@ TensorProperties = tuple[torch.Size, torch.dtype, torch.device, torch.layout]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 
 
-def tensor_properties(x: Tensor) -> TensorProperties:
-    return x.shape, x.dtype, x.device, x.layout
-
-
 def check_inputs(
     q: Tensor,
     k: Tensor,
@@ -34,7 +30,7 @@ def check_inputs(
     # Under a compiler, shapes are symbolic and can't be cache keys.
     check = check_properties if is_traced(q) else check_properties_cached
     try:
-        properties = tensor_properties(q), tensor_properties(k), tensor_properties(v)
+        properties = [(x.shape, x.dtype, x.device, x.layout) for x in (q, k, v)]
     except RuntimeError as error:
         # Reading the shape of a nested tensor raises RuntimeError.
         raise TypeError("q, k and v must not be nested tensors") from error

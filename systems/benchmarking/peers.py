@@ -33,7 +33,13 @@ BACKENDS = {
     "sdpa_math": SDPBackend.MATH,
 }
 # Backend of this project's kernels by name; "ours_triton" avoids the Hopper kernels.
-OURS = {"ours": "auto", "ours_high": "auto", "ours_triton": "triton"}
+OURS = {
+    "ours": "auto",
+    "ours_high": "auto",
+    "ours_triton": "triton",
+    "triton": "triton",
+    "hopper": "hopper",
+}
 # Whether FlashAttention-4 sums dq deterministically, by implementation name.
 FLASH_4 = {"fa4": False, "fa4_ordered": True}
 # SDPA with FlashAttention-4 in place of FlashAttention-2.
@@ -108,6 +114,8 @@ def use_peer(name: str) -> Iterator[None]:
 def unsupported_reason(name: str, error: Exception) -> str:
     """Return why the input that raised this error is unsupported, else ""."""
     if name in SDPA_FLASH_4 and FLASH_4_ERROR.match(str(error)):
+        return str(error)
+    if name == "hopper" and str(error).startswith("hopper: "):
         return str(error)
     if name in BACKENDS and any(words in str(error) for words in NO_BACKEND):
         return f"SDPA has no {name.removeprefix('sdpa_')} kernel for this input"

@@ -258,11 +258,8 @@ def atomic_backward(
     """Return (dq, dk, dv) of causal attention. dq is not bitwise reproducible."""
     heads, n, d = q.shape
     delta = (o.float() * do.float()).sum(-1)
-    dq, dk, dv = (
-        torch.zeros(q.shape, device=q.device),
-        torch.empty_like(k),
-        torch.empty_like(v),
-    )
+    dq = torch.zeros(q.shape, device=q.device)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
     scale = d**-0.5
     atomic_kernel[(n // 64, heads)](
         q, k, v, do, lse, delta, dq, dk, dv, n, scale * LOG2E.value, scale, BQ=64,

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from systems.attention.dispatch import FlashAttentionTriton, choose_backend
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.benchmarking import timing
@@ -23,7 +22,6 @@ from systems.benchmarking.peers import (
 )
 from systems.benchmarking.workload import random_inputs
 from systems.precision.dtypes import DTYPES, relative_error
-from systems.records.outcome import Unsupported
 from systems.running.command import main, option
 
 PROTOCOL = {
@@ -114,22 +112,10 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
     """Return the named implementation as a function (q, k, v) -> (o, lse), or -> o."""
     if name == "plain":
         return partial(attention_reference, causal=causal)
-    if name in OURS:
-        return partial(run_backend, causal=causal, backend=name)
     if name == "torch":
         return lambda *qkv: output_and_lse(FlashAttentionPyTorch.apply(*qkv, causal))
-    return load_peer(name, causal, n, device)
-
-
-def run_backend(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, backend: str
-) -> tuple[Tensor, Tensor]:
-    """Return (o, lse) of a backend's kernels. Raise `Unsupported` if it can't run."""
-    try:
-        choose_backend(backend, q, k, v)
-    except ValueError as error:
-        raise Unsupported(str(error)) from error
-    return output_and_lse(FlashAttentionTriton.apply(q, k, v, causal, None, backend))
+    attend = load_peer(name, causal, n, device)
+    return (lambda *qkv: output_and_lse(attend(*qkv))) if name in OURS else attend
 
 
 def output_and_lse(o: Tensor) -> tuple[Tensor, Tensor]:

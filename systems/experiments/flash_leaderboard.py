@@ -18,7 +18,7 @@ from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import find_backend, load_peer, use_peer
 from systems.model.train_step import Phase
 from systems.profiling.probes import kernel_samples_ms
-from systems.records.outcome import AlternatingRun
+from systems.records.outcome import AlternatingRun, Unsupported
 from systems.running.command import main, option
 
 IN_TURNS = "implementation"
@@ -63,7 +63,7 @@ def run(config: Config) -> AlternatingRun:
     """Measure the test in ms: by `do_bench`, as GPU time, and kernel by kernel."""
     device = timing.default_device()
     if config.implementation == "ceiling":
-        return measure_limits(device)
+        return time_additions(device)
     torch.manual_seed(0)
     # As in the leaderboard's test, q, k and v are slices of one tensor with gradients.
     name, size = config.implementation, (3, config.heads, config.n, config.d)
@@ -108,25 +108,21 @@ def run(config: Config) -> AlternatingRun:
     # --8<-- [end:run]
 
 
-def measure_limits(device: str) -> dict[str, Any]:
-    """Return the SM count and, on Hopper, times and bytes of TMA reductions."""
+def time_additions(device: str) -> dict[str, Any]:
+    """Measure additions by TMA to global memory from all SMs: times in ms and bytes.
+    Raise `Unsupported` except on a Hopper GPU.
+    """
     if device != "cuda":
-        return {"multiprocessors": 1}
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    metrics = {"multiprocessors": multiprocessors}
-    if missing_on_device(torch.device(device)):
-        return metrics
-    return metrics | time_additions(multiprocessors)
-
-
-def time_additions(multiprocessors: int) -> dict[str, Any]:
-    """Measure additions by TMA to global memory from all SMs: times in ms and bytes."""
+        raise Unsupported("needs a CUDA GPU")
+    if reason := missing_on_device(torch.device(device)):
+        raise Unsupported(reason)
     from systems.attention.hopper.tma_addition import ROWS, TILE_BYTES, add_ones
 
-    sums = torch.zeros(SUM_BYTES // TILE_BYTES, ROWS, 32, device="cuda")
-    steps = ADDED_BYTES // (multiprocessors * TILE_BYTES)
-    times = gpu_time.do_bench_ms(lambda: add_ones(sums, multiprocessors, steps), "cuda")
-    return {"addition_ms": times, "added_bytes": multiprocessors * steps * TILE_BYTES}
+    programs = torch.cuda.get_device_properties(0).multi_processor_count
+    sums = torch.zeros(SUM_BYTES // TILE_BYTES, ROWS, 32, device=device)
+    steps = ADDED_BYTES // (programs * TILE_BYTES)
+    times = gpu_time.do_bench_ms(lambda: add_ones(sums, programs, steps), device)
+    return {"addition_ms": times, "added_bytes": programs * steps * TILE_BYTES}
 
 
 if __name__ == "__main__":
