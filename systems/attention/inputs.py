@@ -30,11 +30,11 @@ def check_inputs(
     # Under a compiler, shapes are symbolic and can't be cache keys.
     check = check_properties if is_traced(q) else check_properties_cached
     try:
-        properties = [(x.shape, x.dtype, x.device, x.layout) for x in (q, k, v)]
+        of_q, of_k, of_v = ((x.shape, x.dtype, x.device, x.layout) for x in (q, k, v))
     except RuntimeError as error:
         # Reading the shape of a nested tensor raises RuntimeError.
         raise TypeError("q, k and v must not be nested tensors") from error
-    check(*properties, dtypes)
+    check(of_q, of_k, of_v, dtypes)
     if not isinstance(causal, bool):
         # Don't print a tensor, which would copy it from the GPU.
         received = type_name(causal) if hasattr(causal, "shape") else repr(causal)

@@ -213,7 +213,7 @@ def exact_attention(
         o = torch.softmax(s, -1) @ values
         o.backward(do[..., rows, :])
         blocks.append(o.detach())
-    gradients = (x.grad for x in inputs)
+    gradients: Any = (x.grad for x in inputs)
     return dict(zip(RESULTS, (torch.cat(blocks, -2), *gradients), strict=True))
 
 
