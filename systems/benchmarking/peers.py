@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from systems.attention.dispatch import FlashAttentionTriton, choose_backend
+from systems.benchmarking.compiling import compile_work
 from systems.records.outcome import NotInstalled, Unsupported, out_of_memory_reason
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -234,8 +235,6 @@ def allow_repeated_backward() -> None:
 @cache
 def compile_plain(causal: bool) -> Attention:
     """Return plain attention under torch.compile, with dynamic sequence length."""
-    from systems.benchmarking.compiling import compile_work
-
     allow_repeated_backward()
     attend = compile_work(plain_attention)
 
@@ -263,8 +262,6 @@ def load_flash_4(causal: bool, ordered: bool) -> Attention:
 def compile_flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
     """Return compiled FlexAttention, which skips fully masked blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    from systems.benchmarking.compiling import compile_work
 
     allow_repeated_backward()
     mask = None

@@ -309,11 +309,9 @@ def run(config: Config) -> AlternatingRun:
 def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
     """Return a technique's keyword arguments for the launcher of the pass `of`."""
     overrides = OVERRIDES[technique]
-    if technique == "cut_in_steps":
-        if q.is_cpu:
-            return {}
-        if torch.cuda.get_device_capability(q.device)[0] != 9:
-            overrides = OTHER_GPU_OVERRIDES
+    hopper = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
+    if technique == "cut_in_steps" and not hopper:
+        overrides = OTHER_GPU_OVERRIDES
     return overrides[PASSES.index(of)]
 
 

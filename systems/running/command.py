@@ -123,17 +123,11 @@ def _print_table(row: Row) -> None:
         console.print(table)
     for name, value in row.metrics.items():
         label = name.replace("_", " ")
-        if name not in times and _is_table(value):
+        if isinstance(value, list) and value and isinstance(value[0], dict):
             console.print(_make_table(label, value))
         elif name not in times:
             gib = f" ({value / 2**30:.2f} GiB)" if name.endswith("_bytes") else ""
             console.print(f"{label}: {_format_metric(value)}{gib}", highlight=False)
-
-
-def _is_table(value: Any) -> bool:
-    """Return whether a metric is a list of objects."""
-    rows = value if isinstance(value, list) else []
-    return bool(rows) and all(isinstance(item, dict) for item in rows)
 
 
 def _make_table(title: str, items: list[dict[str, Any]]) -> Table:

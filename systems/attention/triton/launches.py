@@ -6,7 +6,6 @@ forward (or dq and dkdv) kernel, and one that combines the parts (if loops are s
 """
 
 from functools import lru_cache
-from itertools import chain
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -71,11 +70,6 @@ def output_layout(x: Layout, splits: int) -> Layout:
     if splits == 1:
         return x
     return Layout((splits * batch, heads, n, d), (heads * n * d, n * d, d, 1))
-
-
-def collect_strides(*tensors: Layout) -> tuple[int, ...]:
-    """Return the strides of all tensors in the order of the kernels' arguments."""
-    return tuple(chain(*(x.strides for x in tensors)))
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
@@ -173,9 +167,9 @@ def forward_launches(
         split_ahead,
         Launch(
             forward_kernel, (programs * splits,),
-            (*collect_strides(*accessed), heads, n_q, n_k, swizzle,
-            scale * LOG2E.value), {"BQ": c.q, "BK": c.k, "GROUP": heads // kv_heads,
-            "CAUSAL": causal,
+            (*(stride for x in accessed for stride in x.strides),
+             heads, n_q, n_k, swizzle, scale * LOG2E.value),
+            {"BQ": c.q, "BK": c.k, "GROUP": heads // kv_heads, "CAUSAL": causal,
              "LIMBS": limbs, "PRECISION": PRECISION[arithmetic],
              "UNIT": find_stride_divisor(*accessed), **sizes},
             **c.options,
@@ -281,7 +275,7 @@ def backward_launches(
         split_ahead,
         Launch(
             dq_kernel, (dq_programs * dq_splits,),
-            (*collect_strides(*dq_layouts), *scalars),
+            (*(stride for x in dq_layouts for stride in x.strides), *scalars),
             {"BQ": c.q, "BK": c.k, "SPLITS": dq_splits,
             "UNIT": find_stride_divisor(*dq_layouts),
              "LIMBS": limbs if c.ahead else 1, "RECOMPUTE": c.recompute, **constants},
@@ -289,7 +283,7 @@ def backward_launches(
         ),
         Launch(
             dkdv_kernel, (dkdv_programs * dkdv_splits,),
-            (*collect_strides(*dkdv_layouts), *scalars),
+            (*(stride for x in dkdv_layouts for stride in x.strides), *scalars),
             {"BQ": e.q, "BK": e.k, "SPLITS": dkdv_splits,
             "UNIT": find_stride_divisor(*dkdv_layouts),
              "RAGGED": n_q % e.q != 0, "LIMBS": limbs if e.ahead else 1,
