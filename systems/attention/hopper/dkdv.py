@@ -112,7 +112,7 @@ def dkdv_producer(
 # --8<-- [start:dkdv]
 @gluon.jit
 def dkdv_step(
-    dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, hidden,
+    dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, diagonal,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """Accumulate dv from a query tile and dk from the previous one; compute ds."""
@@ -131,10 +131,10 @@ def dkdv_step(
     else:
         s = warpgroup_mma_wait(1, deps=(s_token,))
     if FIRST and CAUSAL:
-        # Scores are transposed: query (column) y sees key (row) x if y - x ≥ hidden.
+        # Scores are transposed: query (column) y sees key (row) x if y - x ≥ diagonal.
         keys = gl.arange(0, zeros.shape[0], gl.SliceLayout(1, zeros.type.layout))
         rows = gl.arange(0, zeros.shape[1], COLUMNS)
-        s = gl.where(rows[None, :] - keys[:, None] >= hidden, s, -float("inf"))
+        s = gl.where(rows[None, :] - keys[:, None] >= diagonal, s, -float("inf"))
     lse = statistics.lse.index(i % STAGES).load(COLUMNS)
     p = gl.exp2(s * scale_log2 - lse[None, :])
     dv_token = warpgroup_mma(gl.convert_layout(p.to(TYPE), A), do, dv, is_async=True)
@@ -186,7 +186,7 @@ def dkdv_consumer(
     zeros = gl.zeros([64, BQ], gl.float32, S)
     dk, dv = gl.zeros([64, D], gl.float32, O), gl.zeros([64, D], gl.float32, O)
     ds = gl.zeros([64, BQ], TYPE, A)
-    hidden = k_start - (first + skip) * BQ
+    diagonal = k_start - (first + skip) * BQ
     for member in range(HEADS_PER_KV):
         begin, end = member * steps + skip, (member + 1) * steps
         for i in range(member * steps, begin):
@@ -195,13 +195,13 @@ def dkdv_consumer(
         if begin < end:
             q, do = wait_full(ring, begin)
             dk, dv, ds, q_before, q, do = dkdv_step(
-                dk, dv, ds, q, q, do, k, v, zeros, statistics, ring, begin, end, hidden,
-                scale_log2, True, CAUSAL,
+                dk, dv, ds, q, q, do, k, v, zeros, statistics, ring, begin, end,
+                diagonal, scale_log2, True, CAUSAL,
             )  # fmt: skip
             for i in range(begin + 1, end):
                 dk, dv, ds, q_before, q, do = dkdv_step(
                     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end,
-                    hidden, scale_log2, False, CAUSAL,
+                    diagonal, scale_log2, False, CAUSAL,
                 )  # fmt: skip
             dk = warpgroup_mma(ds, q_before, dk)
             release_stage(ring, end - 1)

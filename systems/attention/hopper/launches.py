@@ -47,7 +47,8 @@ class ForwardPlan(NamedTuple):
     items: Tensor
 
 
-# Schedules that captured CUDA graphs read; kept alive because graphs hold addresses.
+# Schedules that captured CUDA graphs read by address, kept alive because the cache of
+# `make_schedule` may drop them.
 CAPTURED: set[Tensor] = set()
 
 

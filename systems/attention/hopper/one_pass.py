@@ -81,11 +81,11 @@ def allocate_shared(
 
 
 @gluon.jit
-def apply_mask(s, hidden, limit, RAGGED: gl.constexpr):
-    """Mask s [keys, queries] where query - key < hidden, or if RAGGED key ≥ limit."""
+def apply_mask(s, diagonal, limit, RAGGED: gl.constexpr):
+    """Mask s [keys, queries] where query - key < diagonal, or if RAGGED key ≥ limit."""
     keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     queries = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
-    visible = queries[None, :] - keys[:, None] >= hidden
+    visible = queries[None, :] - keys[:, None] >= diagonal
     if RAGGED:
         visible = visible & (keys < limit)[:, None]
     return gl.where(visible, s, -float("inf"))
@@ -111,7 +111,7 @@ def store_ds(ds, ds_ring, stage, GROUP: gl.constexpr):
 # --8<-- [start:step]
 @gluon.jit
 def process_tile(
-    dk, dv, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
+    dk, dv, q, do, resident, ring, statistics, ds_ring, i, end, diagonal, limit,
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -134,7 +134,7 @@ def process_tile(
     else:
         s = warpgroup_mma_wait(0, deps=(s_token,))
     if MASKED:
-        s = apply_mask(s, hidden, limit, RAGGED)
+        s = apply_mask(s, diagonal, limit, RAGGED)
     # Scaling lse in the delta kernel saves instructions, but was measured to be slower.
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
@@ -160,16 +160,16 @@ def process_tile(
 @gluon.jit
 def process_tiles(
     start, stop, dk, dv, q, do, resident, ring, statistics, ds_ring, steps_done, end,
-    hidden, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
+    diagonal, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Process steps `start` to `stop` - 1 of a query head. The mask of step i uses
-    `hidden` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
+    `diagonal` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(
             dk, dv, q, do, resident, ring, statistics, ds_ring, steps_done + i, end,
-            hidden + i * shift, limit, scale_log2, GROUP, MASKED, RAGGED, EARLY,
+            diagonal + i * shift, limit, scale_log2, GROUP, MASKED, RAGGED, EARLY,
         )  # fmt: skip
     return dk, dv, q, do
 
@@ -199,7 +199,7 @@ def keep_branch():
 # --8<-- [start:process_narrow_tile]
 @gluon.jit
 def process_narrow_tile(
-    dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, hidden, limit,
+    dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, diagonal, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
     """Accumulate dk and dv from query tile i, store its dS, compute S of tile i + 1."""
@@ -211,7 +211,7 @@ def process_narrow_tile(
     if MASKED:
         if is_cut:
             keep_branch()
-            s = apply_mask(s, hidden, limit, RAGGED)
+            s = apply_mask(s, diagonal, limit, RAGGED)
     lse = statistics.lse.index(i % STAGES).load(COLUMNS) * LOG2E
     p = gl.exp2(s * scale_log2 - lse[None, :])
     # This wait also keeps the compiler from moving the wait for dP above exp2.
@@ -235,7 +235,7 @@ def process_narrow_tile(
 
 @gluon.jit
 def process_narrow_tiles(
-    steps, heads, dk, dv, resident, ring, statistics, ds_ring, hidden, shift, limit,
+    steps, heads, dk, dv, resident, ring, statistics, ds_ring, diagonal, shift, limit,
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
@@ -248,7 +248,7 @@ def process_narrow_tiles(
         head_step = i % steps
         dk, dv, s, q, do = process_narrow_tile(
             dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end,
-            hidden + head_step * shift, limit,
+            diagonal + head_step * shift, limit,
             (head_step >= cut) & (head_step < cut_end), scale_log2, GROUP, MASKED,
             RAGGED,
         )  # fmt: skip

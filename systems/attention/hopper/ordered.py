@@ -149,7 +149,7 @@ def dkdv_consumer(
     steps = item.steps
     # Mask the first steps of a forward loop, or the last steps of a backward loop.
     cut, masked = 0, 0
-    hidden, shift = 64 * GROUP, -QUERIES
+    diagonal, shift = 64 * GROUP, -QUERIES
     limit = n_k - item.keys * KEYS - 64 * GROUP
     if CAUSAL:
         masked = QUERY_TILES
@@ -157,9 +157,9 @@ def dkdv_consumer(
             masked = steps
         if item.backwards == 1:
             cut = steps - masked
-            hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
+            diagonal, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
     else:
-        hidden, shift = -QUERIES, 0
+        diagonal, shift = -QUERIES, 0
     if RAGGED:
         # The last tile of keys may be incomplete, so mask it in all steps.
         if item.keys == walk.tiles_k - 1:
@@ -174,7 +174,7 @@ def dkdv_consumer(
         resident = (k, v, zeros)
     if NARROW:
         dk, dv = process_narrow_tiles(
-            steps, HEADS_PER_KV, dk, dv, resident, ring, statistics, ds_ring, hidden,
+            steps, HEADS_PER_KV, dk, dv, resident, ring, statistics, ds_ring, diagonal,
             shift, limit, cut, cut + masked, scale_log2, GROUP, CAUSAL or RAGGED,
             RAGGED,
         )  # fmt: skip
@@ -186,19 +186,19 @@ def dkdv_consumer(
             if CAUSAL:
                 dk, dv, q, do = process_tiles(
                     0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring,
-                    steps_done, end, hidden, shift, limit, scale_log2, GROUP, False,
+                    steps_done, end, diagonal, shift, limit, scale_log2, GROUP, False,
                     RAGGED, False,
                 )  # fmt: skip
             if CAUSAL or RAGGED:
                 dk, dv, q, do = process_tiles(
                     cut, cut + masked, dk, dv, q, do, resident, ring, statistics,
-                    ds_ring, steps_done, end, hidden, shift, limit, scale_log2, GROUP,
+                    ds_ring, steps_done, end, diagonal, shift, limit, scale_log2, GROUP,
                     True, RAGGED, False,
                 )  # fmt: skip
             dk, dv, q, do = process_tiles(
                 cut + masked, steps, dk, dv, q, do, resident, ring, statistics, ds_ring,
-                steps_done, end, hidden, shift, limit, scale_log2, GROUP, False, RAGGED,
-                False,
+                steps_done, end, diagonal, shift, limit, scale_log2, GROUP, False,
+                RAGGED, False,
             )  # fmt: skip
             steps_done += steps
     kv_heads = walk.heads // HEADS_PER_KV

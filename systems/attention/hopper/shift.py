@@ -129,10 +129,10 @@ def dkdv_consumer(
     for n in range(items):
         batch_head, keys, steps = get_item(n, program, CAUSAL)
         # Mask only steps on the diagonal: the first two, or the last two if backwards.
-        cut, hidden, shift = 0, 64 * GROUP, -QUERIES
+        cut, diagonal, shift = 0, 64 * GROUP, -QUERIES
         if n % 2 == 1:
             cut = steps - QUERY_TILES
-            hidden, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
+            diagonal, shift = 64 * GROUP + (1 - steps) * QUERIES, QUERIES
         dk, dv = zero_accumulators(D, False), zero_accumulators(D, False)
         mbarrier.wait(kv.full.index(0), n & 1)
         # [64, D]; at D = 64 k and v fit in registers.
@@ -147,17 +147,17 @@ def dkdv_consumer(
         if CAUSAL:
             dk, dv, q, do = process_tiles(
                 0, cut, dk, dv, q, do, resident, ring, statistics, ds_ring, steps_done,
-                end, hidden, shift, 0, scale_log2, GROUP, False, False, False,
+                end, diagonal, shift, 0, scale_log2, GROUP, False, False, False,
             )  # fmt: skip
             start = cut + QUERY_TILES
             dk, dv, q, do = process_tiles(
                 cut, start, dk, dv, q, do, resident, ring, statistics, ds_ring,
-                steps_done, end, hidden, shift, 0, scale_log2, GROUP, True, False,
+                steps_done, end, diagonal, shift, 0, scale_log2, GROUP, True, False,
                 False,
             )  # fmt: skip
         dk, dv, q, do = process_tiles(
             start, steps, dk, dv, q, do, resident, ring, statistics, ds_ring,
-            steps_done, end, hidden, shift, 0, scale_log2, GROUP, False, False,
+            steps_done, end, diagonal, shift, 0, scale_log2, GROUP, False, False,
             D == 64 and not CAUSAL,
         )  # fmt: skip
         steps_done = end

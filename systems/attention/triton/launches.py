@@ -41,8 +41,8 @@ PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 
 def choose_arithmetic(dtype: torch.dtype) -> str:
-    """Return the arithmetic of matmuls: "half" for 16-bit dtypes, for float32 "high" or
-    "highest" as set by `torch.set_float32_matmul_precision`.
+    """Return the arithmetic of matmuls: "half" for 16-bit dtypes; for float32 "highest"
+    (three limbs), or "high" (two) where PyTorch's own matmuls would use TF32.
     """
     if dtype != torch.float32:
         return "half"
