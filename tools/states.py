@@ -46,7 +46,7 @@ def print_states(results: Path) -> int:
             path = results / slug / f"{stem}.json"
             try:
                 state, record = read_state(path)
-            except RecordError as error:
+            except (RecordError, FileNotFoundError) as error:
                 state, record = "unreadable", None
                 faults.append(f"error: {error}")
             rows = date = minutes = ""

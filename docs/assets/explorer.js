@@ -123,13 +123,16 @@
     for (const link of presets) link.setAttribute("aria-current", String(new URLSearchParams(link.hash.slice(1))) === String(search))
   }
 
-  // What the URL says, without values that no line has; the first of the ready-made choices where it says nothing.
+  // What the URL says; the first of the ready-made choices where it says nothing. A value that no line has is left out and named.
   function recall() {
     const said = location.hash.slice(1)
     const search = new URLSearchParams(said === "all" ? "" : said.includes("=") ? said : presets[0].hash.slice(1))
     const known = (name) => name === "words" || lines.some((line) => String(line[at(name)] ?? "") === search.get(name))
-    state.chosen = Object.fromEntries(FILTERS.filter((name) => search.get(name) && known(name)).map((name) => [name, search.get(name)]))
+    const usable = (name) => FILTERS.includes(name) && known(name)
+    state.chosen = Object.fromEntries(FILTERS.filter((name) => search.get(name) && usable(name)).map((name) => [name, search.get(name)]))
+    const unknown = [...search].filter(([name, value]) => value && !usable(name)).map(([name, value]) => ` No line has ${name} “${value}”.`)
     changed()
+    status.textContent += unknown.join("")
   }
 
   // The chart. -----------------------------------------------------------------------------------------------------------------------

@@ -318,6 +318,14 @@ def test_unreadable_record_is_named_in_one_line(run_regen, tmp_path, options):
     assert done.err.count("\n") == 1 and file_contents(tmp_path) == before
 
 
+def test_list_shows_other_records_beside_a_broken_link(run_regen, tmp_path):
+    (folder := tmp_path / "results/meta").mkdir(parents=True)
+    (folder / "model_sizes.json").symlink_to("nowhere")
+    done = run_regen("--list")
+    assert done.code == 2 and "error: [Errno 2] No such file" in done.err
+    assert listed_state(done.out, "model_sizes") == "unreadable"
+
+
 @pytest.mark.parametrize("name", ["typo", "file", "gpu"])
 def test_invalid_results_folder_is_rejected(rerun, tmp_path, name):
     (tmp_path / "file").touch()

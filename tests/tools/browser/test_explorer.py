@@ -92,10 +92,11 @@ def test_explorer_state_is_in_its_address(page, site, width):
     page.goto(sent)
     expect(chart.locator("rect")).to_have_count(bars)
     assert page.locator("#explorer select[name=stem]").input_value() == "flash_peers"
-    # A GPU that no line has is left out.
+    # A GPU that no line has is left out and named.
     page.goto((site / "explorer.html").as_uri() + "#GPU=None&words=mode")
     assert page.locator("#explorer select[name=GPU]").input_value() == ""
     expect(chart).to_contain_text("choose one to see it drawn")
+    expect(page.locator("#explorer [role=status]")).to_contain_text("No line has GPU")
     assert page.evaluate(address) == "#words=mode"
     page.locator("#explorer button[type=reset]").click()
     assert page.evaluate(address) == "#all"
