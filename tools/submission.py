@@ -114,6 +114,8 @@ def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) 
     chromium = find_chromium()
     try:
         from playwright.sync_api import Error, sync_playwright
+        from pypdf import PdfWriter
+        from pypdf.generic import NameObject, TextStringObject
     except ImportError as error:
         fail(f"{error.name} is not installed: run `make .venv/all`")
     with replace_when_complete(target) as path:
@@ -130,6 +132,19 @@ def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) 
         except Error as error:
             first = error.message.strip().splitlines()[0]
             fail(f"{chromium} does not print: {first}")
+        pdf = PdfWriter(clone_from=path)
+        for entry in flatten_outline(pdf.outline):
+            # Chromium repeats the title of a heading that it moved to the next page.
+            half = entry.title[: len(entry.title) // 2]
+            if entry.title == 2 * half:
+                entry.node[NameObject("/Title")] = TextStringObject(half)
+        pdf.write(path)
+
+
+def flatten_outline(outline: list[Any]) -> Iterator[Any]:
+    """Yield the entries of a nested outline in order."""
+    for entry in outline:
+        yield from flatten_outline(entry) if isinstance(entry, list) else [entry]
 
 
 def write_zip(target: Path) -> None:
