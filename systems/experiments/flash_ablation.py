@@ -50,7 +50,7 @@ ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """Launch configuration; skip masked tiles, split loop at the mask, exp2, order."""
+    """A launch configuration, and which of four techniques a step switches on."""
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False

@@ -55,7 +55,7 @@ def checkpoint_function(function: Function) -> Function:
 
 # --8<-- [start:parts]
 def checkpoint_attention(model: BasicsTransformerLM) -> None:
-    """Save q, k and v of every block, and recompute the scores and their softmax."""
+    """Make each block save only q, k and v of attention, and recompute the scores."""
     for module in model.modules():
         if isinstance(module, CausalMultiHeadSelfAttention):
             module.attention = checkpoint_function(module.attention)

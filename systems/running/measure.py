@@ -95,7 +95,9 @@ def measure_stem(
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """Import an experiment and torch's lazy modules. Raise CannotStart for a fault."""
+    """Set Triton's cache folder and import an experiment and torch's lazy modules.
+    Raise CannotStart if it can't run.
+    """
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.triton_cache_folder()):
             raise CannotStart(fault)

@@ -102,7 +102,7 @@ def is_tuning_current(record: Record) -> bool:
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
-    """Return whether the module or an implementation launches tuned Triton kernels."""
+    """Return whether the module or one of `attention` launches tuned Triton kernels."""
     reached = reach_code(experiment_places(module, attention))
     return any(LAUNCHES in statement.references for statement in reached)
 

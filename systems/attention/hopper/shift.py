@@ -53,7 +53,7 @@ class Program(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A unit of work: head (over all batches), tile of keys, and number of steps."""
+    """A unit of work: head (counted over batches), tile of keys, number of steps."""
 
     batch_head: gl.tensor
     keys: gl.tensor
