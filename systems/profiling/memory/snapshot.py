@@ -170,7 +170,7 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """Yield a segment's blocks from before the history; remove its others from `live`."""
+    """Yield a segment's blocks from before the history; remove others from `live`."""
     address = segment["address"]
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):
