@@ -36,6 +36,8 @@ def count_kept_inputs(strategy: str, layers: int, block: int) -> int:
 
 def count_forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, counting the forward pass."""
+    if strategy == "none" or is_undivided(strategy, layers):
+        return 1
     if strategy == "halving":
         # A block is computed in the forward pass, for its own backward pass, and for
         # each first half that contains it (but the outermost), to get the input of the
@@ -47,7 +49,12 @@ def count_forward_passes(strategy: str, layers: int) -> float:
         # A block is computed in the forward pass, and again for each backward pass of
         # this block or a later one.
         return 1 + (layers + 1) / 2
-    return 1 if strategy == "none" else 2
+    return 2
+
+
+def is_undivided(strategy: str, layers: int) -> bool:
+    """Return whether "halving" runs without a checkpoint, as a single block does."""
+    return strategy == "halving" and layers == 1
 
 
 def in_second_halves(layers: int, block: int) -> list[bool]:
@@ -82,7 +89,8 @@ def strategy_peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
 
 def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
     """Yield bytes by category at every moment that may be a strategy's peak."""
-    if strategy in ("none", "attention"):
+    layers = p.shape.num_layers
+    if strategy in ("none", "attention") or is_undivided(strategy, layers):
         recomputed = replace(p, recompute_attention=strategy == "attention")
         yield from peak_candidates(recomputed).values()
     elif strategy in ("runs", "by_hand"):
@@ -95,7 +103,6 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
         single = replace(p, checkpoint=1)
         ends = peak_candidates(single)
         # At the loss and the embedding, strategies differ only in the saved inputs.
-        layers = p.shape.num_layers
         saved_inputs = {"half_blocks": 2 * layers, "halving": 2, "chain": 1}[strategy]
         extra = saved_inputs - layers
         for when in ("after the forward pass", "backward, the loss"):

@@ -25,14 +25,15 @@ from tests.cpu_allocator import allocator
 pytestmark = pytest.mark.interpreted
 SHAPE = ModelSize(256, 1024, 8, 4)
 WAYS = [
-    ("none", 1, "eager", "bf16"),
-    ("attention", 1, "eager", "bf16"),
-    ("runs", 3, "flash", "bf16"),
-    ("by_hand", 1, "flash", "bf16"),
-    ("half_blocks", 1, "flash", "fp32"),
-    ("halving", 1, "flash", "bf16"),
-    ("chain", 1, "flash", "fp32"),
-    ("chain", 1, "flash", "bf16"),
+    ("none", 1, "eager", "bf16", 8),
+    ("attention", 1, "eager", "bf16", 8),
+    ("runs", 3, "flash", "bf16", 8),
+    ("by_hand", 1, "flash", "bf16", 8),
+    ("half_blocks", 1, "flash", "fp32", 8),
+    ("halving", 1, "flash", "bf16", 8),
+    ("halving", 1, "flash", "bf16", 1),
+    ("chain", 1, "flash", "fp32", 8),
+    ("chain", 1, "flash", "bf16", 8),
 ]
 
 
@@ -55,12 +56,15 @@ def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("strategy", "run", "attention", "precision"), WAYS)
-def test_both_peaks_equal_formulas(monkeypatch, strategy, run, attention, precision):
+@pytest.mark.parametrize(("strategy", "run", "attention", "precision", "layers"), WAYS)
+def test_both_peaks_equal_formulas(
+    monkeypatch, strategy, run, attention, precision, layers
+):
     if attention == "flash":
         pytest.importorskip("triton")
     small = {"batch": 2, "vocab": 500, "workspace_bytes": 0}
-    p = Pass(SHAPE, 512, "forward_backward", precision, attention, **small)
+    shape = replace(SHAPE, num_layers=layers)
+    p = Pass(shape, 512, "forward_backward", precision, attention, **small)
     found = allocator_peaks(monkeypatch, p, strategy, run)
     assert list(strategy_peaks(p, strategy, run)) == pytest.approx(found, rel=0.007)
 

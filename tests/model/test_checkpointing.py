@@ -62,8 +62,10 @@ def test_recomputation_gives_equal_gradients(strategy, precision):
     assert_equal_gradients(found, plain)
 
 
+@pytest.mark.parametrize("layers", [1, LAYERS])
 @pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s != "attention"])
-def test_forward_passes_equal_the_formula(strategy):
+def test_forward_passes_equal_the_formula(strategy, layers, monkeypatch):
+    monkeypatch.setitem(globals(), "LAYERS", layers)
     _, calls = run_pass(strategy, "fp32", run=3)
     assert sum(calls) / LAYERS == count_forward_passes(strategy, LAYERS)
 
