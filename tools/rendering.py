@@ -27,6 +27,13 @@ def report_errors(hint: str) -> Iterator[None]:
     """Report errors of files, and Ctrl-C with a hint, in one line; exit with code 2."""
     try:
         yield
+    except ImportError as error:
+        # An experiment that is being added or removed has no builder.
+        missing = r"(?:stems\.|name ')(\w+)'(?:$| from 'tools\.render\.stems' )"
+        if (stem := re.search(missing, str(error))) is None:
+            raise
+        path, remedy = f"tools/render/stems/{stem[1]}.py", "write it, or remove what"
+        fail(f"{path} is missing: {remedy} `git grep -w {stem[1]}` finds")
     except RecordError as error:
         fail(str(error))
     except OSError as error:
