@@ -47,7 +47,8 @@ def measure(size, options):
     steps = [time_step(*step) for _ in range(options.warmup + options.steps)]
     for name in steps[0]:
         times = torch.tensor([step[name] for step in steps[options.warmup :]])
-        print(f"{size:6} {name:9} {times.mean():8.2f} ± {times.std():.2f} ms")
+        spread = f" ± {times.std():.2f}" if len(times) > 1 else ""
+        print(f"{size:6} {name:9} {times.mean():8.2f}{spread} ms")
 
 
 if __name__ == "__main__":
@@ -62,7 +63,7 @@ if __name__ == "__main__":
     for size in options.size:
         try:
             measure(size, options)
-        except RuntimeError as error:  # of a CPU, or torch.OutOfMemoryError
-            if "allocate" not in str(error):
+        except (RuntimeError, TypeError) as error:  # or torch.OutOfMemoryError
+            if not any(x in str(error) for x in ("allocate", "verflow")):
                 raise
             print(f"{size:6} out of memory")

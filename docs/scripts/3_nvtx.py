@@ -14,8 +14,6 @@ from systems.model import transformer
 from systems.model.optimizer import AdamW
 from systems.model.sizes import SIZES
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
 
 # --8<-- [start:annotated]
 def annotated_attention(q, k, v, mask):
@@ -30,7 +28,7 @@ def annotated_attention(q, k, v, mask):
 
 
 def time_ms(name, function):
-    """Run the function in an NVTX range; return its wall-clock ms and its result."""
+    """Run the function once; return its wall-clock time in ms and its result."""
     synchronize()  # The GPU must be idle when the clock starts.
     start = perf_counter()
     with nvtx.range(name):
@@ -51,7 +49,7 @@ def time_step(model, optimizer, tokens, targets):
 
 def measure(size, options):
     """Print mean and standard deviation of each phase's time for one model size."""
-    with torch.device(DEVICE):
+    with torch.device("cuda"):
         model = transformer.build_model(size, options.context)
         tokens, targets = torch.randint(10_000, (2, options.batch, options.context))
     step = (model, AdamW(model.parameters()), tokens, targets)
@@ -60,7 +58,8 @@ def measure(size, options):
     steps += [time_step(*step) for _ in range(options.steps)]
     for name in steps[0]:
         times = torch.tensor([step[name] for step in steps[options.warmup :]])
-        print(f"{size:6} {name:9} {times.mean():8.2f} ± {times.std():.2f} ms")
+        spread = f" ± {times.std():.2f}" if len(times) > 1 else ""
+        print(f"{size:6} {name:9} {times.mean():8.2f}{spread} ms")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ python docs/scripts/6_attention.py --d 16 32 64 128 --compile
 """
 
 from argparse import ArgumentParser
-from functools import partial
-from statistics import mean
 from time import perf_counter
 
 import torch
@@ -33,9 +31,9 @@ def measure(attention, d, n, options):
     for _ in range(options.warmup + options.passes):
         forward_ms, o = time_ms(lambda: attention(*inputs))
         gib = torch.cuda.memory_allocated() / 2**30 if DEVICE == "cuda" else torch.nan
-        backward_ms, _ = time_ms(partial(torch.autograd.grad, o, inputs, do))
+        backward_ms, _ = time_ms(lambda o=o: torch.autograd.grad(o, inputs, do))
         times.append((forward_ms, backward_ms))
-    forward, backward = map(mean, zip(*times[options.warmup :], strict=True))
+    forward, backward = torch.tensor(times[options.warmup :]).mean(0)
     print(f"{d:3} {n:6} {forward:9.2f} {gib:9.2f} {backward:9.2f}")
 
 
@@ -60,7 +58,7 @@ if __name__ == "__main__":
                 function = torch.compile(function, dynamic=False)
             try:
                 measure(function, d, n, options)
-            except RuntimeError as error:  # of a CPU, or torch.OutOfMemoryError
-                if "allocate" not in str(error):
+            except (RuntimeError, TypeError) as error:  # or torch.OutOfMemoryError
+                if not any(x in str(error) for x in ("allocate", "verflow")):
                     raise
                 print(f"{d:3} {n:6} out of memory")

@@ -114,7 +114,9 @@ def _print_table(row: Row) -> None:
     if len(phases) > 1:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
     if times:
-        columns = ("mean", "std", "median", "min", "max")
+        columns = ["mean", "std", "median", "min", "max"]
+        if max(map(len, times.values())) == 1:
+            columns.remove("std")
         table = Table("time in ms", *columns)
         for name, samples in times.items():
             summary = summarize(samples)
