@@ -88,10 +88,9 @@ def torch_fault() -> str:
 
 
 def escape_text(text: str) -> str:
-    """Escape control characters and whatever else a terminal can't print."""
+    """Escape control characters, such as newlines, that a terminal can't print."""
     return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode()
-        for c in text
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
 
 

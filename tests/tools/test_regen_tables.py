@@ -336,7 +336,7 @@ def test_list_shows_other_records_beside_a_broken_link(run_regen, tmp_path):
     assert listed_state(done.out, "model_sizes") == "unreadable"
 
 
-@pytest.mark.parametrize("name", ["typo", "file", "gpu"])
+@pytest.mark.parametrize("name", ["typo", "two\nlines", "file", "gpu"])
 def test_invalid_results_folder_is_rejected(rerun, tmp_path, name):
     (tmp_path / "file").touch()
     (tmp_path / "gpu").mkdir()
@@ -345,7 +345,8 @@ def test_invalid_results_folder_is_rejected(rerun, tmp_path, name):
     done = rerun("--render", "--results", str(other))
     held = "contains records; give its parent folder"
     text = held if name == "gpu" else "no such folder"
-    message = f"error: --results {other}: {text}\n"
+    shown = str(other).replace("\n", r"\n")
+    message = f"error: --results {shown}: {text}\n"
     assert (done.code, done.out, done.err) == (2, "", message)
     assert file_contents(tmp_path) == before
 
