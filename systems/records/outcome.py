@@ -61,7 +61,9 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
     metrics, status, reason = {}, "ok", None
     try:
         result = run(config)
-        metrics = result if isinstance(result, dict) else (yield from result)
+        metrics = (yield from result) if isinstance(result, Generator) else result
+        if not (metrics and isinstance(metrics, dict)):
+            raise ValueError(f"run must return a dict of metrics, not {metrics!r:.50}")
     except Unsupported as error:
         status, reason = "unsupported", str(error)
     except ModuleNotFoundError as error:

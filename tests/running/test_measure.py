@@ -23,6 +23,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import CPU
+from systems.records.outcome import measure_row
 from systems.records.record import Git
 from systems.records.source_hash import source_hash
 from systems.running import groups, machine, measure, software
@@ -318,6 +319,14 @@ def test_invalid_metrics_fail_their_row(run, monkeypatch, partial_file):
     assert reasons.pop(1).startswith("RuntimeError: \\ud800 x")
     for index, reason in reasons.items():
         assert reason.startswith(f"ValueError: {metrics[index][1]}")
+
+
+def test_experiment_without_metrics_or_protocol_is_an_error(run, monkeypatch):
+    for returned in ({}, None):
+        with pytest.raises(ValueError, match="^run must return a dict of metrics, not"):
+            measure_row(fake_stem.Config(), lambda _, found=returned: found)
+    monkeypatch.delattr(fake_stem, "PROTOCOL")
+    assert "has no PROTOCOL: see README.md" in run().error
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
