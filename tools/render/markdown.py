@@ -12,7 +12,14 @@ from urllib.parse import urlencode
 
 from systems.records.record import Record
 from tools.render.load import is_fresh
-from tools.render.rows import NOT_MEASURED, Missing, fmt, measured_records, span
+from tools.render.rows import (
+    METRICS,
+    NOT_MEASURED,
+    Missing,
+    fmt,
+    measured_records,
+    span,
+)
 
 # MIME type of the HTML of a notebook's figure; notebook viewers ignore it.
 PAGE = "application/vnd.page+html"
@@ -219,8 +226,9 @@ def record_link(record: Record) -> str:
 
 def rows_link(record: Record) -> str:
     """Return a link to a record's rows in the explorer, or "" if it omits them."""
-    if record.stem in ("autocast", "norm_precision", "saved_tensors"):
-        return ""  # Their metrics are texts and lists, which the explorer leaves out.
+    shown = (x.status != "ok" or METRICS.keys() & x.metrics for x in record.rows)
+    if not any(shown):
+        return ""
     chosen = urlencode({"GPU": explorer_name(record), "stem": record.stem})
     return f'<a href="explorer.html#{escape(chosen)}">CSV</a>'
 

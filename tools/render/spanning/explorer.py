@@ -18,45 +18,12 @@ from tools.render.editions import LABELS
 from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import explorer_name
-from tools.render.rows import fmt
+from tools.render.rows import METRICS, fmt
 
-TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
 # The columns whose cells are texts. `value` is a number, or a text such as a status.
 TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
 COLUMNS = (*TEXTS, "context", "value", "samples")
 PRECISION, CONTEXT = ("precision", "dtype"), ("context", "n")
-# The metrics in the explorer, and their names on the page.
-METRICS = {
-    **{f"{phase}_ms": phase for phase in PHASES},
-    **{f"{phase}_gpu_ms": f"{phase}, GPU time" for phase in PHASES},
-    **{f"{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
-    **{f"nsys_{phase}_gpu_busy_ms": f"{phase}, GPU time by nsys" for phase in PHASES},
-    **{f"torch_{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
-    "both_ms": "forward and backward",
-    "step_ms": "whole step",
-    "time_ms": "time",
-    "both_gpu_ms": "forward and backward, GPU time",
-    "step_gpu_ms": "whole step, GPU time",
-    "time_gpu_ms": "GPU time",
-    # Reported records have means instead of samples.
-    **{f"{phase}_mean_ms": phase for phase in ("forward", "backward")},
-    "total_mean_ms": "forward and backward",
-    "step_mean_ms": "whole step",
-    "training_step_mean_ms": "whole step",
-    "peak_allocated_bytes": "peak memory",
-    "peak_reserved_bytes": "reserved memory",
-    "peak_requested_bytes": "requested memory",
-    "before_backward_bytes": "memory before backward",
-    "forward_flops": "forward FLOPs",
-    "forward_kernels": "kernels in forward",
-    "backward_kernels": "kernels in backward",
-    "ran": "kernels that ran",
-    "relative_error": "error",
-    **{f"{one}_relative_error": f"error of {one}" for one in TENSORS},
-    "repeats": "bitwise reproducible",
-    "device_result": "sum",
-    "result": "sum",
-}
 UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP"}
 
 
