@@ -139,9 +139,11 @@ def load_records(results: Path) -> dict[str, list[Record]]:
     measured = {record.device.slug for record in every if record.device.is_gpu}
     # Records of reduced grids may come from any GPU.
     if measured and primary not in measured and not is_quick_folder(results):
+        quick = f"; --results {results / 'quick'} has its records of reduced grids"
         raise store.RecordError(
             f"mkdocs.yml: extra.primary_gpu is {primary!r}, and no record in {results} "
             f"is of that GPU; there are: {', '.join(sorted(measured))}"
+            f"{quick * (results / 'quick' / primary).is_dir()}"
         )
     for rs in found.values():
         rs.sort(key=lambda r: (r.kind == "reported", not is_primary(r), r.device.slug))

@@ -7,6 +7,7 @@ import pytest
 
 from systems.experiments import STEMS
 from systems.records import store
+from systems.records.record import Row
 from systems.records.source_hash import source_hash
 from systems.records.store import RecordError
 from tests.factories import make_gpu, make_record, read_record
@@ -51,6 +52,9 @@ def test_primary_gpu_without_records_is_rejected(read_primary, tmp_path):
     for record in (reported, measured):
         store.write(record, tmp_path / "results" / record.device.slug / "warmup.json")
     with pytest.raises(RecordError, match=r"'A-GPU', and no .*; there are: a-gpu$"):
+        load.load_records(tmp_path / "results")
+    (tmp_path / "results/quick/A-GPU").mkdir(parents=True)
+    with pytest.raises(RecordError, match=r"quick has its records of reduced grids$"):
         load.load_records(tmp_path / "results")
     read_primary("primary_gpu: a-gpu")
     (tmp_path / "results/a-gpu/._warmup.json").touch()
@@ -102,6 +106,8 @@ def test_csv_links_lead_to_rows(records):
     every = (record for of_stem in records.values() for record in of_stem)
     for record in (r for r in every if r.kind == "measured"):
         assert bool(markdown.rows_link(record)) == any(explorer.record_lines(record))
+    record = make_record("warmup", Row({}, "ok", {"new_ms": [1.0]}))
+    assert not markdown.rows_link(record) and not any(explorer.record_lines(record))
 
 
 def test_misplaced_record_is_rejected(tmp_path):
