@@ -1,4 +1,4 @@
-"""Test entries and links of both references, and Python sessions on pages."""
+"""Test both references, and on pages provenance folds and Python sessions."""
 
 import doctest
 import re
@@ -102,3 +102,14 @@ def test_page_sessions_print_the_shown_output(page):
     assert test.examples
     doctest.DocTestRunner(verbose=False).run(test, out=lines.append)
     assert not lines, "".join(lines)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_page_describes_the_records_of_its_facts(page):
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"\bfacts\.(\w+)\.", text)
+    # The ladder's facts come from `flash_ablation`.
+    used = {"flash_ablation" if name == "ladder" else name for name in names}
+    conditions = (DOCS / "generated/conditions.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"conditions\.md:(\w+)", text))
+    assert used & set(re.findall(r"start:(\w+)\]", conditions)) <= described

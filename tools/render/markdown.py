@@ -38,8 +38,8 @@ def table(
 ) -> str:
     """Return a Markdown table, or "" for no rows. The first `left` columns are row
     headers, which stay visible when a narrow page scrolls. A column named in `alike`
-    becomes a sentence below the table if all its cells agree. A long table shows only
-    rows whose flag in `shown_first` is true, until a click.
+    becomes a sentence below the table if all its cells agree; an empty column is left
+    out. A long table shows only rows with a true flag in `shown_first`, until a click.
     """
     body = [[*cells] for cells in rows]
     if not body:
@@ -48,7 +48,7 @@ def table(
     for at, (head, *cells) in enumerate(zip(header, *body, strict=True)):
         if head in alike and len(cells) > 1 and len(set(cells)) == 1:
             equal.append(f"*{head}*: {cells[0].lstrip('+')}")
-        else:
+        elif any(cells):
             shown.append(at)
     if any(shown_first) and len(body) > OPEN:
         for cells, is_shown_first in zip(body, shown_first, strict=True):
@@ -210,9 +210,12 @@ def provenance_line(record: Record) -> str:
         source = " ".join([record.source or "", *record.notes])
         return f"Reported, not measured here: {source} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    mark = "" if is_fresh(record) else "**stale**{ .old }"
-    parts = (record.device.name, mark, day, link, rows_link(record))
+    parts = (record.device.name, stale_mark(record), day, link, rows_link(record))
     return f"{' · '.join(filter(None, parts))}\n{{ .provenance }}"
+
+
+def stale_mark(record: Record) -> str:
+    return "" if is_fresh(record) else "**stale**{ .old }"
 
 
 def record_address(record: Record) -> str:
@@ -262,6 +265,7 @@ def describe_conditions(record: Record) -> str:
         record.started_utc and f"{record.started_utc} UTC",
         *record.notes,
         protocol,
+        stale_mark(record),
         record_link(record),
         WHAT_IT_MEANS,
     ]

@@ -98,6 +98,8 @@ def test_gpu_columns_name_launch_bound_rows():
         "| 1 | 5.0 | 3.5 | 1.5 | launch-bound |",
         "| 2 | 5.0 | not measured | not measured |  |",
     ]
+    shown = frame(make_record("end_to_end", rows[1])).table("n", *columns)
+    assert "waiting" in shown and "step is" not in shown  # Drop an empty column.
 
 
 LACK = Missing("out of memory")
@@ -128,6 +130,7 @@ def test_table_lines_give_each_reason_once():
         make_row({"n": 1}, forward_ms=[1.0, 3.0], loss_ms=[1.0, 1.0], kept=7),
         Row({"n": 2}, "out_of_memory"),
         make_row({"n": 4}, forward_ms=[4.0]),
+        make_row({"n": 8}, forward_ms=[8.0]),
     )
     found = frame(make_record("end_to_end", *rows))
     # Samples of different phases are added pairwise.
@@ -136,12 +139,13 @@ def test_table_lines_give_each_reason_once():
         "n",
         ("ms", lambda x: x.ms(), "{:.1f}"),
         ("kept", lambda x: x.get("kept")),
-        ("over the next", lambda x: found.one(n=2 * x["n"]).ms() / x.ms()),
+        ("over the next", lambda x: found.one(n=2 * x["n"]).ms() / x.ms(), "{:.1f}"),
     )
     assert shown.splitlines()[2:] == [
         "| 1 | 3.0 | 7 |  |",
         "| 2 | out of memory |  |  |",
-        "| 4 | 4.0 |  |  |",
+        "| 4 | 4.0 |  | 2.0 |",
+        "| 8 | 8.0 |  |  |",
     ]
 
 

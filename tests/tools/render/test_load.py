@@ -94,6 +94,8 @@ def test_provenance_has_age_and_link(monkeypatch):
         monkeypatch.setattr(markdown, "is_fresh", lambda record, fresh=fresh: fresh)
         table, line = markdown.device_tabs([record], lambda r: "| a |").split("\n\n")
         assert table == "| a |" and line.startswith(f"NVIDIA H200{shown} · 20")
+        assert f"{shown} · [record]" in (described := markdown.conditions([record]))
+        assert ("stale" in described) == bool(shown)
     assert '<a href="explorer.html#GPU=NVIDIA+H200&amp;stem=warmup">CSV</a>' in line
     assert '"NVIDIA H200"' in explorer.fragments({"warmup": [record]})["explorer.js"]
     # Notes stand in the conditions only.

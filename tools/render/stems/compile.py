@@ -74,8 +74,8 @@ def break_even_steps(x: Line) -> Any:
     "table.md",
     "A training step at context 512 by phase, eager and compiled: mean ± standard "
     "deviation of wall-clock time, median GPU time; speedups are ratios of medians. "
-    "Compiled AdamW alternates with a second eager row; the eager rows differ because "
-    "launch times vary.",
+    "Compiled AdamW has its own eager row; eager rows differ because launch times "
+    "vary.",
     reported=True,
 )
 def times_table(record: Record) -> str:
@@ -182,7 +182,7 @@ def facts(record: Record | None) -> dict[str, str]:
 def compiled_is_faster(record: Record) -> Judgement:
     model = steps(record).where(compiled="model")
     found, gpu = dropna(model.column("step_gain")), span(model.column("step_gpu_gain"))
-    numbers = f"A step's eager over compiled time: {span(found)}; GPU time: {gpu}."
+    numbers = f"A step's eager over compiled time: wall-clock {span(found)}, GPU {gpu}."
     return found and (min(found) > 1, numbers)
 
 

@@ -119,8 +119,8 @@ def ratios_figure(record: Record) -> Drawn:
         draw,
         f"The norm of FlashAttention's error, relative to plain attention's, is at "
         f"most {text}.",
-        "Each bar spans all results, head dimensions, lengths and masks; a mark is "
-        "the geometric mean, and the line is plain attention in the same dtype.",
+        "Each bar spans all results, head dimensions, lengths and masks; its dot is "
+        "the geometric mean, the line plain attention in that dtype.",
     )
 
 

@@ -213,8 +213,8 @@ def throughput_figure(record: Record) -> Drawn | None:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found, every = shapes(record), shape_rows(record)
-    test, short = every.one(**TEST), frame(record, n=SHORT, dtype="bf16")
+    found = shapes(record)
+    short = frame(record, n=SHORT, dtype="bf16")
     wide = frame(record, implementation="fa4", dtype="bf16").one(d=80)
     calls = [short.one(implementation=x).get("call_ms") for x in ("ours", "sdpa_cudnn")]
     over = {
@@ -240,8 +240,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "order_costs_fa4": ratio_range("fa4_ordered", "fa4"),
         "shapes": fmt(len(found) or Missing()),
         "error_over_rival_most": fmt(nanmax(map(error_ratio, found)), "{:.5f}"),
-        "test_forward_over_any": fmt(1 / test["forward / ours_triton"], "{:.5f}"),
-        "test_backward_over_any": fmt(1 / test["backward / ours_triton"], "{:.5f}"),
         "short_over_cudnn": fmt(calls[0] / calls[1], "{:.5f}"),
         "fa4_error_80": fmt(largest_error(wide, *RESULTS), "{:.2g}"),
     }

@@ -206,8 +206,8 @@ def run_length_figure(record: Record) -> Drawn:
     times = found.column("step_ms")
     return (
         draw,
-        f"Memory is least if {name_run(made)} is recomputed at a time, or "
-        f"{kept['run']} in gradient accumulation; times differ by "
+        f"Of runs of whole blocks, {made['run']} needs least memory, {kept['run']} in "
+        f"gradient accumulation; times differ by "
         f"{fmt(nanmax(times) / nanmin(times) - 1, format_at_most)}.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
         "Kept: gradients exist before it, as in gradient accumulation. Dotted: run "
