@@ -21,8 +21,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def load_script(name):
-    measure = run_path(str(ROOT / f"docs/scripts/{name}.py"))["measure"]
-    return measure.__globals__
+    return run_path(str(ROOT / f"docs/scripts/{name}.py"))["measure"].__globals__
 
 
 def gpu_ms(step, *phases, **options):

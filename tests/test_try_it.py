@@ -22,8 +22,7 @@ interpreted = pytest.mark.skipif(
 
 
 def read_try_it(name: str) -> str:
-    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
-    return text.split("## Try it")[1]
+    return (ROOT / f"docs/{name}.md").read_text(encoding="utf-8").split("## Try it")[1]
 
 
 def inline_code(name: str) -> set[str]:

@@ -20,10 +20,7 @@ from systems.attention.triton.chooser import (
     select_by_mask,
     table_name,
 )
-from systems.attention.triton.configs import (
-    choose_head_swizzle,
-    count_splits,
-)
+from systems.attention.triton.configs import choose_head_swizzle, count_splits
 from systems.attention.triton.primitives import INTERPRETED
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import HEAD_DIMS, KERNELS

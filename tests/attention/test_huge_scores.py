@@ -36,8 +36,7 @@ def round_fma_once(monkeypatch, device):
         def create_fma(self, x, y, z):
             # The product of two float32 numbers is exact in float64.
             exact = x.data.astype(np.float64) * y.data + z.data
-            handle = interpreter.TensorHandle
-            return handle(exact.astype(np.float32), z.dtype.scalar)
+            return interpreter.TensorHandle(exact.astype(np.float32), z.dtype.scalar)
 
         builder = interpreter.InterpreterBuilder
         monkeypatch.setattr(builder, "create_fma", create_fma)

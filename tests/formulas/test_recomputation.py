@@ -75,8 +75,7 @@ def test_forward_pass_keeps_16_2_or_1_inputs_by_strategy():
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
     for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
         kept = next(strategy_peak_candidates(p, strategy, 1))["saved activations"]
-        more = kept - of_blocks["saved activations"]
-        assert more == (inputs - 8) * residual_bytes(p)
+        assert kept - of_blocks["saved activations"] == (inputs - 8) * residual_bytes(p)
 
 
 def test_nested_runs_match_closed_forms():
@@ -86,8 +85,7 @@ def test_nested_runs_match_closed_forms():
         assert n * count_forward_passes("halving", n) == n * (3 + log) / 2
         assert n * count_forward_passes("chain", n) == n * (n + 3) / 2
         for block in range(n):
-            kept = count_kept_inputs("halving", n, block + 1)
-            assert kept == 1 + block.bit_count()
+            assert count_kept_inputs("halving", n, block + 1) == 1 + block.bit_count()
     # Halving five blocks into two and three adds three block computations.
     assert 5 * count_forward_passes("halving", 5) == 2 * 5 + 3
     # Three layers are halved into one and two.

@@ -26,8 +26,7 @@ OUT_OF_MEMORY = {FRAMES: NO_MEMORY} | {
 @pytest.mark.parametrize("text", OUT_OF_MEMORY)
 def test_cpu_errors_are_recorded_as_out_of_memory(text):
     row = measure_row(Config(), Mock(side_effect=RuntimeError(text)))
-    expected = Row(asdict(Config()), "out_of_memory", {}, OUT_OF_MEMORY[text])
-    assert row == expected
+    assert row == Row(asdict(Config()), "out_of_memory", {}, OUT_OF_MEMORY[text])
 
 
 def test_only_a_missing_triton_is_unsupported():

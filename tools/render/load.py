@@ -37,8 +37,7 @@ def primary_gpu() -> str:
 
 def primary_gpu_key() -> str:
     """Return the primary GPU's key in GPUS (data sheets), or "" if it has none."""
-    names = {gpu.slug: name for name, gpu in GPUS.items()}
-    return names.get(primary_gpu(), "")
+    return {gpu.slug: name for name, gpu in GPUS.items()}.get(primary_gpu(), "")
 
 
 def is_primary(record: Record) -> bool:

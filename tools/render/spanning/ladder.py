@@ -67,12 +67,6 @@ def bound_ms(record: Record | None, phase: str, job: str = FLOOR) -> float:
     return bounds_ms(record, kernel, SHAPE)[job] if record else MISSING
 
 
-def time_over_cudnn(found: Found, record: Record | None) -> float:
-    """Return the Hopper kernel's time of both passes over cuDNN's, at shape TEST."""
-    peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
-    return shape_rows(peers).one(**TEST)["both / sdpa_cudnn"]
-
-
 def steps_table(record: Record, named: Mapping[str, Step]) -> str:
     return steps(record, named).table(
         ("step", "name"),
@@ -159,13 +153,11 @@ def bars_figure(record: Record) -> str:
 
 def facts(found: Found) -> dict[str, str]:
     record = primary_record(found, "flash_ablation")
-    end, back = step_ms(record, "forward"), step_ms(record, "backward")
-    first, first_back = (
-        step_ms(record, "first_forward"),
-        step_ms(record, "first_backward"),
-    )
-    any_shape, bound = step_ms(record, "plain_forward"), bound_ms(record, "forward")
-    two_passes = step_ms(record, "plain_backward")
+    peers = gpu_record(found, "flash_peers", record.device.slug) if record else None
+    kernels = ("first_", "plain_", "")
+    first, any_shape, end = (step_ms(record, f"{x}forward") for x in kernels)
+    first_back, two_passes, back = (step_ms(record, f"{x}backward") for x in kernels)
+    bound = bound_ms(record, "forward")
     two, one = "{:.5f} ms", "{:.5f}"
     return {
         "start": fmt(step_ms(record, "tiles"), two),
@@ -183,5 +175,5 @@ def facts(found: Found) -> dict[str, str]:
         "gain_hopper_backward": fmt(two_passes / back, one),
         "of_floor": fmt(bound / end, percent),
         "backward_of_floor": fmt(bound_ms(record, "backward") / back, percent),
-        "over_cudnn": fmt(time_over_cudnn(found, record), one),
+        "over_cudnn": fmt(shape_rows(peers).one(**TEST)["both / sdpa_cudnn"], one),
     }

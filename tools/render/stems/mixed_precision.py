@@ -132,8 +132,7 @@ def learning_rate_table(record: Record) -> str:
     found = all_runs(record)
 
     def loss_text(rate: float, precision: str) -> str:
-        runs_at = found.where(precision=precision, learning_rate=rate)
-        return format_final_loss(runs_at)
+        return format_final_loss(found.where(precision=precision, learning_rate=rate))
 
     rates = sorted({x["learning_rate"] for x in found})
     return Frame(Line(rate=rate) for rate in rates).table(
