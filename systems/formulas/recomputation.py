@@ -36,7 +36,8 @@ def count_kept_inputs(strategy: str, layers: int, block: int) -> int:
 
 def count_forward_passes(strategy: str, layers: int) -> float:
     """Return how often a block is computed on average, counting the forward pass."""
-    if strategy == "none" or is_undivided(strategy, layers):
+    # A single block has no halves: it runs without a checkpoint.
+    if strategy == "none" or (strategy, layers) == ("halving", 1):
         return 1
     if strategy == "halving":
         # A block is computed in the forward pass, for its own backward pass, and for
@@ -50,11 +51,6 @@ def count_forward_passes(strategy: str, layers: int) -> float:
         # this block or a later one.
         return 1 + (layers + 1) / 2
     return 2
-
-
-def is_undivided(strategy: str, layers: int) -> bool:
-    """Return whether "halving" runs without a checkpoint, as a single block does."""
-    return strategy == "halving" and layers == 1
 
 
 def in_second_halves(layers: int, block: int) -> list[bool]:
@@ -90,7 +86,7 @@ def strategy_peaks(p: Pass, strategy: str, run: int = 1) -> tuple[int, int]:
 def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes]:
     """Yield bytes by category at every moment that may be a strategy's peak."""
     layers = p.shape.num_layers
-    if strategy in ("none", "attention") or is_undivided(strategy, layers):
+    if strategy in ("none", "attention") or (strategy, layers) == ("halving", 1):
         recomputed = replace(p, recompute_attention=strategy == "attention")
         yield from peak_candidates(recomputed).values()
     elif strategy in ("runs", "by_hand"):

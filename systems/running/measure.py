@@ -106,10 +106,8 @@ def import_experiment(stem: Stem, device: Device) -> Any:
         # By default torch.compile uses another folder, without the precompiled kernels.
         os.environ["TRITON_CACHE_DIR"] = str(machine.triton_cache_folder())
     module = import_module(stem.module)
-    for name in ("configs", "run", "PROTOCOL"):
-        if not hasattr(module, name):
-            guide = 'README.md, "Add an experiment"'
-            raise CannotStart(f"{stem.module} has no {name}: see {guide}")
+    if lacking := {"configs", "run", "PROTOCOL"} - vars(module).keys():
+        raise CannotStart(f"{stem.module} has no {lacking.pop()}: see README.md")
     machine.check_torch(device)
     if device.is_gpu:
         # Import Inductor now, or the first row that needs it would time its import.

@@ -223,7 +223,6 @@ def test_terminal_shows_phases_and_total(capsys, monkeypatch):
         "total 6.500 4.243 6.500 3.500 9.500",
     ]
     assert out.endswith("peak bytes: 1610612736 (1.50 GiB)\n")
-    # The standard deviation of a single sample is undefined.
     of = make_stem(lambda config: {"forward_ms": [1.0]})
     out = run_command(capsys, monkeypatch, of)[1]
     assert "1.000" in out and "std" not in out and "nan" not in out

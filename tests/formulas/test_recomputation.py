@@ -56,10 +56,9 @@ def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("strategy", "run", "attention", "precision", "layers"), WAYS)
-def test_both_peaks_equal_formulas(
-    monkeypatch, strategy, run, attention, precision, layers
-):
+@pytest.mark.parametrize("way", WAYS)
+def test_both_peaks_equal_formulas(monkeypatch, way):
+    strategy, run, attention, precision, layers = way
     if attention == "flash":
         pytest.importorskip("triton")
     small = {"batch": 2, "vocab": 500, "workspace_bytes": 0}

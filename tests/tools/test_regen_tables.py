@@ -318,14 +318,12 @@ def test_unreadable_record_is_named_in_one_line(run_regen, tmp_path, options):
     assert done.err.count("\n") == 1 and file_contents(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "statement", ["import tools.render.stems.zz", "from tools.render.stems import zz"]
-)
-def test_missing_builder_is_named_in_one_line(run_regen, monkeypatch, statement):
+@pytest.mark.parametrize("start", ["import {}.zz", "from {} import zz"])
+def test_missing_builder_is_named_in_one_line(run_regen, monkeypatch, start):
+    statement = start.format("tools.render.stems")
     monkeypatch.setattr(everything, "import_spanning", lambda name: exec(statement))
-    done, path = run_regen("--check"), "tools/render/stems/zz.py"
-    remedy = "write it, or remove what `git grep -w zz` finds\n"
-    assert (done.code, done.err) == (2, f"error: {path} is missing: {remedy}")
+    done, text = run_regen("--check"), "error: tools/render/stems/zz.py is missing: "
+    assert done.code == 2 and done.err.startswith(text) and done.err.count("\n") == 1
 
 
 def test_list_shows_other_records_beside_a_broken_link(run_regen, tmp_path):

@@ -11,15 +11,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from systems.records.record import Record
+from tools.render.editions import METRICS
 from tools.render.load import is_fresh
-from tools.render.rows import (
-    METRICS,
-    NOT_MEASURED,
-    Missing,
-    fmt,
-    measured_records,
-    span,
-)
+from tools.render.rows import NOT_MEASURED, Missing, fmt, measured_records, span
 
 # MIME type of the HTML of a notebook's figure; notebook viewers ignore it.
 PAGE = "application/vnd.page+html"

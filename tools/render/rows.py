@@ -9,42 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from systems.formulas.costs import PEAKS, Peak
-from systems.records.record import PHASES, Record, Row
+from systems.records.record import Record, Row
 
 NOT_MEASURED, OUT_OF_MEMORY = "not measured", "out of memory"
-TENSORS = ("o", "lse", "dq", "dk", "dv", "y", "dx", "dw")
-# The metrics in the explorer, and their names on its page.
-METRICS = {
-    **{f"{phase}_ms": phase for phase in PHASES},
-    **{f"{phase}_gpu_ms": f"{phase}, GPU time" for phase in PHASES},
-    **{f"{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
-    **{f"nsys_{phase}_gpu_busy_ms": f"{phase}, GPU time by nsys" for phase in PHASES},
-    **{f"torch_{phase}_gpu_busy_ms": f"{phase}, GPU time" for phase in PHASES},
-    "both_ms": "forward and backward",
-    "step_ms": "whole step",
-    "time_ms": "time",
-    "both_gpu_ms": "forward and backward, GPU time",
-    "step_gpu_ms": "whole step, GPU time",
-    "time_gpu_ms": "GPU time",
-    # Reported records have means instead of samples.
-    **{f"{phase}_mean_ms": phase for phase in ("forward", "backward")},
-    "total_mean_ms": "forward and backward",
-    "step_mean_ms": "whole step",
-    "training_step_mean_ms": "whole step",
-    "peak_allocated_bytes": "peak memory",
-    "peak_reserved_bytes": "reserved memory",
-    "peak_requested_bytes": "requested memory",
-    "before_backward_bytes": "memory before backward",
-    "forward_flops": "forward FLOPs",
-    "forward_kernels": "kernels in forward",
-    "backward_kernels": "kernels in backward",
-    "ran": "kernels that ran",
-    "relative_error": "error",
-    **{f"{one}_relative_error": f"error of {one}" for one in TENSORS},
-    "repeats": "bitwise reproducible",
-    "device_result": "sum",
-    "result": "sum",
-}
 
 # The format of a value: a string such as "{:.1f} ms", or a function.
 Text = str | Callable[[Any], str]

@@ -14,11 +14,11 @@ from typing import Any
 from systems.experiments import STEMS
 from systems.records.record import PHASES, Record, Row
 from systems.records.summary import summarize
-from tools.render.editions import LABELS
+from tools.render.editions import LABELS, METRICS
 from tools.render.frame import Line
 from tools.render.load import Found
 from tools.render.markdown import explorer_name
-from tools.render.rows import METRICS, fmt
+from tools.render.rows import fmt
 
 # The columns whose cells are texts. `value` is a number, or a text such as a status.
 TEXTS = ("GPU", "stem", "size", "precision", "configuration", "metric", "unit")
