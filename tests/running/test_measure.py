@@ -393,18 +393,15 @@ def test_unknown_experiment_or_grid_is_rejected(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_experiment_without_a_protocol_is_not_measured(run, monkeypatch):
-    monkeypatch.delattr(fake_stem, "PROTOCOL")
-    assert run().error.endswith("fake_stem has no PROTOCOL: see README.md")
-
-
-def test_experiment_that_needs_a_gpu_refuses_a_cpu(run, monkeypatch):
+def test_experiment_without_a_gpu_or_a_protocol_is_refused(run, monkeypatch):
     only_quick_on_cpu = replace(fake_stem_entry("cuda"), quick=("cuda", "cpu"))
     monkeypatch.setitem(STEMS, "fake", only_quick_on_cpu)
     monkeypatch.setattr(machine, "find_gpu", lambda: None)
     needs = "fake needs a GPU and none was found"
     assert run().error == f"{needs}; --quick runs what a CPU can"
     assert run(grid="quick").code == 0
+    monkeypatch.delattr(fake_stem, "PROTOCOL")
+    assert run(grid="quick").error.endswith("has no PROTOCOL: see README.md")
 
 
 def test_unusable_gpu_is_not_measured_as_a_cpu(run, monkeypatch, tmp_path):

@@ -318,10 +318,10 @@ def test_unreadable_record_is_named_in_one_line(run_regen, tmp_path, options):
     assert done.err.count("\n") == 1 and file_contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("start", ["import {}.zz", "from {} import zz"])
-def test_missing_builder_is_named_in_one_line(run_regen, monkeypatch, start):
-    statement = start.format("tools.render.stems")
-    monkeypatch.setattr(everything, "import_spanning", lambda name: exec(statement))
+@pytest.mark.parametrize("begin", ["import {}.zz", "from {} import zz"])
+def test_missing_builder_is_named_in_one_line(run_regen, monkeypatch, begin):
+    code = begin.format("tools.render.stems")
+    monkeypatch.setattr(everything, "import_spanning", lambda name: exec(code))
     done, text = run_regen("--check"), "error: tools/render/stems/zz.py is missing: "
     assert done.code == 2 and done.err.startswith(text) and done.err.count("\n") == 1
 
