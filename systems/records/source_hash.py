@@ -6,8 +6,10 @@ TOML file that this code names, beside it. It ignores comments, docstrings, layo
 imports, every `assert`, and the names and places of modules, so code can be moved.
 Names of functions, constants and variables count.
 
-It misses the order of top-level statements, and names that are looked up as strings
-(except in IMPLEMENTATIONS). A local variable counts as a use of a global of its name.
+It misses the order of top-level statements, names that are looked up as strings (except
+in IMPLEMENTATIONS), and how rows are compiled ahead (`systems.running.precompile`),
+which changes the compile times of `compile`. Relative and star imports, and imports in
+an `if`, are not followed. A local variable counts as a use of a global of its name.
 """
 
 import ast
@@ -22,8 +24,8 @@ from typing import Any
 from systems import ROOT
 from systems.attention.implementations import IMPLEMENTATIONS
 
-# Packages that are not hashed, because they can't change a measured result. The code
-# that only they use is not hashed either.
+# Packages that are not hashed, because they don't measure. The code that only they use
+# is not hashed either.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -119,7 +121,7 @@ def load_module(name: str) -> tuple[dict[str, Place], list[Statement]]:
     path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
     if name == FOREIGN or name.startswith(NOT_MEASURING) or not path.is_file():
         return {}, []
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    body = ast.parse(path.read_text(encoding="utf-8"), str(path)).body
     imports, statements = dict(imported_names(body)), []
     nodes = [node for node in body if not is_ignored(node)]
     defined = {each: (name, each) for node in nodes for each in defined_names(node)}

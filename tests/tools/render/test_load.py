@@ -68,6 +68,13 @@ def test_record_of_other_code_is_stale():
     assert not load.is_fresh(record)
 
 
+def test_facts_about_the_first_step_are_those_of_context_128():
+    record = read_record("warmup")
+    for row in record.rows:
+        row.config["context"] = 32
+    assert {*warmup.facts(record).values()} == {"not measured"}
+
+
 def test_edited_record_is_rejected(tmp_path, monkeypatch):
     record = read_record("warmup")
     path = tmp_path / record.device.slug / "warmup.json"

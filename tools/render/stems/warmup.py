@@ -114,7 +114,7 @@ def steps_figure(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found = medians_by_warmup(record)
+    found = medians_by_warmup(record).where(size="small", context=128, batch=4)
     cold = found.one(warmup=0)
     return {
         "first_step": fmt(cold["first"], "{:.0f} ms"),
