@@ -82,8 +82,8 @@ def add_round(
     between: Callable[[], None] | None = None,
     counted: bool = False,
 ) -> None:
-    """Run a warm-up pass, then append this round's GPU times with a cold L2 cache to
-    `metrics`, and their median (to `forward_rounds_ms`). On a CPU, do nothing.
+    """After a warm-up pass, append this round's GPU times with a cold L2 cache to
+    `metrics`, and their median to its `forward_rounds_ms`. On a CPU, do nothing.
     """
     assert device in DEVICES, device
     if device != "cuda":

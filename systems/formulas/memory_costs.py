@@ -232,7 +232,7 @@ def weight_copy_bytes(p: Pass) -> int:
 
 
 def count_segments(p: Pass) -> int:
-    """Return the number of segments of `checkpoint` blocks; the last may be shorter."""
+    """Return the number of segments of p.checkpoint blocks; the last may have fewer."""
     return (p.shape.num_layers + p.checkpoint - 1) // p.checkpoint
 
 

@@ -19,8 +19,8 @@ BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
 
 def record_kernels(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """Call `work`, and return its result and, as a metric, the resources of the kernels
-    for attention scores that it launched. The interpreter compiles no kernels.
+    """Call `work`, and return its result and a metric: the resources of the kernels for
+    attention scores that it launched. The interpreter compiles no kernels.
     """
     launched, describe = {}, CompiledKernel.launch_metadata
 

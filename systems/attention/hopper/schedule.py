@@ -22,8 +22,8 @@ def make_schedule(
     """Return (starts, items): program i computes items[starts[i] : starts[i + 1]].
 
     Item number tile + tiles · head is a tile of `rows` queries; a step has `keys` keys.
-    Heads are interleaved in groups of `head_swizzle`; the last heads, with `last_items`
-    items per program, are one group, so that programs end at about the same time. Items
+    Heads are interleaved in groups of `head_swizzle`; the last heads form one group of
+    about `last_items` items per program, so that programs end together. Items
     of a group are sorted, longest first; each goes to the program that is free first.
     """
     tiles = triton.cdiv(n_q, rows)

@@ -1,6 +1,6 @@
-"""Choose between one and two kernels for the Hopper backward pass, and the walk of the
-one-pass kernel: the order in which programs, each with a tile of keys, process the
-tiles of queries and add to dq. All limits were timed on an H200.
+"""Choose whether the Hopper backward pass has one kernel or two. For one, also choose
+the walk: the order in which programs, each with a tile of keys, process the tiles of
+queries and add to dq. All limits were timed on an H200.
 """
 
 from functools import lru_cache

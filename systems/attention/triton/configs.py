@@ -95,7 +95,7 @@ def count_sms(device: torch.device) -> int:
 def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """Return the number of splits (a power of two) of a loop over n rows in steps of
+    """Return into how many splits (a power of two) to divide a loop over n, in steps of
     `rows`. The unsplit launch has `programs` programs of `warps` warps.
     """
     if device.type == "cpu":

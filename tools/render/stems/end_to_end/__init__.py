@@ -156,8 +156,6 @@ def facts(record: Record | None) -> dict[str, str]:
     small_bf16 = forward.one(size="small", context=512, precision="bf16")
     assigned = found.where(lambda x: x["variation"] >= 0, mode=("forward", "step"))
     gains = dropna(bf16.column("pass_gain"))
-    some = bf16.where(lambda x: x["gain"])
-    least = min(some, key=lambda x: x["gain"], default=Line())
     memory = record.device.memory_bytes if record else None
     step_fp32, step_bf16 = (
         of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
@@ -191,8 +189,6 @@ def facts(record: Record | None) -> dict[str, str]:
         "growth_small_bf16": fmt(small_bf16["growth"], "{:.5f}"),
         "growth_2_7B_fp32": fmt(large_512["growth"], "{:.5f}"),
         "flops_growth_small": fmt(flops_growth, "{:.5f}"),
-        "speedup_least": fmt(least["gain"], "{:.5f}"),
-        "speedup_least_of": f"`{least['size']}` at context {least['context']}",
         "gain_most": fmt(nanmax(gains), "{:.5f}"),
         "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
         "gpu_speedup_2_7B_512": fmt(step_bf16["step_kernel_gain"], "{:.5f}"),
