@@ -54,6 +54,14 @@ def run_first_kernel(module, **options):
     return run_class(module.FlashAttentionFirst, *inputs, True), inputs
 
 
+def test_pages_name_tests_that_exist():
+    pages, tests = (
+        "".join(path.read_text("utf-8") for path in (ROOT / folder).rglob(pattern))
+        for folder, pattern in (("docs", "*.md"), ("tests", "test_*.py"))
+    )
+    assert {*re.findall(r"`(test_\w+)`", pages)} <= {*re.findall(r"def (\w+)", tests)}
+
+
 @pytest.mark.slow
 @interpreted
 def test_without_the_maximum_large_scores_fail(change_module):
