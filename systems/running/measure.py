@@ -107,7 +107,7 @@ def import_experiment(stem: Stem, device: Device) -> Any:
         os.environ["TRITON_CACHE_DIR"] = str(machine.triton_cache_folder())
     module = import_module(stem.module)
     if lacking := {"configs", "run", "PROTOCOL"} - vars(module).keys():
-        raise CannotStart(f"{stem.module} has no {lacking.pop()}: see README.md")
+        raise CannotStart(f"{stem.module} has no {min(lacking)}: see README.md")
     machine.check_torch(device)
     if device.is_gpu:
         # Import Inductor now, or the first row that needs it would time its import.
