@@ -60,6 +60,6 @@ if __name__ == "__main__":
     try:
         measure(options.size, options)
     except (RuntimeError, TypeError) as error:  # or torch.OutOfMemoryError
-        if not any(x in str(error) for x in ("allocate", "verflow")):
+        if not any(x in str(error).lower() for x in ("allocate", "overflow")):
             raise
         parser.error("out of memory: --size, --context or --batch must be smaller")

@@ -68,6 +68,6 @@ if __name__ == "__main__":
         try:
             measure(size, options)
         except (RuntimeError, TypeError) as error:  # or torch.OutOfMemoryError
-            if not any(x in str(error) for x in ("allocate", "verflow")):
+            if not any(x in str(error).lower() for x in ("allocate", "overflow")):
                 raise
             print(f"{size:6} out of memory")
