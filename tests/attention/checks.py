@@ -199,10 +199,10 @@ def check_against_reference(
     """Check that each error is at most CAP · max(1, largest value), and at most twice
     plain PyTorch's error in the same precision plus a margin.
 
-    The margin covers rounding of results and lse, cancellation, and float32 sums
-    (random walks of rounding errors). With `split`, plain attention multiplies float32
-    as bfloat16 limbs, and the margin for dq and dk adds the effect of o's error on
-    delta.
+    The margin, `band`, adds: one rounding of the result; `terms`, because float32 sums
+    of d products can cancel; `walk`, the random walk of rounding errors in a sum over
+    tokens; `recomputed`, the rounding of lse. With `split`, plain attention multiplies
+    float32 as bfloat16 limbs, and `band` for dq and dk adds o's error by way of delta.
     """
     actual = actual if isinstance(actual, Mapping) else to_dict(actual)
     exact = run_reference(q, k, v, do, causal, scale)

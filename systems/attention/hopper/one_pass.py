@@ -13,8 +13,9 @@ tiles of 64 queries:
 
 Floating-point sums depend on their order. Therefore each tile of dq has a semaphore
 that counts the partials added so far, and a writer adds the n-th partial when the count
-is n. The modules `shift` and `ordered` define two such orders ("walks"). The code of
-the key groups is here, the dq group's and the writers' code in `accumulation`.
+is n. The modules `shift` and `ordered` define two such orders ("walks") and the roles,
+which call `process_tiles` here, `compute_partial_dq` and `add_partial` in
+`accumulation`.
 """
 
 from typing import NamedTuple

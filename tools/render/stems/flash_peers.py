@@ -118,7 +118,7 @@ def shape_text(x: Line) -> str:
 def shapes_table(record: Record) -> str:
     over = {"FA4": "fa4", "FA4, deterministic": "fa4_ordered", "cuDNN": "sdpa_cudnn"}
     return shapes(record).table(
-        ("tokens · d · mask · heads", "shape"),
+        ("tokens · d · mask · batch × heads", "shape"),
         ("TFLOP/s", "tflops", "{:.0f}"),
         ("share of peak", "peak", percent),
         *((head, f"both / {name}", "{:.2f}") for head, name in over.items()),
@@ -200,13 +200,14 @@ def throughput_figure(record: Record) -> Drawn | None:
         every[0].set_ylim(bottom=0)
 
     over = {"FlashAttention-4's": "fa4", "cuDNN's": "sdpa_cudnn"}
-    ratios = {whose: shapes(record).column(f"both / {n}") for whose, n in over.items()}
+    drawn = found.where(lambda x: (x["d"], x["causal"]) in PANELS)
+    ratios = {whose: drawn.column(f"both / {n}") for whose, n in over.items()}
     ranges = [f"{span(r)} of {x} time" for x, r in ratios.items() if dropna(r)]
     if not ranges:
         return None
     return (
         draw,
-        f"At the table's shapes, this guide's attention takes {' and '.join(ranges)}.",
+        f"This guide's attention takes {' and '.join(ranges)}.",
         f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
         "see the table.",
     )

@@ -200,6 +200,7 @@ def facts(record: Record | None) -> dict[str, str]:
             for p in ("fp32", "bf16")
             for of in [assigned.where(precision=p)]
         },
+        "slower_steps": fmt(count_true(x < 1 for x in dropna(bf16.column("gain")))),
         "slower_cells": fmt(count_true(gain < 1 for gain in gains)),
         "gpu_memory": fmt(memory or MISSING, lambda v: f"{gib(v, 5)} GiB"),
     }

@@ -54,8 +54,8 @@ def mfu_figure(record: Record) -> Drawn:
     return (
         draw,
         f"A forward pass reaches up to {' and '.join(most)} of the peak.",
-        "Wall-clock time, forward pass alone; share of the data sheet's peak. At the "
-        "longest context, mask and softmax take a larger share of the time.",
+        "Wall-clock time, forward pass alone; share of the data sheet's peak. At long "
+        "contexts, mask and softmax take a larger share of the time.",
     )
 
 
@@ -88,7 +88,7 @@ def phases_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        f"AdamW's share of a step is {' and '.join(ranges)}.",
+        f"Of a step{clock}, AdamW takes {' and '.join(ranges)}.",
         "Context 512, batch 4; the loss is too short to see.",
     )
 
@@ -116,5 +116,5 @@ def speedup_figure(record: Record) -> Drawn:
     return (
         draw,
         f"bf16 changes the speed of a step by a factor of {ranges}.",
-        "A step with AdamW. Orange: bf16 is slower (below 1).",
+        "A step with AdamW. Below 1 bf16 is slower (orange).",
     )

@@ -50,10 +50,13 @@ def timeline_figure(
         return ""
     if mode == "forward" and len(found) == len(PRECISIONS):
         finding = finding or FORWARD
-    peaks = "; ".join(
-        f"in {x['precision']} memory peaks at {gib(x['requested'])} GiB {x['place']}"
-        for x in found
-    )
+    sizes = [f"{gib(x['requested'])} GiB in {x['precision']}" for x in found]
+    places = [x["place"] for x in found]
+    if len({*places}) == 1:
+        peaks = f"Memory peaks {places[0]}: {', '.join(sizes)}."
+    else:
+        every = (" ".join(both) for both in zip(sizes, places, strict=True))
+        peaks = f"Memory peaks: {'; '.join(every)}."
     rounded = " and ".join(f"{gib(x['peak'])} GiB" for x in found)
     text = (
         f"Memory over {TITLES[mode]}: {SIZE}, context {context}, batch 4. The "
@@ -76,7 +79,7 @@ def timeline_figure(
         record,
         f"{mode}-{context}-timeline",
         draw,
-        finding or f"{peaks[:1].upper()}{peaks[1:]}.",
+        finding or peaks,
         more or text,
         height=290,
         narrow=260 * len(found),
