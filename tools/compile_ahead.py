@@ -241,7 +241,7 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile the bf16 Hopper kernels, with both walks of the one-pass backward."""
+    """Compile all bf16 Hopper kernels, and yield each launch's results."""
     hopper.plan_forward.cache_clear()
     hopper.plan_two_passes.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()

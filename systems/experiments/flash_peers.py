@@ -189,8 +189,8 @@ def convert_layout(layout: str, x: Tensor) -> Tensor:
 def exact_attention(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, causal: bool
 ) -> dict[str, Tensor]:
-    """Return o, dq, dk and dv of plain attention, in the dtype of the inputs. Queries
-    are computed in blocks, because all scores would not fit in memory.
+    """Return o, dq, dk and dv of plain attention in the inputs' dtype, for q and do
+    (b, h, n, d), k and v (b, h_kv, n, d). Blocks of queries keep the scores small.
     """
     q, k, v = inputs = [x.detach().requires_grad_() for x in (q, k, v)]
     scale, group, blocks = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1], []

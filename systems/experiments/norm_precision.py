@@ -132,7 +132,7 @@ def run(config: Config) -> dict[str, list[float | None]]:
 
 
 def shares(true: Tensor) -> list[float | None]:
-    """Return the share of True per magnitude in `true` [magnitudes, vectors, width]."""
+    """Return each magnitude's share of True in `true` [magnitudes, vectors, width]."""
     return [round_digits(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 
 

@@ -91,7 +91,7 @@ def shorten_name(name: str) -> str:
 
 
 def snippet_sections(parts: Mapping[str, str]) -> str:
-    """Return a file of sections that pages include: `--8<-- "generated/FILE:name"`."""
+    """Return Markdown whose named sections `--8<-- "generated/FILE:name"` includes."""
     return "\n".join(
         f"<!-- --8<-- [start:{name}] -->\n{text.strip()}\n"
         f"<!-- --8<-- [end:{name}] -->\n"

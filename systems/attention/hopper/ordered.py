@@ -55,12 +55,12 @@ class Walk(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A program's work: KV head (over all batches), tile of keys, steps, direction."""
+    """A program's work: a tile of keys of one KV head, and its loop over queries."""
 
-    batch_head: gl.tensor
-    keys: gl.tensor
-    steps: gl.tensor
-    backwards: gl.tensor
+    batch_head: gl.tensor  # batch · KV heads + KV head
+    keys: gl.tensor  # number of the tile of keys
+    steps: gl.tensor  # number of tiles of queries, for each query head
+    backwards: gl.tensor  # 1 if the loop over queries runs backwards, else 0
 
 
 # --8<-- [start:walk]

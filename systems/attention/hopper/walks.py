@@ -42,7 +42,7 @@ LONE_TILES = 512
 
 
 class ShiftWalk(NamedTuple):
-    """Parameters of the shift walk: `groups` heads run at the same time."""
+    """Parameters of the shift walk: the number of heads that run at the same time."""
 
     groups: int
 

@@ -40,9 +40,9 @@ def memory_figure(found: Found) -> str:
     allocated = steps.one(precision="fp32")["peak"]
     weights = weight_bytes(Pass("2.7B", 512, "step", "fp32"))
     finding = (
-        f"At its peak in fp32, a training step of 2.7B (in fact {weights / 4e9:.1f} "
-        f"billion parameters) holds {gib(weights)} GiB of weights and twice that in "
-        "optimizer state; the rest is mostly saved activations."
+        "At its peak in fp32, a training step of the model 2.7B (in fact "
+        f"{weights / 4e9:.1f} billion parameters) holds {gib(weights)} GiB of weights "
+        "and twice that in optimizer state; the rest is mostly saved activations."
     )
     rounded = typeset(fmt(allocated, lambda v: f"{gib(v)} GiB"))
     more = HOOK.format(allocated=rounded)
@@ -66,8 +66,8 @@ def slider_figure() -> str:
         f'max="{len(CONTEXTS) - 1}" value="{opens}" '
         f'autocomplete="off" aria-valuetext="{OPENS_AT} tokens"></label>',
         *charts,
-        "<figcaption>Peak memory of one step of <code>2.7B</code>, fp32, batch 4, by "
-        "formula.</figcaption>",
+        "<figcaption>Peak memory of a training step of the model <code>2.7B</code>, in "
+        "fp32 at batch 4, by formula.</figcaption>",
         "</figure>",
     ]
     return "\n".join(lines) + "\n"

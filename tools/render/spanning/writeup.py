@@ -151,7 +151,7 @@ def verdict_list(claims: list[Claim], records: Mapping[str, Record]) -> str:
 def answer_fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return `answers.md`. Raise RecordError if a page with records has no answer."""
+    """Return `answers.md`, a section per page. Raise RecordError if one is missing."""
     answers = {
         page: page_answer(page, facts) if known else ""
         for page, known in answered.items()

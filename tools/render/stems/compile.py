@@ -98,8 +98,8 @@ def times_table(record: Record) -> str:
 
 @fragments.add(
     "price.md",
-    "Compile time, and steps until it pays in wall-clock time. Time is saved over the "
-    "eager steps that alternate with a row; the row with AdamW has its own.",
+    "Compile time, and after how many steps it pays in wall-clock time. Savings are "
+    "relative to alternating eager steps; compiled AdamW has eager steps of its own.",
 )
 def compile_cost_table(record: Record) -> str:
     found = steps(record).where(bool, execution="compiled", size=SHOWN_SIZES)

@@ -93,10 +93,10 @@ def lengths_table(record: Record) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape, in ms: forward (fwd), backward "
     "(bwd) and both, without a loss. Columns *flash* and *plain* are medians by "
-    "`do_bench` (of 20 ms of calls, or of one longer call), whose CUDA events count "
-    "launch overhead; it varies, and is most of a short pass's time. Columns *GPU* "
-    "are medians of GPU time (without a GPU, of wall-clock time); *plain / flash* are "
-    "speedups in GPU time, medians over rounds.",
+    "`do_bench` (of 20 ms of calls, or of one longer call). These times include launch "
+    "overhead, which varies and dominates short passes. Columns *GPU* are medians of "
+    "GPU time (without a GPU, of wall-clock time); *plain / flash* are speedups in GPU "
+    "time, medians over rounds.",
 )
 def latency_table(record: Record) -> str:
     short = {"forward": "fwd", "backward": "bwd", "both": "both"}

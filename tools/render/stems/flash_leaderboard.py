@@ -104,9 +104,9 @@ def kernel_rows(record: Record | None) -> Frame:
 
 @fragments.add(
     "table.md",
-    "**The leaderboard test of 2025.** The median and TFLOP/s are by `do_bench`, one "
-    "implementation after the other; for GPU times they alternate. Rates are lower "
-    "than in the table above, because the test also sums o and `do_bench` counts gaps.",
+    "**The leaderboard test of 2025.** `do_bench` times one implementation after the "
+    "other (median, TFLOP/s); for GPU times they alternate. Rates are below those of "
+    "the table above: the test also sums o, and `do_bench` counts gaps of kernels.",
 )
 def leaderboard_table(record: Record) -> str:
     found = frame(record).arrange(implementation=NAMES)
@@ -125,8 +125,8 @@ def leaderboard_table(record: Record) -> str:
 
 @fragments.add(
     "kernels.md",
-    "**The kernels of one call of the test,** their times, and how long each job takes "
-    "by itself.",
+    "**Each kernel of one call of the test:** its time, and how long each of its jobs "
+    "(matmuls, exponentials, ...) would take alone.",
 )
 def kernels_table(record: Record) -> str:
     return kernel_rows(record).table(

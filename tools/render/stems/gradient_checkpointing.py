@@ -154,9 +154,9 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 
 @fragments.add(
     "table.md",
-    "Peaks by what is recomputed (*kept*: if gradients exist before the pass), their "
-    "ratios to predictions, and times of forward and backward. Wall-clock time is the "
-    "median of two passes (nested: one pass), GPU time the median of two others.",
+    "Peaks by what is recomputed, their ratios to predictions, and times of forward + "
+    "backward. *Kept*: gradients exist before the pass. Wall-clock time is the median "
+    "of two passes (nested: one pass), GPU time the median of two others.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_smallest(peaks_by_run_length(), "predicted_kept")
@@ -206,8 +206,8 @@ def run_length_figure(record: Record) -> Drawn:
     times = found.column("step_ms")
     return (
         draw,
-        f"Of runs of whole blocks, {made['run']} needs least memory, {kept['run']} in "
-        f"gradient accumulation; times differ by "
+        f"Among run lengths in whole blocks, {made['run']} needs least memory, or "
+        f"{kept['run']} in gradient accumulation; times differ by "
         f"{fmt(nanmax(times) / nanmin(times) - 1, format_at_most)}.",
         "Lines are predicted, points measured. Made: gradients appear during the pass. "
         "Kept: gradients exist before it, as in gradient accumulation. Dotted: run "

@@ -37,9 +37,9 @@ fragments.figure("speedup.md", "speedup", height=190, narrow=380)(speedup_figure
 @fragments.add(
     "fp32.md",
     "Each pass in fp32: mean ± standard deviation of wall-clock time; GPU and waiting "
-    "times are medians. All phases are timed within the step, but forward alone in a "
-    "separate run, without gradients; where no step fits in memory, forward + backward "
-    "too.",
+    "times are medians. Phases are timed in the step, except that forward alone is a "
+    "separate run without gradients. Where no step fits in memory, forward + backward "
+    "is a separate run, too.",
     reported=True,
 )
 def fp32_table(record: Record) -> str:

@@ -41,7 +41,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def pass_summary(x: Line) -> Summary:
-    """Return statistics of the row's time from forward to backward."""
+    """Return statistics, in ms, of the row's forward, loss and backward together."""
     return x.summary(*(phase for phase in x.timed_phases if phase in PASSES))
 
 

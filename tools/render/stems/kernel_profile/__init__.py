@@ -104,7 +104,7 @@ def top_nonmatmuls(x: Line) -> list[rows.Kernel]:
     return [k for k in found if k.category != MATMUL and k.ms >= least]
 
 
-@fragments.add("matmul.md", "Shares of kernel time: matmuls, and AdamW in a step.")
+@fragments.add("matmul.md", "Matmuls' share of each pass's kernel time, and AdamW's.")
 def matmul_table(record: Record) -> str:
     found = rows.passes(record)
     parts = {"forward": "matmul_forward", "forward + backward": "matmul_both"}
