@@ -3,13 +3,12 @@ kernel of each phase. All times are in ms per pass.
 """
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 from systems.benchmarking import phases
 from systems.profiling.kernel_names import kernel_category
 from systems.profiling.marks import LAYER, STEP
-from systems.profiling.trace import Kernel, TraceError, kernel_rows, span_ms
+from systems.profiling.trace import Kernel, TraceError, span_ms
 
 
 def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
@@ -39,21 +38,20 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
             metrics[f"{name}_gpu_busy_ms"] = [sum(k.ms for k in g) for g in groups]
     if any(kernel.op for kernel in kernels):
         metrics["matmul_ops_ms"] = [sum(k.ms for k in g if k.op) for g in ordered]
-    by_category: dict[str, list[Kernel]] = defaultdict(list)
+    times: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for kernel in kernels:
-        marks = tuple(mark for mark in kernel.marks if mark.name not in (STEP, LAYER))
-        in_phase = replace(kernel, marks=marks)
-        by_category[kernel_category(kernel.name, in_phase.path)].append(in_phase)
+        parts = phase_and_part(kernel)
+        category = kernel_category(kernel.name, parts)
+        times["/".join(parts), kernel.name, category].append(kernel.ms)
     rows = [
         {
-            "phase": "/".join(row.path),
-            "name": row.name,
+            "phase": phase,
+            "name": name,
             "category": category,
-            "calls": calls_per_pass(row.calls, passes),
-            "total_ms": round(row.total_ms / passes, 6),
+            "calls": calls_per_pass(len(ms), passes),
+            "total_ms": round(sum(ms) / passes, 6),
         }
-        for category, group in by_category.items()
-        for row in kernel_rows(group)
+        for (phase, name, category), ms in sorted(times.items())
     ]
     return metrics | {"kernels": sorted(rows, key=lambda row: -row["total_ms"])}
 

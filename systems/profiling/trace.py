@@ -10,9 +10,7 @@ Times are integers in ns on the trace's clock; rows have ms. This module needs n
 """
 
 import sqlite3
-import statistics
 import zlib
-from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -95,40 +93,6 @@ class Kernel:
     @property
     def ms(self) -> float:
         return (self.end - self.start) / 1e6
-
-
-@dataclass(frozen=True)
-class KernelRow:
-    """All runs of one kernel in one phase. `start_ms` is the start of the first run."""
-
-    name: str
-    path: tuple[str, ...]
-    calls: int
-    total_ms: float
-    median_ms: float
-    min_ms: float
-    max_ms: float
-    start_ms: float
-
-
-def kernel_rows(
-    kernels: Iterable[Kernel], origin: int | None = None
-) -> list[KernelRow]:
-    """Return a row for each kernel and phase, by descending total time. Start times are
-    relative to `origin` (ns), by default the start of the first kernel.
-    """
-    groups: dict[tuple[str, tuple[str, ...]], list[Kernel]] = defaultdict(list)
-    for kernel in kernels:
-        groups[kernel.name, kernel.path].append(kernel)
-    if origin is None:
-        origin = min((k.start for group in groups.values() for k in group), default=0)
-    rows = []
-    for (name, path), group in groups.items():
-        times = [kernel.ms for kernel in group]
-        start_ms = (min(kernel.start for kernel in group) - origin) / 1e6
-        each = (sum(times), statistics.median(times), min(times), max(times), start_ms)
-        rows.append(KernelRow(name, path, len(times), *each))
-    return sorted(rows, key=lambda row: (-row.total_ms, row.path, row.name))
 
 
 def span_ms(kernels: Iterable[Kernel]) -> float:
