@@ -4,7 +4,8 @@ backward.
 A program (thread block) computes ROWS rows: it loops over tiles of columns and keeps
 the sum in registers. The backward pass writes dx_nd = dy_n w_d tile by tile. dw_d = Σ_n
 x_nd dy_n sums over the rows of all programs, so each program writes a partial sum, and
-PyTorch adds these, without atomics and bitwise reproducibly.
+PyTorch adds these, without atomics and bitwise reproducibly. In bfloat16 a GPU rounds
+dx to nearest, but Triton's interpreter truncates it.
 
     weighted_sum(x, w)      # x (..., d), w (d,) -> (...)
 """

@@ -88,6 +88,7 @@ MISTAKES = {
         ),
         ("s = scores(q, k, i, j, 1.0, TILE, CAUSAL)", "scale is missing"),
         (LATER, "those of later keys must be -inf"),
+        ("s = scores(q, k, j, i, scale, TILE, CAUSAL)", "a query saw no key"),
         ("m_new = tl.maximum(tl.maximum(m, tl.max(s, 1)), 0.0)", "gave only 0: m_new"),
         ("m_new = tl.max(t, 1)", "NameError: .*'t'"),
         ("m_new = tl.max(s, 1)", "above 100 .*m_new is the largest of m and"),

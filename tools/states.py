@@ -48,7 +48,10 @@ def print_states(results: Path) -> int:
                 state, record = read_state(path)
             except (RecordError, FileNotFoundError) as error:
                 state, record = "unreadable", None
-                faults.append(f"error: {error}")
+                lost = isinstance(error, OSError)
+                faults.append(
+                    f"error: {f'{path}: {error.strerror}' if lost else error}"
+                )
             rows = date = minutes = ""
             if record is not None:
                 state = "reported" if record.kind == "reported" else state

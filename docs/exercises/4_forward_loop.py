@@ -11,7 +11,7 @@ sums p v as l sums p. The scores are computed tile by tile and never stored.
 
     pytest docs/exercises -k forward
 
-Hint: `scores`, `matmul` and `tile` are those of systems/attention/first.py. `scores`
+Hint: `scores`, `matmul` and `offsets` are those of systems/attention/first.py. `scores`
 returns scaled scores, -inf for later keys. A factor for each row of a tile is
 `factor[:, None]`. `matmul` wants both sides in one dtype: `p.to(v.dtype)`.
 """

@@ -426,7 +426,8 @@ def forward_loop(module: ModuleType) -> None:
         q, k, v = (3 * normal(n, D + i)[:, :D].contiguous() for i in range(3))
         # Scores of 0 count, too.
         k[3] = 0
-        not_finite = WRONG_SIGN
+        unseen = "a query saw no key: it sees all keys up to its own (>=)"
+        not_finite = unseen if causal else WRONG_SIGN
         if far:
             q, k, v = *far_apart(q / 3, k / 3), v / 9
             not_finite = (

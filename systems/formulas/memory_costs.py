@@ -62,6 +62,9 @@ class Pass:
             least = int(field in "context batch vocab kv_heads embeddings".split())
             if isinstance(value, int) and value < least:
                 raise ValueError(f"{field} is {value}, must be at least {least}")
+        heads, groups = self.shape.num_heads, self.kv_heads
+        if isinstance(groups, int) and heads % groups:
+            raise ValueError(f"kv_heads is {groups}, must divide {heads}")
 
     @property
     def shape(self) -> ModelSize:

@@ -7,9 +7,9 @@ imports, every `assert`, and the names and places of modules, so code can be mov
 Names of functions, constants and variables count.
 
 It misses the order of top-level statements, names that are looked up as strings (except
-in IMPLEMENTATIONS), and how rows are compiled ahead (`systems.running.precompile`),
-which changes the compile times of `compile`. Relative and star imports, and imports in
-an `if`, are not followed. A local variable counts as a use of a global of its name.
+in IMPLEMENTATIONS), and how `systems.running` runs rows: alternation, compiling ahead,
+what happens between rows. Relative and star imports, and imports in an `if`, are not
+followed. A local variable counts as a use of a global of its name.
 """
 
 import ast
@@ -24,8 +24,8 @@ from typing import Any
 from systems import ROOT
 from systems.attention.implementations import IMPLEMENTATIONS
 
-# Packages that are not hashed, because they don't measure. The code that only they use
-# is not hashed either.
+# Packages that are not hashed, because no experiment times their code. The code that
+# only they use is not hashed either.
 NOT_MEASURING = ("systems.records.", "systems.formulas.", "systems.running.")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

@@ -30,9 +30,16 @@ def test_find_largest_returns_the_last_that_fits(field, gpu):
     assert not most or peak_bytes(replace(XL, **{field: most})) <= room
     with pytest.raises(ValueError, match="^precision is 'tf32', must be one of: fp32"):
         replace(XL, precision="tf32")
-    for wrong in ({"context": -1}, {"batch": 0}, {"kv_heads": 0}, {"checkpoint": -1}):
-        with pytest.raises(ValueError, match=r"^\w+ is -?\d, must be at least \d$"):
-            replace(XL, **wrong)
+    for field, wrong in {
+        "context": -1,
+        "batch": 0,
+        "kv_heads": 3,
+        "checkpoint": -1,
+    }.items():
+        with pytest.raises(
+            ValueError, match=rf"^{field} is {wrong}, must (be at least|divide)"
+        ):
+            replace(XL, **{field: wrong})
 
 
 def test_hand_in_lists_the_longest_contexts_that_fit():

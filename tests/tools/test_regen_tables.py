@@ -330,7 +330,7 @@ def test_list_shows_other_records_beside_a_broken_link(run_regen, tmp_path):
     (folder := tmp_path / "results/meta").mkdir(parents=True)
     (folder / "model_sizes.json").symlink_to("nowhere")
     done = run_regen("--list")
-    assert done.code == 2 and "error: [Errno 2] No such file" in done.err
+    assert done.code == 2 and "model_sizes.json: No such file" in done.err
     assert listed_state(done.out, "model_sizes") == "unreadable"
 
 

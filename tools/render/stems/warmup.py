@@ -84,7 +84,9 @@ def steps_table(record: Record) -> str:
 def steps_figure(record: Record) -> str:
     found = processes(record)
     cold = medians_by_warmup(record).one(warmup=0)
-    ratio = fmt(cold["first"] / cold["settled"], "{:.0f}")
+    if not (growth := cold["first"] / cold["settled"]):
+        return ""
+    ratio = fmt(growth, "{:.0f}")
     first, count = cold["first"], len(found.where(warmup=0))
 
     def draw(figure: Figure) -> None:
@@ -94,10 +96,7 @@ def steps_figure(record: Record) -> str:
             steps = range(skipped + 1, skipped + 1 + len(times))
             plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
         text = f"{first:,.0f} ms (median of {count}), {ratio} times a later step"
-        if first:
-            plots.label_point(
-                axes, text, 1, first, ha="left", va="center", offset=(10, 0)
-            )
+        plots.label_point(axes, text, 1, first, ha="left", va="center", offset=(10, 0))
         plots.set_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")
 

@@ -8,7 +8,15 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line, frame, gpu_columns
 from tools.render.markdown import format_significant, gib, percent
-from tools.render.rows import MISSING, count_true, dropna, fmt, nanmax, span
+from tools.render.rows import (
+    MISSING,
+    count_true,
+    dropna,
+    find_missing_value,
+    fmt,
+    nanmax,
+    span,
+)
 from tools.render.stems.end_to_end.figures import (
     mfu_figure,
     phases_figure,
@@ -147,6 +155,13 @@ def tf32_table(record: Record) -> str:
     )
 
 
+def format_change(before: float, after: float) -> str:
+    """Return "1.5 to 1.2 ms", or why a time is missing."""
+    if len(dropna((before, after))) < 2:
+        return find_missing_value((before, after)).words
+    return f"{before:.5f} to {after:.5f} ms"
+
+
 def facts(record: Record | None) -> dict[str, str]:
     found, of_steps = passes(record).where(batch=BATCH), steps(record)
     flops_growth = matmul_flops("small", 512) / matmul_flops("small", 128)
@@ -179,8 +194,8 @@ def facts(record: Record | None) -> dict[str, str]:
             found.where(size="small", **short).column("forward_ms"), "{:.5f}"
         ),
         **{
-            f"{phase}_{size.replace('.', '_')}_512": (
-                f"{x[f'fp32.{phase}_ms']:.5f} to {x[f'{phase}_ms']:.5f} ms"
+            f"{phase}_{size.replace('.', '_')}_512": format_change(
+                x[f"fp32.{phase}_ms"], x[f"{phase}_ms"]
             )
             for size in ("small", "2.7B")
             for x in [bf16.one(size=size, context=512)]
