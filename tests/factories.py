@@ -63,7 +63,7 @@ STEMS["gpu_only"] = replace(STEMS["fake"], full=("cuda",), quick=("cuda", "cpu")
 """
 # Skip parts that span experiments: they need pages, and their figures take most time.
 NO_SPANNING_PARTS = """
-FROM_RECORDS = FROM_NOTHING = WITH_FACTS = ()
+FROM_RECORDS = WITH_FACTS = ()
 """
 KILL = """\
     if config.index == 5 and not os.environ.get("FAKE_MENDED"):

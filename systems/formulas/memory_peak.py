@@ -225,51 +225,47 @@ def block_backward_bytes(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
     gradients = weight_bytes(p) - (position.block * entries + embedding) * wide
     copy = BF16_BYTES if p.autocast else 0
     before = position.before if p.checkpoint else position.block - 1
-    computed_again = before * saved_block if p.checkpoint else 0
     copies = before * block_matrix_entries(p) * copy
-    # Add the input that the segment's first norm (without recomputation: the model's)
-    # saves in fp32. In pure bf16 it is a copy of the segment's input.
+    # The input that the segment's first norm (without recomputation: the model's) saves
+    # in fp32. In pure bf16 it is a copy of the segment's input.
     stream = n * d * FP32_BYTES
-    saved = before * saved_block + stream
-    if p.checkpoint:
-        saved = position.inputs * residual_bytes(p)
-        if p.precision == "pure_bf16":
-            computed_again += stream
-    # The gradients of w2, of the gated value and of its two factors exist; the gated
-    # value itself is freed.
-    in_feed_forward = (
-        saved_block - stream - n * f * low,
-        (block_matrix_entries(p) - d * f) * copy,
-        d * f,
-        n * d * wide + 3 * n * f * low,
-    )
+    earlier = before * saved_block
+    if p.checkpoint and p.precision == "pure_bf16":
+        earlier += stream
+
+    def bytes_at(saved: int, weight_copies: int, graded: int, work: int) -> Bytes:
+        """Return the bytes while this half of the block holds `saved` activations and
+        `weight_copies`, has gradients of `graded` weights, and computes in `work`.
+        """
+        saved, weight_copies = earlier + saved, copies + weight_copies
+        at = {"gradients": gradients + graded * wide}
+        if p.checkpoint:
+            # Count recomputed activations as temporaries.
+            at["saved activations"] = position.inputs * residual_bytes(p)
+            return at | {"temporaries": saved + weight_copies + work}
+        at |= {"saved activations": saved + stream, "weight copies": weight_copies}
+        return at | {"temporaries": work}
+
     # These tensors are freed before softmax's backward pass, which needs 5 matrices.
     freed = ("v", "input of the output projection", "residual stream, fp32")
     saved_sizes = attention_backward_bytes(p)
     for name in ("probabilities", *freed):
         saved_sizes.pop(name, None)
     scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
-    in_attention = (
-        sum(saved_sizes.values()),
-        (d + 2 * p.kv_width) * d * copy,
-        d * d + 3 * d * f + d,
-        n * d * (wide + low) + 5 * scores * wide,
-    )
-    moments = {}
-    halves = {"feed-forward half": in_feed_forward, "attention": in_attention}
-    for half, (saved_half, needed, graded, work) in halves.items():
-        moment = {
-            "gradients": gradients + graded * wide,
-            "saved activations": saved,
-            "weight copies": 0 if p.checkpoint else copies,
-            "temporaries": work,
-        }
-        # Count recomputed activations as temporaries.
-        if p.checkpoint:
-            moment["temporaries"] += computed_again + copies + saved_half + needed
-        else:
-            moment["saved activations"] += saved_half
-            moment["weight copies"] += needed
-        moments[half] = moment
-    return moments
+    return {
+        # The gradients of w2, of the gated value and of its two factors exist; the
+        # gated value itself is freed.
+        "feed-forward half": bytes_at(
+            saved=saved_block - stream - n * f * low,
+            weight_copies=(block_matrix_entries(p) - d * f) * copy,
+            graded=d * f,
+            work=n * d * wide + 3 * n * f * low,
+        ),
+        "attention": bytes_at(
+            saved=sum(saved_sizes.values()),
+            weight_copies=(d + 2 * p.kv_width) * d * copy,
+            graded=d * d + 3 * d * f + d,
+            work=n * d * (wide + low) + 5 * scores * wide,
+        ),
+    }
     # --8<-- [end:peak]

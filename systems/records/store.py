@@ -37,8 +37,6 @@ def _parse(content: bytes, path: Path) -> Record:
     remedy = ours if b"<<<<<<< " in content else "delete it to measure again"
     try:
         data = msgspec.json.decode(content, type=dict[str, Any])
-        # Parse again to reject duplicate keys: the first parser keeps the last of them.
-        json.loads(content, object_pairs_hook=_refuse_equal_keys)
         schema, digest = data.pop("schema", None), data.pop("digest", None)
         if schema != SCHEMA:
             reason = f"schema is {schema!r:.60}, this version reads {SCHEMA}"
@@ -52,12 +50,6 @@ def _parse(content: bytes, path: Path) -> Record:
         raise RecordError(f"{path}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"{path}: is not JSON ({error}); {remedy}") from None
-
-
-def _refuse_equal_keys(pairs: list[tuple[str, Any]]) -> None:
-    keys = {key for key, _ in pairs}
-    if len(keys) < len(pairs):
-        raise msgspec.DecodeError(f"a key comes twice among {sorted(keys)!r:.80}")
 
 
 def _read_bytes(path: Path) -> bytes:

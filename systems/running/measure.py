@@ -41,7 +41,7 @@ def measure_stem(
         raise CannotStart(text)
     path = resuming.record_path(results, device, name, grid)
     progress = resuming.partial_path(path)
-    with resuming.lock_record(path), make_code_folder(path):
+    with resuming.lock_record(path), make_code_folder():
         if seen not in (None, resuming.modification_time_ns(path)):
             report(event="already")
             return 0

@@ -7,17 +7,15 @@ experiment's `precompile`. Measuring then finds the kernels in the compilers' ca
 """
 
 import contextlib
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from systems import ROOT
@@ -55,21 +53,14 @@ def implementation_or_execution(config: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def make_code_folder(record: Path) -> Iterator[None]:
-    """Create a temporary folder for compiled code, and set FOLDER_VARIABLE to its path.
-    The path is the same in each run, so the next run deletes a killed run's folder.
-    """
-    owner = f"{os.getuid()} {record.resolve()}"
-    digest = hashlib.sha256(os.fsencode(owner)).hexdigest()[:16]
-    folder = Path(gettempdir(), f"transformer-systems-compiled-{digest}")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    os.environ[FOLDER_VARIABLE] = str(folder)
-    try:
-        yield
-    finally:
-        del os.environ[FOLDER_VARIABLE]
-        shutil.rmtree(folder, ignore_errors=True)
+def make_code_folder() -> Iterator[None]:
+    """Create a temporary folder for compiled code; FOLDER_VARIABLE has its path."""
+    with TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True) as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[FOLDER_VARIABLE]
 
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
@@ -77,28 +68,30 @@ def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> 
     in at most half of the time until `deadline` (seconds since 1970). Other kernels
     compile when a row is measured.
     """
-    started, kinds = time.time(), STEMS[stem].precompiled
+    started, entry, configs = time.time(), STEMS[stem], grid_configs(stem, grid)
     ends = started + min(MAX_SECONDS, (deadline - started) / 2)
-    count = min(MOST_PROCESSES, available_cores() // STEMS[stem].cores_per_process)
-    selected = [c for c in pending if implementation_or_execution(c) in kinds]
-    if len(selected) < LEAST_ROWS or count < 2 or ends <= started:
-        return
-    configs = grid_configs(stem, grid)
-    rows = [i for i, config in enumerate(configs) if config in selected]
-    # Each process gets rows of all implementations, because compile times differ.
+    count = min(MOST_PROCESSES, available_cores() // entry.cores_per_process)
     kind_of = [implementation_or_execution(config) for config in configs]
-    rows.sort(key=lambda row: kinds.index(kind_of[row] or ""))
-    jobs = [(0, rows[i::count]) for i in range(min(count, len(rows)))]
-    room = 0
-    if bytes_of := getattr(import_module(STEMS[stem].module), "precompile_bytes", None):
+    rows = [
+        row
+        for row, config in enumerate(configs)
+        if config in pending and kind_of[row] in entry.precompiled
+    ]
+    if len(rows) < LEAST_ROWS or count < 2 or ends <= started:
+        return
+    if bytes_of := getattr(import_module(entry.module), "precompile_bytes", None):
         import torch
 
         # Start the grid's last rows first, because they are large and take long.
         jobs = [(bytes_of(configs[row]), [row]) for row in reversed(rows)]
         room = torch.cuda.mem_get_info()[0]
+    else:
+        # Each process gets rows of all kinds, because their compile times differ.
+        rows.sort(key=lambda row: entry.precompiled.index(kind_of[row] or ""))
+        jobs, room = [(0, rows[i::count]) for i in range(min(count, len(rows)))], 0
     module = "systems.running.precompile"
     base = [sys.executable, "-m", module, stem, grid, str(os.getpid())]
-    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(STEMS[stem].cores_per_process)}
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": str(entry.cores_per_process)}
     silent: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     options = silent | {"cwd": ROOT, "env": os.environ | threads}
     children: dict[subprocess.Popen[Any], int] = {}

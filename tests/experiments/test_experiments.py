@@ -377,7 +377,7 @@ def test_precompiled_row_keeps_first_step_times(
     )
     caches = Mock(wraps=compiling.fresh_caches)
     monkeypatch.setattr(compiling, "fresh_caches", caches)
-    with precompile.make_code_folder(tmp_path / "compile.json"):
+    with precompile.make_code_folder():
         folder = precompile.code_folder(*astuple(config))
         # Without compiled code, the row compiles in its own cache.
         alone = measure_row(config, compile_experiment.run).metrics
@@ -402,7 +402,7 @@ def test_precompiled_row_compiles_nothing(quick_compiler, monkeypatch, tmp_path)
     config = compile_experiment.Config(
         "small", "bf16", "compiled", **SHORT, warmup=1, steps=1, rounds=1
     )
-    with precompile.make_code_folder(tmp_path / "compile.json"):
+    with precompile.make_code_folder():
         compile_experiment.precompile(config)
         counters.clear()
         row = measure_row(config, compile_experiment.run)

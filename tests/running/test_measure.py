@@ -259,7 +259,7 @@ def test_run_ends_when_its_output_is_closed(tmp_path, partial_file):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     child = launch(tmp_path, FAKE_ROWS="1000", FAKE_SLEEP="20", TMPDIR=str(temporary))
-    assert child.stdout is not None and list(temporary.glob("*-compiled-*"))
+    assert child.stdout is not None and list(temporary.glob("compiled-*"))
     lines = (json.loads(child.stdout.readline()) for _ in range(3))
     reported = [line["config"]["index"] for line in lines]
     child.stdout.close()

@@ -48,17 +48,17 @@ def list_claims(builder: ModuleType) -> list[Claim]:
     return [value for value in vars(builder).values() if isinstance(value, Claim)]
 
 
-def verdict(claim: Claim, record: Record) -> str:
-    """Return whether a claim holds, its sentence, numbers and record, as Markdown."""
+def verdict(claim: Claim, record: Record) -> tuple[bool | None, str]:
+    """Return whether a claim holds (None without data), and as Markdown its outcome,
+    sentence, numbers and record.
+    """
     judgement = claim.judge(record)
     if not isinstance(judgement, tuple):
-        return (
-            "**No data here:** the rows that decide this are missing or ran out of "
-            f"memory. {claim.sentence}"
-        )
+        lost = "the rows that decide this are missing or ran out of memory"
+        return None, f"**No data here:** {lost}. {claim.sentence}"
     mark = "" if is_fresh(record) else ", stale"
     holds, numbers = judgement
     outcome = "Holds" if holds else "Does not hold here"
     why = f" *Why this limit:* {claim.because}" if claim.because else ""
     text = f"{claim.sentence} {typeset(numbers)}{why} ({record_link(record)}{mark})"
-    return f"**{outcome}:** {text}"
+    return holds, f"**{outcome}:** {text}"

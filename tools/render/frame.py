@@ -18,6 +18,7 @@ once per line. A name that a successful row lacks raises KeyError, but not in `x
 """
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from math import fsum
 from typing import Any
 
@@ -60,12 +61,11 @@ class Line(dict[str, Any]):
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """Return the value of a column, or `default` if the row lacks it."""
-        try:
-            value = self[name]
-        except KeyError:
-            return default
-        return value if self or name in self or default is MISSING else default
+        """Return the value of a column, or `default` if the row lacks it or failed."""
+        if self or name in self or default is MISSING:
+            with suppress(KeyError):
+                return self[name]
+        return default
 
     def phases(self, name: str) -> tuple[str, ...]:
         """Return the phases whose times add up to `name`: all for "step" or "step_gpu",

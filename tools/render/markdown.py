@@ -152,17 +152,17 @@ def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
     says why, and the rest are empty. All are empty if they are just "not measured",
     or if `item` has numbers and only the row that it is compared with lacks some.
     """
-    line, explained = [], []
+    has_numbers = getattr(item, "row", None) and item
+    cells, explained = [], []
     for _, read, *text in described:
         value = read(item)
-        words = fmt(value, *text)
+        cell = fmt(value, *text)
         if isinstance(value, Missing):
-            ran = getattr(item, "row", None) and item
-            is_known = words == NOT_MEASURED or any(x is value.row for x in explained)
-            words = "" if ran or is_known else words
+            if has_numbers or cell == NOT_MEASURED or value.row in explained:
+                cell = ""
             explained.append(value.row)
-        line.append(words)
-    return line
+        cells.append(cell)
+    return cells
 
 
 def device_label(record: Record) -> str:

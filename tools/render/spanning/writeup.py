@@ -130,22 +130,15 @@ def claim_tabs(problem: Problem, found: Found) -> str:
     anywhere = {r.stem: r for r in measured if not r.device.is_gpu}
     if not (by_gpu or anywhere):
         return "No claim: nothing was measured yet.\n"
-    judged = [
-        (next(iter(rs.values())).device.name, verdict_list(claims, anywhere | rs))
-        for rs in (by_gpu or {"": anywhere}).values()
-    ]
-    held = "; ".join(
-        f"{name}: {text.count('- **H')} of {text.count('- **') - text.count('- **No')}"
-        for name, text in judged
-    )
-    title = f"Claims that hold in the record ({held})"
-    return f'??? abstract "{title}"\n{indent(make_tabs(judged), "    ")}\n'
-
-
-def verdict_list(claims: list[Claim], records: Mapping[str, Record]) -> str:
-    """Return a Markdown list with the outcome of each claim that has a record."""
-    measured = [claim for claim in claims if claim.stem in records]
-    return "\n".join(f"- {verdict(claim, records[claim.stem])}" for claim in measured)
+    tabs, held = [], []
+    for own in (by_gpu or {"": anywhere}).values():
+        gpu, records = next(iter(own.values())).device.name, anywhere | own
+        verdicts = [verdict(c, records[c.stem]) for c in claims if c.stem in records]
+        tabs.append((gpu, "\n".join(f"- {text}" for _, text in verdicts)))
+        decided = [holds for holds, _ in verdicts if holds is not None]
+        held.append(f"{gpu}: {sum(decided)} of {len(decided)}")
+    title = f"Claims that hold in the record ({'; '.join(held)})"
+    return f'??? abstract "{title}"\n{indent(make_tabs(tabs), "    ")}\n'
 
 
 def answer_fragments(
