@@ -208,7 +208,7 @@ OPERATIONS = {
 
 
 def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return result dtypes: inputs low, fp32, mixed; then mixed without autocast."""
+    """Return result dtypes for low, fp32, mixed inputs, and mixed without autocast."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     dtypes: dict[str, object] = {}

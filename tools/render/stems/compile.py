@@ -183,7 +183,7 @@ def facts(record: Record | None) -> dict[str, str]:
 def compiled_is_faster(record: Record) -> Judgement:
     model = steps(record).where(compiled="model")
     found, gpu = dropna(model.column("step_gain")), span(model.column("step_gpu_gain"))
-    numbers = f"A step's eager over compiled time: wall-clock {span(found)}, GPU {gpu}."
+    numbers = f"Speedups: in wall-clock time {span(found)}, in GPU time {gpu}."
     return found and (min(found) > 1, numbers)
 
 
@@ -195,5 +195,5 @@ def compiled_is_faster(record: Record) -> Judgement:
 def bf16_gains_more(record: Record) -> Judgement:
     found = steps(record).where(size="2.7B", compiled="model")
     fp32, bf16 = (found.one(precision=p)["step_gpu_gain"] for p in PRECISIONS)
-    numbers = f"GPU time: fp32 {fp32:.2f}, bf16 {bf16:.2f}."
+    numbers = f"Speedups in GPU time: fp32 {fp32:.2f}, bf16 {bf16:.2f}."
     return fp32 / bf16 and (bf16 > fp32, numbers)

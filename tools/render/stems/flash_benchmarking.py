@@ -258,8 +258,8 @@ def prediction_facts(longest: Line) -> dict[str, str]:
 def fused_keeps_up(record: Record) -> Judgement:
     every = shapes(record)
     found = dropna(r for of in PASSES for r in every.column(f"{of} / plain"))
-    numbers = f"Plain PyTorch's time over FlashAttention's, {len(found)} pairs: "
-    return found and (min(found) >= 1, f"{numbers}{span(found)}.")
+    numbers = f"In {len(found)} pairs, plain PyTorch takes {span(found)} times as long."
+    return found and (min(found) >= 1, numbers)
 
 
 @claim(
@@ -277,4 +277,4 @@ def fused_memory_is_linear(record: Record) -> Judgement:
 
     every = shapes(record).where(dtype="bf16", n=LONGEST)
     found = dropna(x["ours.mib"] / linear_mib(x) for x in every)
-    return found and (max(found) <= 1.05, f"Memory over this limit: {span(found)}.")
+    return found and (max(found) <= 1.05, f"Ratios to this limit: {span(found)}.")

@@ -105,8 +105,8 @@ def kernel_rows(record: Record | None) -> Frame:
 @fragments.add(
     "table.md",
     "**The leaderboard test of 2025.** `do_bench` times one implementation after the "
-    "other (median, TFLOP/s); for GPU times they alternate. Rates are below those of "
-    "the table above: the test also sums o, and `do_bench` counts gaps of kernels.",
+    "other (median, TFLOP/s); for GPU times they alternate. Rates are lower than above "
+    "because the test also sums o and `do_bench` includes the gaps between kernels.",
 )
 def leaderboard_table(record: Record) -> str:
     found = frame(record).arrange(implementation=NAMES)

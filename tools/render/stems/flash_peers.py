@@ -249,7 +249,7 @@ def facts(record: Record | None) -> dict[str, str]:
 def judge_faster(record: Record, name: str) -> Judgement:
     found = dropna(shape_rows(record).where(dtype="bf16").column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
-    numbers = f"Our time is {span(found)} of the rival's, slower at {slower} shapes."
+    numbers = f"Our time relative to it is {span(found)}, longer at {slower} shapes."
     return found and (max(found) < 1, numbers)
 
 

@@ -293,7 +293,7 @@ def peaks_match_prediction(record: Record) -> Judgement:
     ratios = dropna(every.column("peak_over") + every.column("kept_over"))
     errors = [abs(ratio - 1) for ratio in ratios]
     largest = fmt(100 * nanmax(errors), "{:.2f} %")
-    numbers = f"Off by at most {largest}, over {len(errors)} peaks."
+    numbers = f"{len(errors)} peaks are off by at most {largest}."
     return errors and (max(errors) < 0.01, numbers)
 
 
@@ -309,5 +309,5 @@ def one_block_is_best(record: Record) -> Judgement:
     if len(flash) < 2 or len(plain) < 2:
         return None
     texts = (", ".join(f"{peak / GIB:.1f}" for peak in x) for x in (flash, plain))
-    numbers = "GiB by run length: flash {}; plain {}.".format(*texts)
+    numbers = "Peaks in GiB by run length: flash {}; plain {}.".format(*texts)
     return flash[0] == min(flash) and plain[0] == min(plain), numbers

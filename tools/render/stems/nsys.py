@@ -67,5 +67,5 @@ def instruments_agree(record: Record) -> Judgement:
     found = steps(record).where(bool)
     ratios = dropna(found.column("ratio"))
     as_many = all(count_kernels(x, "nsys") == count_kernels(x, "torch") for x in found)
-    numbers = f"nsys over torch.profiler: {span(ratios, '{:.3f}')}."
+    numbers = f"Ratios of nsys's to torch.profiler's: {span(ratios, '{:.3f}')}."
     return ratios and (as_many and all(abs(r - 1) <= 0.03 for r in ratios), numbers)

@@ -133,4 +133,4 @@ def facts(record: Record | None) -> dict[str, str]:
 def warm_up_suffices(record: Record) -> Judgement:
     found = medians_by_warmup(record).where(warmup=(1, 2, 5)).column("halves")
     ratios = dropna(found)
-    return ratios and (max(ratios) <= 1.05, f"First half over second: {span(found)}.")
+    return ratios and (max(ratios) <= 1.05, f"Ratios of the halves: {span(found)}.")

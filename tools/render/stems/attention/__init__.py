@@ -239,7 +239,7 @@ def two_matrices_are_saved(record: Record) -> Judgement:
 def time_grows_with_square(record: Record) -> Judgement:
     forward, backward = (growth_factor(passes(record), of) for of in PASSES)
     numbers = (
-        f"From N = {LONGEST // 2:,} to twice that: forward {forward:.2f}, backward "
-        f"{backward:.2f}."
+        f"Factors from N = {LONGEST // 2:,} to {LONGEST:,}: forward {forward:.2f}, "
+        f"backward {backward:.2f}."
     )
     return forward / backward and (3 <= forward <= 5 and 3 <= backward <= 5, numbers)

@@ -35,7 +35,7 @@ def compile_seconds(x: Line) -> float:
 @fragments.add(
     "compiled.md",
     "Attention in fp32 without a mask, eager and compiled: wall-clock medians (means "
-    "if reported). Speedups are ratios of medians, for *both* of forward + backward.",
+    "if reported). Speedups are ratios of medians; *both* is forward + backward.",
     reported=True,
 )
 def compiled_table(record: Record) -> str:
@@ -125,5 +125,5 @@ def facts(record: Record | None) -> dict[str, str]:
 def compiled_attention_is_faster(record: Record) -> Judgement:
     cases = passes(record).where(bool, execution="compiled")
     found, wall = dropna(cases.column("gain")), dropna(cases.column("wall_gain"))
-    numbers = f"Eager over compiled time in {len(found)} cases: GPU {span(found)}, "
-    return found and (min(found) > 1, f"{numbers}wall-clock {span(wall)}.")
+    numbers = f"Speedups in {len(found)} cases: in GPU time {span(found)}, "
+    return found and (min(found) > 1, f"{numbers}in wall-clock time {span(wall)}.")

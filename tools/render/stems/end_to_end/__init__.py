@@ -246,7 +246,7 @@ def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
     found = dropna(grown.where(mode=("forward", "step")).column("variation"))
     largest = fmt(nanmax(found), percent)
-    numbers = f"Std over mean: at most {largest}, in {len(found)} passes."
+    numbers = f"It is at most {largest} of the mean, in {len(found)} passes."
     return found and (max(found) < 0.01, numbers)
 
 
@@ -260,5 +260,5 @@ def bf16_gain_grows(record: Record) -> Judgement:
     found = dropna(bf16.arrange(size=TABLE_1).column("pass_kernel_gain"))
     clock = "GPU" if has_gpu_time(record) else "wall-clock"
     texts = ", ".join(f"{g:.2f}" for g in found)
-    numbers = f"fp32 over bf16 {clock} time: {texts}."
+    numbers = f"Speedups by size, in {clock} time: {texts}."
     return len(found) == len(TABLE_1) and (found == sorted(found), numbers)

@@ -33,7 +33,7 @@ fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
 
 @fragments.add(
     "times.md",
-    "Medians of a forward pass: wall-clock time alone; the rest in a profiled step.",
+    "Medians of a forward pass: run alone (wall-clock time) or in a profiled step.",
 )
 def times_table(record: Record) -> str:
     shown = rows.passes(record).table(
@@ -81,7 +81,7 @@ def format_name(kernel: rows.Kernel) -> str:
 
 @fragments.add(
     "others.md",
-    "Kernels other than matmuls, of at least 1 %: forward, `small`, context 512, fp32.",
+    "Non-matmul kernels from 1 % of a forward pass on: `small`, context 512, fp32.",
 )
 def top_nonmatmuls_table(record: Record) -> str:
     x = rows.passes(record).one(**LISTED)
@@ -248,7 +248,7 @@ def top_kernel_multiplies(record: Record) -> Judgement:
     found = rows.passes(record).where(precision="fp32")
     kernels: list[Any] = dropna(x[top] for x in found for top in TOP_COLUMNS.values())
     multiply = [kernel["category"] == MATMUL for kernel in kernels]
-    numbers = f"{sum(multiply)} of {len(multiply)} passes."
+    numbers = f"It is in {sum(multiply)} of {len(multiply)} passes."
     return multiply and (all(multiply), numbers)
 
 
@@ -265,7 +265,7 @@ def softmax_is_memory_bound(record: Record) -> Judgement:
         lambda x: x["context"] >= 512, part=rows.SOFTMAX_PART
     )
     found = dropna(1 / x["of_bandwidth"] for x in softmax)
-    numbers = f"Time over the floor: {span(found)}."
+    numbers = f"Ratios to the floor: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
 
 
@@ -281,7 +281,7 @@ def inference_is_forward(record: Record) -> Judgement:
         for x in found
     ]
     ratios = [x["alone"]["forward_gpu_busy_ms"] / x["busy_ms"] for x in found]
-    numbers = f"Time alone over time in a step, {len(ratios)} passes: {span(ratios)}."
+    numbers = f"Ratios of these times in {len(ratios)} passes: {span(ratios)}."
     agree = all(abs(ratio - 1) < 0.03 for ratio in ratios)
     return ratios and (agree and all(a == b for a, b in kernels), numbers)
 

@@ -200,7 +200,7 @@ def autocast_raises_forward(record: Record) -> Judgement:
         / found.one(mode=mode, precision="fp32")["peak"]
         for mode in TITLES
     )
-    numbers = f"bf16 over fp32: forward {forward:.2f}, full step {step:.2f}."
+    numbers = f"Ratios to fp32: forward {forward:.2f}, full step {step:.2f}."
     return forward / step and (forward > 1 > step, numbers)
 
 
@@ -216,7 +216,7 @@ def largest_are_scores(record: Record) -> Judgement:
     found = [group for group in x["tenth"] if group["bytes"] == x["largest"]]
     derived, size = attention_bytes(make_pass(x))["exponentials"], x["largest"]
     attention = all("scaled_dot_product_attention" in g["code"] for g in found)
-    numbers = f"Largest {format_mib(size)}, a score matrix {format_mib(derived)}."
+    numbers = f"They have {format_mib(size)}, a score matrix {format_mib(derived)}."
     return size == derived and attention, numbers
 
 
