@@ -117,7 +117,7 @@ def latency_table(record: Record) -> str:
 @fragments.add(
     "lost.md",
     "**Number of shapes where FlashAttention takes more GPU time** than another "
-    "implementation, and the smallest ratio of the other's time to FlashAttention's.",
+    "implementation. The last column divides the other's time by FlashAttention's.",
 )
 def slower_shapes_table(record: Record) -> str:
     found = shapes(record)

@@ -202,5 +202,5 @@ def bf16_sums_need_fp32(record: Record) -> Judgement:
     running, library = map(output_error, ways)
     if not (running and library):
         return None
-    texts = f"Errors: {error_text(running)}, with fp32 sums {error_text(library)},"
+    texts = f"The error is {error_text(running)}, with fp32 sums {error_text(library)},"
     return running > 10 * library, f"{texts} at width {WIDEST:,}."

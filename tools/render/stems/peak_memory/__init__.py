@@ -191,7 +191,7 @@ def memory_peak_moves(record: Record) -> Judgement:
 @claim(
     "memory_profiling",
     "At context 512 autocast's copies of 2.7B's weights raise the forward peak; in a "
-    "full step activations shrink by more than that, so its peak falls.",
+    "full step activations shrink by more than the copies take, so the peak falls.",
 )
 def autocast_raises_forward(record: Record) -> Judgement:
     found = passes(record).where(**MAIN_CASE)
