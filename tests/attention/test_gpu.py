@@ -119,7 +119,7 @@ def test_compiled_backward_of_pytorch_tiles_is_accurate(dtype, causal):
 @MASKS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_hundred_calls_are_bitwise_equal(dtype, causal, monkeypatch):
-    """Test many heads, and one head, whose loops are split."""
+    """Run Triton kernels on many heads, and on one head, whose loops are split."""
     used = []
     output_for = launches.allocate_output
     monkeypatch.setattr(

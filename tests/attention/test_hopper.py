@@ -452,7 +452,7 @@ def test_shift_walk_is_chosen_for_equal_whole_tiles():
 
 
 def check_one_pass(inputs, causal: bool, *walks) -> None:
-    """Check the one-pass backward in these walks, and that its calls are equal."""
+    """Check the one-pass backward in these walks, with bitwise equal calls."""
     (q, k, v, do), options = inputs, (causal, inputs[0].shape[-1] ** -0.5)
     o, lse = launch_forward(q, k, v, *options)
     for walk in walks:

@@ -10,17 +10,17 @@ of this item is finished:
     consumers (GROUPS warp        64 rows of queries each: S = q kᵀ, online softmax,
     groups of 4 warps)            o += P v
 
-A consumer starts S of the next tile of keys together with P v of the current one, and
-tensor cores work for one consumer while another computes exponentials. With TURNS,
-consumers start their matmuls one after another, so that they don't all compute
-exponentials at the same time. A consumer loops from the last visible tile of keys to
-the first. With BK of at least 64, only the first step (before the loop) needs a mask,
-and each row sees a key in this step.
+A consumer starts S of the next tile of keys together with P v of the current one. With
+OVERLAP, softmax runs before P v has ended (FlashAttention-3's intra-warpgroup
+pipelining). With TURNS (its ping-pong scheduling), consumers start their matmuls one
+after another, so that tensor cores work for one while another computes exponentials. A
+consumer loops from the last visible tile of keys to the first. With BK of at least 64,
+only the first step (before the loop) needs a mask, where each row sees a key.
 
 Letters as in `triton.forward`, except that m is scaled (base 2), GROUP is the number of
-a consumer, and HEADS_PER_KV query heads share a KV head. Step i uses stage i % STAGES.
-The compiler moves a wait for matmuls up across arithmetic, but not across a wait for a
-barrier, so a wait for tiles follows the arithmetic that should overlap with matmuls.
+a consumer, and HEADS_PER_KV query heads share a KV head (GQA). Step i uses stage
+i % STAGES. The compiler moves a wait for matmuls up across arithmetic, but not across a
+wait for a barrier, so a wait for tiles follows arithmetic that should overlap with it.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,11 @@
 """A one-pass backward with persistent programs ("shift walk"): contributions to dq
 (partials) are ready in the order in which they are added, so programs hardly wait.
 
-All programs of a head run at the same time. In step s, the program of key tile j (128
-rows) processes query tile 2j + s (64 rows), so query tile t gets its partials from key
-tiles t // 2, t // 2 - 1, ..., one in every second step.
+All programs run at the same time (the launch is cooperative), and a step waits only for
+earlier steps, or in a backward loop for smaller key tiles in the same step, so there is
+no deadlock. In step s, the program of key tile j (128 rows) processes query tile 2j + s
+(64 rows), so query tile t gets its partials from key tiles t // 2, t // 2 - 1, ..., one
+in every second step.
 
 Under a causal mask, programs of early keys have more steps. To balance this, the
 program of key tile j takes tile `tiles` - 1 - j of the next head, and loops over its

@@ -1,10 +1,11 @@
 """The backward kernels of FlashAttention-2 in Triton (Dao 2023, arXiv 2307.08691,
 algorithm 2). The module `forward` explains SPLITS and the letters.
 
-The first kernel computes dq: one program per tile of queries loops over keys. It also
-computes delta = rowsum(o · do). The second kernel computes dk and dv: one program per
-tile of keys loops over queries. Both kernels recompute P = exp(S - lse). No output is
-written by two programs, so there are no atomics and results are bitwise reproducible.
+The first kernel computes dq: one program per tile of queries loops over the keys that
+it sees. It also computes delta = rowsum(o · do). The second kernel computes dk and dv:
+one program per tile of keys loops over the queries that see it. Both kernels recompute
+P = exp(S - lse). No output is written by two programs, so there are no atomics and
+results are bitwise reproducible.
 
 lse and delta of a query are adjacent in memory, so that one load reads both.
 """
@@ -283,9 +284,9 @@ def dkdv_kernel(
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     UNIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys of one KV head. Grid: tiles of keys x batch
-    x KV heads x SPLITS. With SPLITS > 1, dk_ptr and dv_ptr receive (SPLITS, batch,
-    KV heads, n_k, HEAD), for `sum_kernel`.
+    """Compute dk and dv of one tile of keys of one KV head, summed over its GROUP query
+    heads (GQA). Grid: tiles of keys x batch x KV heads x SPLITS. With SPLITS > 1,
+    dk_ptr and dv_ptr receive (SPLITS, batch, KV heads, n_k, HEAD), for `sum_kernel`.
     """
     stride_qb, stride_qh, stride_qn = hint_factor(stride_qb, stride_qh, stride_qn, UNIT)
     stride_kb, stride_kh, stride_kn = hint_factor(stride_kb, stride_kh, stride_kn, UNIT)

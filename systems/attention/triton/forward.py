@@ -13,7 +13,7 @@ Letters: s unscaled scores q kᵀ, m their running maximum, shift about m · sca
 (see `factor_and_shift`), p probabilities, l running sum, lse = log Σ exp(scale · s); dq
 is the gradient of q. UPPER case names are compile-time constants. BQ and BK are the
 rows of a tile; HEAD is the head dimension, D the same padded to a power of two; GROUP
-query heads share a KV head; LIMBS as in `primitives`; UNIT divides the strides.
+query heads share a KV head (GQA); LIMBS: see `primitives`; UNIT divides the strides.
 """
 
 import triton

@@ -2,7 +2,7 @@
 
 The forward pass launches up to three kernels, the backward pass up to four. The first
 splits float32 into bfloat16 limbs (if the configuration says `ahead`). Then follow the
-forward (or dq and dkdv) kernel, and one that combines the parts (if loops are split).
+forward (or dq and dkdv) kernel, and one that combines the splits (if loops are split).
 """
 
 from functools import lru_cache
