@@ -204,6 +204,7 @@ def facts(record: Record | None) -> dict[str, str]:
     limb_peak = peak_tflops(record, "bf16") / LIMB_PRODUCTS
     parts = [(dtype, found.where(dtype=dtype), "both") for dtype in DTYPES]
     parts += [(of, found, of) for of in PASSES[:2]]
+    won = dropna(x["sdpa"].ms("both") < x["ours"].ms("both") for x in found)
     return {
         **prediction_facts(longest),
         **{
@@ -213,6 +214,8 @@ def facts(record: Record | None) -> dict[str, str]:
         },
         "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),
         "faster_bf16_65536": fmt(longest["both / plain"], "{:.5f}"),
+        "faster_sdpa_65536": fmt(longest["both / sdpa"], "{:.5f}"),
+        "sdpa_wins_do_bench": fmt(count_true(won)),
         "growth_128_1024": fmt(growth, "{:.5f}"),
         "memory_ours_bf16": format_mib(longest["ours.mib"] * MIB),
         "memory_plain_bf16": format_mib(longest["plain.mib"] * MIB),

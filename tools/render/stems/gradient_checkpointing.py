@@ -111,8 +111,8 @@ def name_run(x: Line) -> str:
 
 @fragments.add_file(
     "orders.md",
-    "No recomputation, and four ways to recompute N blocks: what is in memory at "
-    "most, and how much is computed. For halves, N is a power of two.",
+    "No recomputation, and four ways to recompute N blocks: activations at most, "
+    "and how much is computed. For halves, N is a power of two.",
 )
 def strategies_table(_: list[Record]) -> str:
     """Return a table of ways to recompute: memory at the peak, and blocks computed."""
@@ -133,7 +133,7 @@ def strategies_table(_: list[Record]) -> str:
         (*halves, "halving", count_inputs("halving"), 1),
         (*chain, "chain", count_inputs("chain"), 1),
     ]
-    head = ("recomputed", "in memory at most", "blocks computed")
+    head = ("recomputed", "activations at most", "blocks computed")
     names = (*head, "strategy", "inputs", "blocks")
     found = Frame(Line(zip(names, order, strict=True)) for order in listed).derive(
         needed=lambda x: x["inputs"] * input_bytes + x["blocks"] * block_bytes,
@@ -155,8 +155,8 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 @fragments.add(
     "table.md",
     "Peaks by what is recomputed, their ratios to predictions, and times of forward + "
-    "backward. *Kept*: gradients exist before the pass. Wall-clock time is the median "
-    "of two passes (nested: one pass), GPU time the median of two others.",
+    "backward. *Accumulating*: gradients exist before the pass. Wall-clock time is the "
+    "median of two passes (nested: one pass), GPU time the median of two others.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_smallest(peaks_by_run_length(), "predicted_kept")
@@ -171,8 +171,8 @@ def rows_table(record: Record) -> str:
         "recomputed",
         ("peak, GiB", lambda x: (x["peak"] or missing_peak(x)) / GIB, "{:.2f}"),
         ("over its prediction", "peak_over", "{:.4f}"),
-        gib_column("kept", "peak, kept, GiB"),
-        ("over predicted, kept", "kept_over", "{:.4f}"),
+        gib_column("kept", "peak, accumulating, GiB"),
+        ("over predicted, accumulating", "kept_over", "{:.4f}"),
         ("wall, ms", "step_ms", "{:.0f}"),
         *((head.removeprefix("step, "), of) for head, of in gpu_columns()),
         left=2,
@@ -209,10 +209,10 @@ def run_length_figure(record: Record) -> Drawn:
         f"Among run lengths in whole blocks, {made['run']} needs least memory, or "
         f"{kept['run']} in gradient accumulation; times differ by "
         f"{fmt(nanmax(times) / nanmin(times) - 1, format_at_most)}.",
-        "Lines are predicted, points measured. Made: gradients appear during the pass. "
-        "Kept: gradients exist before it, as in gradient accumulation. Dotted: run "
-        "lengths √N, the known rule, and √(N r / R); a block keeps R bytes, its input "
-        f"has r.{' Runs without points ran out of memory.' * lost}",
+        "Lines are predicted, points measured. Accumulating: gradients exist before "
+        "the pass. Dotted: run lengths √N, the known rule, and √(N r / R); a block "
+        "keeps R bytes, its input has r."
+        f"{' Runs without points ran out of memory.' * lost}",
     )
 
 
@@ -221,8 +221,8 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
     # Place notes above the upper line and below the lower line.
     below, above = {"va": "top", "offset": (0, -6)}, {"va": "bottom", "offset": (0, 5)}
     for name, label, color, side in (
-        ("peak", "made", ACCENT, below),
-        ("kept", "kept", DARK, above),
+        ("peak", "one pass", ACCENT, below),
+        ("kept", "accumulating", DARK, above),
     ):
         curve = [x[f"predicted_{name}"] / GIB for x in predicted]
         points = [x[name] / GIB for x in found]
@@ -238,7 +238,7 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
     for name, run in rules:
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
         plots.label_point(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
-    axes.set_title("peak, GiB, gradients made or kept")
+    axes.set_title("peak, GiB")
 
 
 def facts(record: Record | None) -> dict[str, str]:

@@ -184,6 +184,7 @@ def facts(record: Record | None) -> dict[str, str]:
             for name in ("forward", "both", "step")
         },
         "matmul_both_2_7B": fmt(large["matmul_both"], percent),
+        "matmul_both_2_7B_bf16": fmt(in_bf16["matmul_both"], percent),
         **{
             name: span(fp32.column(name), percent)
             for name in ("matmul_forward", "matmul_step", "adamw")

@@ -31,7 +31,7 @@ def category_figure(record: Record) -> str:
     parts = [found.where(size=size, precision=precision) for size, precision in PANELS]
     if not all(parts):
         return ""
-    small, large, last = parts[1][0], parts[3][0], parts[3][-1]
+    small, fp32, bf16 = parts[1][0], parts[2][-1], parts[3][-1]
 
     def draw(figure: Figure) -> None:
         shown = plots.panels(figure, len(parts), sharey=True)
@@ -42,17 +42,16 @@ def category_figure(record: Record) -> str:
         )
 
     idle = percent(small["idle"] / small["wall_ms"])
-    copies, later = (percent(x["copies_share"]) for x in (large, last))
+    matmuls = (percent(x["matmuls"] / x["wall_ms"]) for x in (fp32, bf16))
     shown = plots.plot(
         record,
         "causes",
         draw,
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
-        f"{idle} of the time. `2.7B` spends {copies} of its kernel time on copies and "
-        f"casts at {large['context']}, {later} at "
-        f"{plots.format_number(last['context'])}.",
-        "Bars show the causes' shares of forward and backward. The wall-clock time in "
-        "ms stands above each bar, the context below it.",
+        f"{idle} of the time. At {plots.format_number(bf16['context'])}, matmuls take "
+        f"{' and '.join(matmuls)} of `2.7B`'s time in fp32 and bf16.",
+        "Bars show the causes' shares of forward and backward. Above each: wall-clock "
+        "ms, uncertain where the GPU idles; below: context.",
         height=290,
         narrow=860,
     )
