@@ -187,7 +187,7 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
     return [torch.empty(shape, dtype=dtype, device="meta") for _ in range(5)], lse
 
 
-def table_configs(
+def list_table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
     """Return {kernel: configuration} for each table: first the table for many query
@@ -218,7 +218,7 @@ def compile_portable(
     tables' configurations for many rows. If `splits` exceeds 1, also compile the
     kernels that combine the partial results of split loops.
     """
-    configs = configs or table_configs(gpu, arithmetic, d, causal)[0]
+    configs = configs or list_table_configs(gpu, arithmetic, d, causal)[0]
     # Cached launches may hold kernels that were compiled for another GPU.
     launches.forward_launches.cache_clear()
     launches.backward_launches.cache_clear()

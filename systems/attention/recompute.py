@@ -11,7 +11,7 @@ from torch import Tensor
 def recompute_backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq, dk, dv. q, do: (..., n_q, d); k, v: (..., n_k, d); lse: (..., n_q)."""
+    """Return dq, dk, dv. q, o, do: (*, n_q, d); k, v: (*, n_k, d); lse: (*, n_q)."""
     scale = q.shape[-1] ** -0.5
     s = q @ k.mT * scale
     p = torch.exp(s - lse[..., None])

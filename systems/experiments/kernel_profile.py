@@ -104,7 +104,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def make_pass_runner(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
-    """Return a function that runs marked passes and returns their samples in ms."""
+    """Return a function that runs n marked passes and returns samples in ms by name."""
     work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
     mark_layers(work.model)
 

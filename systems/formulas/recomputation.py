@@ -113,7 +113,7 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
 
 
 def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:
-    """Yield bytes by category in the last block's forward and each backward pass."""
+    """Yield bytes by category: the last block's forward, then each block's backward."""
     layers, residual = p.shape.num_layers, residual_bytes(p)
     # Half blocks keep two inputs per block; nested runs keep one per enclosing run.
     halves = strategy == "half_blocks"

@@ -72,7 +72,7 @@ def make_l2_filler(device: str) -> Tensor:
 def split_by_phase(
     kernels: Iterable[Kernel], names: list[str], passes: int
 ) -> dict[str, list[list[Kernel]]]:
-    """Return the kernels by phase and pass. Raise TraceError if passes differ."""
+    """Return {phase: kernels of each pass}; raise TraceError if their counts differ."""
     pass_kernels = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
     starts = sorted({kernel.marks[0].start for kernel in pass_kernels})
     runs: dict[str, list[list[Kernel]]] = {name: [[] for _ in starts] for name in names}

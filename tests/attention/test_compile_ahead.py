@@ -9,7 +9,7 @@ import triton
 
 from systems.profiling.compiled_kernels import instructions_per_score
 from tests.needed import run_python
-from tools.compile_ahead import KernelNeeds, hottest_loop, table_configs
+from tools.compile_ahead import KernelNeeds, hottest_loop, list_table_configs
 from tools.render.occupancy import TARGETS, blocks_per_sm
 
 # In `make versions` the first test compiles for all GPUs, else only for the H100,
@@ -35,7 +35,7 @@ for kernel, tensors in (
     (first.dq_kernel, (*backward, q)),
 ):
     show("first", compile_launch(gpu, kernel[64,], *tensors, *size, **options))
-configs = table_configs(gpu, "half", d, causal=False)[-1]
+configs = list_table_configs(gpu, "half", d, causal=False)[-1]
 show("few", *compile_portable(gpu, "half", d, False, configs, splits=4))
 if gpu.capability == (9, 0):
     show("hopper full", *compile_hopper(gpu, d, causal=False))
@@ -61,7 +61,7 @@ from tools.compile_ahead import (
     compile_launch,
     compile_portable,
     meta_inputs,
-    table_configs,
+    list_table_configs,
 )
 from tools.render.occupancy import TARGETS
 
@@ -128,7 +128,7 @@ def test_kernels_of_each_gpu_compile_and_fit(name, tmp_path):
                 spills = needs.loop["spilled"] > 0 or spill_share(needs) > 0.05
                 assert not spills or (name, needs.kernel) in SPILLS, (of, needs)
     # Compilation must use the table's configurations.
-    config = table_configs(gpu, "half", d, True)[0]["forward"]
+    config = list_table_configs(gpu, "half", d, True)[0]["forward"]
     forward = compiled["many"][0]
     assert forward.tile == f"BQ={config.q} BK={config.k}"
     assert forward.warps == config.warps

@@ -31,7 +31,7 @@ def read_kernels(content: dict[str, Any]) -> ConfigsByPass:
 
 
 def read_few_rows(gpu: str) -> FewRowsByArithmetic:
-    """Return the tables for few rows of a GPU, ordered by `most_rows`."""
+    """Return {arithmetic: tables for few query rows, ordered by `most_rows`}."""
     return {
         arithmetic: tuple(
             FewRowsTable(table["most_rows"], read_kernels(table))

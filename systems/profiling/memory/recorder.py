@@ -91,7 +91,7 @@ class Recorder:
 
     def mark_weight_copies(self, *_: object) -> None:
         """Forward hook of the model: mark autocast's 16-bit copies of weights. The
-        history ignores the other allocations of this method.
+        history counts no other allocation of this method as an event.
         """
         if torch.is_autocast_enabled(self.device.type):
             self.add_mark(Mark("forward", "inside", find_weight_copies(self.model)))
