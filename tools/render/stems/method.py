@@ -57,9 +57,7 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return the clock's largest overhead in `table.md`, and that of syncs in its
-    GPU-bound rows.
-    """
+    """Return the largest overhead of the clock, and of syncs in GPU-bound rows."""
     found = passes(record).where(mode="forward")
     full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
     clock = nanmax(map(abs, found.column("clock_adds")))
