@@ -150,6 +150,11 @@ def speedup_figure(record: Record) -> Drawn:
     )
 
 
+def count_kernels(x: Line, of: str = "") -> float:
+    """Return the number of kernels that forward and backward launch."""
+    return sum(x.get(f"{of}{p}_kernels") for p in ("forward", "loss", "backward"))
+
+
 def facts(record: Record | None) -> dict[str, str]:
     found = steps(record)
     model = found.where(compiled="model")
@@ -158,6 +163,7 @@ def facts(record: Record | None) -> dict[str, str]:
         for size in SHOWN_SIZES
     )
     graph = found.where(execution="graph", precision="bf16")
+    gains = {p: model.where(precision=p).column("step_gain") for p in PRECISIONS}
     return {
         "graph_small": fmt(graph.one(size="small")["step_gain"], "{:.5f}"),
         "graph_2_7B": fmt(graph.one(size="2.7B")["step_gain"], "{:.5f}"),
@@ -165,10 +171,11 @@ def facts(record: Record | None) -> dict[str, str]:
         "wall_2_7B_bf16": fmt(large["bf16"]["step_gain"], "{:.5f}"),
         "gpu_2_7B_fp32": fmt(large["fp32"]["step_gpu_gain"], "{:.5f}"),
         "gpu_2_7B_bf16": fmt(large["bf16"]["step_gpu_gain"], "{:.5f}"),
+        **{f"wall_step_{p}": span(of, "{:.5f}") for p, of in gains.items()},
+        "kernels_eager": fmt(count_kernels(small["fp32"], "eager."), "{:,.0f}"),
+        "kernels_compiled": fmt(count_kernels(small["fp32"]), "{:,.0f}"),
         "wall_step": span(model.column("step_gain"), "{:.5f}"),
         "gpu_step": span(model.column("step_gpu_gain"), "{:.5f}"),
-        "gpu_forward": span(model.column("forward_gpu_gain"), "{:.5f}"),
-        "gpu_backward": span(model.column("backward_gpu_gain"), "{:.5f}"),
         "gpu_adamw": fmt(found.one(compiled=NAMES[-1])["optimizer_gpu_gain"], "{:.5f}"),
         **{f"steps_small_{p}": fmt(x["pays"], "{:,.0f}") for p, x in small.items()},
         "compile_small_fp32": fmt(small["fp32"]["compile_s"], "{:.0f} s"),

@@ -244,18 +244,18 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
 def facts(record: Record | None) -> dict[str, str]:
     found = passes(record).where(attention="flash")
     runs, predicted = select_runs(found), peaks_by_run_length()
-    kept = runs.one(run=row_with_smallest(predicted, "predicted_kept")["run"])
     none, best, p = found.one(strategy="none"), runs.one(run=1), PASS
     one, two = (predicted.one(run=run)["predicted_peak"] for run in (1, 2))
     n = p.shape.num_layers
     root, weighed = best_run_lengths(p)
-    half = found.one(strategy="half_blocks")
     slower = fmt(best["step_ms"] / none["step_ms"], "{:.2f}")
     peaks = {
         "none": none,
-        "half": half,
+        "half": found.one(strategy="half_blocks"),
         "best": best,
         "next": runs.one(run=2),
+        "halving": found.one(strategy="halving"),
+        "chain": found.one(strategy="chain"),
         "attention": passes(record).one(strategy="attention", attention="eager"),
     }
     return {
@@ -269,10 +269,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "copies": format_gib(weight_copy_bytes(p)),
         "block": format_gib(block_saved_bytes(p)),
         "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
-        **{
-            f"{key}_peak": format_peak(x, x["predicted_kept"], format_gib, "kept")
-            for key, x in (("kept", kept), ("half_kept", half), ("best_kept", best))
-        },
+        "slower_gpu": fmt(best.get("step_gpu_ms") / none.get("step_gpu_ms"), "{:.2f}"),
         "slower": BY_FLOPS if slower == OUT_OF_MEMORY else slower,
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",

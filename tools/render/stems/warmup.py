@@ -95,7 +95,7 @@ def steps_figure(record: Record) -> str:
             times, skipped = x.samples(*PASSES), x["warmup"]
             steps = range(skipped + 1, skipped + 1 + len(times))
             plots.curve(axes, steps, times, color=GREY if skipped else ACCENT)
-        text = f"{first:,.0f} ms (median of {count}), {ratio} times a later step"
+        text = f"{first:,.0f} ms (median of {count}), {ratio} × a later step"
         plots.label_point(axes, text, 1, first, ha="left", va="center", offset=(10, 0))
         plots.set_log_scale(axes.yaxis)
         axes.set(title="forward and backward, ms", xlabel="step of the process")
@@ -104,8 +104,7 @@ def steps_figure(record: Record) -> str:
         record,
         "steps",
         draw,
-        f"Without warm-up the first step takes {ratio} times as long as "
-        "a steady-state one.",
+        f"Without warm-up the first step takes {ratio} times as long as later ones.",
         "Blue: a process without warm-up. Grey: processes whose first steps were "
         "warm-up and were not timed. The vertical axis is logarithmic.",
         height=260,
@@ -113,14 +112,16 @@ def steps_figure(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    found = medians_by_warmup(record).where(size="small", context=128, batch=4)
+    cell = {"size": "small", "context": 128, "batch": 4}
+    found = medians_by_warmup(record).where(**cell)
     cold = found.one(warmup=0)
+    warm = processes(record).where(lambda x: x["warmup"] > 0, **cell)
     return {
         "first_step": fmt(cold["first"], "{:.0f} ms"),
         "first_over_settled": fmt(cold["first"] / cold["settled"], "{:.0f}"),
         "mean_over_settled": fmt(cold["mean"] / cold["settled"], "{:.5f}"),
         "halves": span(found.column("halves")[1:], "{:.2f}"),
-        "range_after_one": fmt(found.one(warmup=1)["range"]),
+        "range_warm": span(warm.column("settled"), "{:.0f}"),
     }
 
 

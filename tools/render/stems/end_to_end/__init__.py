@@ -8,15 +8,7 @@ from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
 from tools.render.frame import Line, frame, gpu_columns
 from tools.render.markdown import format_significant, gib, percent
-from tools.render.rows import (
-    MISSING,
-    count_true,
-    dropna,
-    find_missing_value,
-    fmt,
-    nanmax,
-    span,
-)
+from tools.render.rows import MISSING, count_true, dropna, fmt, nanmax, span
 from tools.render.stems.end_to_end.figures import (
     mfu_figure,
     phases_figure,
@@ -155,13 +147,6 @@ def tf32_table(record: Record) -> str:
     )
 
 
-def format_change(before: float, after: float) -> str:
-    """Return "1.5 to 1.2 ms", or why a time is missing."""
-    if len(dropna((before, after))) < 2:
-        return find_missing_value((before, after)).words
-    return f"{before:.5f} to {after:.5f} ms"
-
-
 def facts(record: Record | None) -> dict[str, str]:
     found, of_steps = passes(record).where(batch=BATCH), steps(record)
     flops_growth = matmul_flops("small", 512) / matmul_flops("small", 128)
@@ -190,21 +175,22 @@ def facts(record: Record | None) -> dict[str, str]:
         "share_2_7B_512_fp32": fmt(large_512["share"], percent),
         "pass_share_fp32_2_7B_512": fmt(step_fp32["pass_share"], percent),
         "pass_share_bf16_2_7B_512": fmt(step_bf16["pass_share"], percent),
-        "forwards_small_128": span(
-            found.where(size="small", **short).column("forward_ms"), "{:.5f}"
-        ),
+        "varies_most": fmt(nanmax(assigned.column("variation")), percent),
         **{
-            f"{phase}_{size.replace('.', '_')}_512": format_change(
-                x[f"fp32.{phase}_ms"], x[f"{phase}_ms"]
+            f"{phase}_{size.replace('.', '_')}_512": fmt(
+                after / before, lambda _, a=after, b=before: f"{b:.5f} to {a:.5f} ms"
             )
             for size in ("small", "2.7B")
             for x in [bf16.one(size=size, context=512)]
             for phase in ("forward", "backward")
+            for before, after in [
+                [x[f"{of}{phase}_kernels_ms"] for of in ("fp32.", "")]
+            ]
         },
         "growth_small_bf16": fmt(small_bf16["growth"], "{:.5f}"),
         "growth_2_7B_fp32": fmt(large_512["growth"], "{:.5f}"),
         "flops_growth_small": fmt(flops_growth, "{:.5f}"),
-        "gain_most": fmt(nanmax(gains), "{:.5f}"),
+        "gains": span(gains, "{:.5f}"),
         "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
         "gpu_speedup_2_7B_512": fmt(step_bf16["step_kernel_gain"], "{:.5f}"),
         "backward_over_forward": span(
@@ -216,7 +202,7 @@ def facts(record: Record | None) -> dict[str, str]:
             for of in [assigned.where(precision=p)]
         },
         "slower_steps": fmt(count_true(x < 1 for x in dropna(bf16.column("gain")))),
-        "slower_cells": fmt(count_true(gain < 1 for gain in gains)),
+        "slower_cells": fmt(count_true(x > 1 for x in dropna(bf16.column("excess")))),
         "gpu_memory": fmt(memory or MISSING, lambda v: f"{gib(v, 5)} GiB"),
     }
 

@@ -7,7 +7,7 @@ from systems.model.sizes import SIZES, VOCAB_SIZE
 from systems.records.record import Record
 from systems.records.summary import Summary
 from tools.render.frame import Frame, Line, frame
-from tools.render.rows import MISSING, peak_rates
+from tools.render.rows import MISSING, nanmax, peak_rates
 
 # The batch size of the assignment.
 BATCH = 4
@@ -34,7 +34,9 @@ def passes(record: Record | None) -> Frame:
         backward_over_forward=lambda x: (
             x.kernel_ms("backward") / x.kernel_ms("forward")
         ),
-        variation=lambda x: pass_summary(x).std / pass_summary(x).mean,
+        pass_mean=lambda x: pass_summary(x).mean,
+        pass_std=lambda x: pass_summary(x).std,
+        variation=lambda x: x["pass_std"] / x["pass_mean"],
     )
     found.join("short", context=128)
     return found.derive(growth=lambda x: x["pass_ms"] / x["short.pass_ms"])
@@ -60,6 +62,11 @@ def steps(record: Record | None) -> Frame:
     return found.derive(
         gain=lambda x: x["fp32.step_ms"] / x["step_ms"],
         pass_gain=lambda x: x["fp32.pass_ms"] / x["pass_ms"],
+        # Above 1 the pass is slower than in fp32 by more than a standard deviation.
+        excess=lambda x: (
+            (x["pass_mean"] - x["fp32.pass_mean"])
+            / nanmax((x["pass_std"], x["fp32.pass_std"]))
+        ),
         **{
             f"{name}_kernel_gain": lambda x, of=f"{name}_kernels_ms": (
                 x[f"fp32.{of}"] / x[of]

@@ -52,11 +52,9 @@ def timeline_figure(
         finding = finding or FORWARD
     sizes = [f"{gib(x['requested'])} GiB in {x['precision']}" for x in found]
     places = [x["place"] for x in found]
-    if len({*places}) == 1:
-        peaks = f"Memory peaks {places[0]}: {', '.join(sizes)}."
-    else:
-        every = (" ".join(both) for both in zip(sizes, places, strict=True))
-        peaks = f"Memory peaks: {'; '.join(every)}."
+    peaks = f"Memory peaks {places[0]}: {', '.join(sizes)}."
+    if len({*places}) > 1:
+        peaks = f"Memory peaks: {'; '.join(map('{} {}'.format, sizes, places))}."
     rounded = " and ".join(f"{gib(x['peak'])} GiB" for x in found)
     text = (
         f"Memory over {TITLES[mode]}: {SIZE}, context {context}, batch 4. The "

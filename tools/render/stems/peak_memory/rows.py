@@ -62,10 +62,10 @@ def missing_peak(x: Line) -> Missing:
     return Missing(f"{x.reason}, needs {x['predicted'] / 2**30:.1f} GiB", x.row)
 
 
-def format_peak(x: Line, predicted: float, text: Callable, name: str = "peak") -> str:
-    """Format the measured peak `name`, or if a pass ran out of memory, `predicted`."""
+def format_peak(x: Line, predicted: float, text: Callable) -> str:
+    """Format the measured peak, or if a pass ran out of memory, `predicted`."""
     lost = x.reason == OUT_OF_MEMORY
-    return f"{text(predicted)} (predicted)" if lost else text(x[name])
+    return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
 
 def describe_peak_time(x: Line) -> str | Missing:
