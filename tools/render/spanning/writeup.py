@@ -102,7 +102,7 @@ def overview_table(problems: list[Problem]) -> str:
 
 
 def question_text(answer: Answer, known: bool) -> str:
-    """Return the question, a link to its page, and unless `known` NOT_MEASURED_YET."""
+    """Return the question and a link to its page; if not `known`, NOT_MEASURED_YET."""
     parts = f" {answer.parts}" if answer.parts else ""
     text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
     return text if known else f"{text}\n\n{NOT_MEASURED_YET}\n{{ .status }}"

@@ -86,7 +86,7 @@ def bounds_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return the kernels of a call of ours by role: times and lower bounds in ms."""
+    """Return the kernels of our attention by role, with times and bounds in ms."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:

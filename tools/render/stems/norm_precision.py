@@ -95,7 +95,7 @@ def intermediates_figure(record: Record) -> Drawn:
     return (
         partial(draw_heat_maps, lines, sizes, "magnitude of x"),
         f"In fp16 x² overflows from magnitude {first_magnitude(fp16, 'square', '∞')} "
-        f"on; from {first_magnitude(fp16, 'output', '=0')} on the output is zero, or "
+        f"on; the output is zero from {first_magnitude(fp16, 'output', '=0')} on, or "
         f"NaN where x overflows too. In bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
         f"Width {WIDTH:,}; magnitude: mean and standard deviation of x; each stage is "

@@ -113,8 +113,8 @@ def roofline_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        f"Softmax moves at best {reached} of the data sheet's bytes per second; the "
-        "matmuls do more FLOPs per byte.",
+        f"Softmax reaches at most {reached} of the data sheet's bandwidth; the matmuls "
+        "do more FLOPs per byte.",
         "Attention's parts in fp32 forward passes, a point for each size and context. "
         "Lines are what the data sheet allows. FLOPs per byte count all bytes "
         "that the operations must move; the cache may save some.",

@@ -31,7 +31,7 @@ TITLES = {
     "step": "a full training step with AdamW",
 }
 FORWARD = (
-    "In fp32 memory falls back to the weights after each block; under autocast it "
+    "In fp32 memory returns to the weights' size after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
 # Maximum number of points in a drawn timeline, besides the last event.
