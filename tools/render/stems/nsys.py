@@ -70,5 +70,5 @@ def instruments_agree(record: Record) -> Judgement:
     found = steps(record).where(bool)
     ratios = dropna(found.column("ratio"))
     as_many = all(found.column("as_many"))
-    numbers = f"Ratios of nsys's to torch.profiler's: {span(ratios, '{:.3f}')}."
+    numbers = f"Kernel time, nsys's over torch.profiler's: {span(ratios, '{:.3f}')}."
     return ratios and (as_many and all(abs(r - 1) <= 0.03 for r in ratios), numbers)
