@@ -238,7 +238,7 @@
     const length = (value) => (Math.max(0, value) / most) * (width - room - 60)
     bars.forEach(([name, value], i) => {
       const top = 24 + i * step
-      const [bar, height] = narrow ? [top + 12, step - 14] : [top + 2, step - 4]
+      const [bar, height] = narrow ? [top + 12, Math.max(1, step - 14)] : [top + 2, Math.max(1, step - 4)]
       const label = mark("text", narrow ? { x: 0, y: top + 10 } : { x: room - 6, y: top + step / 2 + 4, "text-anchor": "end" }, name)
       svg.append(label, mark("rect", { x: room, y: bar, width: length(value), height }))
       svg.append(mark("text", { x: room + length(value) + 5, y: bar + height / 2 + 4 }, format(value, 3)))

@@ -330,7 +330,7 @@ def row_softmax(module: ModuleType) -> None:
 def online_softmax(module: ModuleType) -> None:
     tile_of = torch.arange(12) // 4
     row, column = torch.arange(4)[:, None], torch.arange(9)
-    highest = column == row // 2 * 8
+    highest = column == 3 + row // 2 * 5
     cases = {
         "2 rows of 4 numbers, one tile": normal(2, 4),
         "2 rows of 12 numbers, where each tile has a new largest one": (
@@ -339,7 +339,7 @@ def online_softmax(module: ModuleType) -> None:
         "2 rows of 10 numbers, where the last tile reaches past the end": (
             normal(2, 10).round()
         ),
-        "4 rows of 9 numbers, all above 100 or below -300, the first or the last 200 "
+        "4 rows of 9 numbers, all above 100 or below -300, the fourth or the last 200 "
         "above the others": normal(4, 9) + 200 * highest + 200 - 800 * (row % 2),
         "2 rows of 10 numbers, all -2e38": torch.full((2, 10), -2e38),
     }

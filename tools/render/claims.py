@@ -53,7 +53,8 @@ def verdict(claim: Claim, record: Record) -> tuple[bool | None, str]:
     sentence, numbers and record.
     """
     judgement = claim.judge(record)
-    if not isinstance(judgement, tuple):
+    untimed = "GPU time" in claim.sentence and not record.device.is_gpu
+    if untimed or not isinstance(judgement, tuple):
         lost = "the rows that decide this are missing or ran out of memory"
         return None, f"**No data here:** {lost}. {claim.sentence}"
     mark = "" if is_fresh(record) else ", stale"

@@ -139,7 +139,8 @@ class Line(dict[str, Any]):
 
     def kernel_ms(self, *names: str) -> float:
         """Return `gpu_ms`, or on a CPU the median wall-clock time in ms, or Missing."""
-        return self.gpu_ms(*names) or self.ms(*names)
+        failed = "no_gpu_time" in self.metrics
+        return self.gpu_ms(*names) or (self.missing if failed else self.ms(*names))
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
         """Return how much longer warm-up passes took than steady ones, in seconds."""

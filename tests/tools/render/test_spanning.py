@@ -129,11 +129,12 @@ def test_glossary_terms_are_unique():
 def test_copied_answer_has_facts_and_working_links(tmp_path):
     answer = (
         "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md)."
-        '{@ if facts.a.b == "2" @} No.{@ endif @}'
+        '{@ if facts.a.b == "2" @} No.{@ endif @}\n\n```\n## 1\n```\nEnd.'
     )
     for after in ("## Run it", "??? provenance", ""):
         (tmp_path / "a.md").write_text(f"# T\n\n## Answer\n\n{answer}\n\n{after}\n")
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
+        filled += "\n\n```\n## 1\n```\nEnd."
         assert page_answer("a", FACTS, tmp_path) == filled
     # Answers that are not measured are left out.
     (text,) = answer_fragments(FACTS, {"warmup": False}).values()

@@ -49,6 +49,7 @@ def test_passes_with_wrong_results_have_no_ratio():
 
 def test_kernel_time_is_wall_clock_time_without_gpu_time():
     assert make_pass_row(3.0, both_ms=[9.0]).kernel_ms("both") == 9.0
+    assert not make_pass_row(3.0, both_ms=[9.0], no_gpu_time="").kernel_ms("both")
     assert make_pass_row(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
 
 

@@ -57,7 +57,8 @@ def slider_figure() -> str:
     charts = []
     for context, parts in peaks.items():
         # A step in fp32 has no copies of weights.
-        assert parts.pop("weight copies") == 0
+        copies = parts.pop("weight copies")
+        assert copies == 0
         charts.append(peak_chart(context, parts, longest))
     opens = CONTEXTS.index(OPENS_AT)
     lines = [

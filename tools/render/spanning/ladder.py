@@ -108,9 +108,11 @@ def resources_table(record: Record) -> str:
 
 def bars_figure(record: Record) -> str:
     """Draw the times of forward steps, with ticks at the predicted times."""
-    rungs = Frame(x for x in steps(record, FORWARD) if x["step"] != "first_forward")
+    rungs = steps(record, FORWARD).where(
+        lambda x: x["ms"] and x["step"] != "first_forward"
+    )
     bound = bound_ms(record, "forward")
-    times = [x["ms"] or 0.0 for x in rungs]
+    times = rungs.column("ms")
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -120,7 +122,8 @@ def bars_figure(record: Record) -> str:
             if time > 1.02 * above:
                 part["color"] = WARN
             axes.barh(y, abs(above - time), 0.62, **part)
-            speedup = f", {above / (time or 1):.2f}×" if y else ""
+            gain = rungs[y]["speedup"]
+            speedup = f", {gain:.2f}×" if y and gain else ""
             plots.label_bar(axes, f"{time:.2f} ms{speedup}", max(above, time), y)
         for y, x in enumerate(rungs):
             expected = (
@@ -135,7 +138,7 @@ def bars_figure(record: Record) -> str:
             axes.axvline(bound, color=GREY, lw=1.2, ls="--")
             axes.set_title(f"ms; dashed: matmuls, {bound:.2f}")
 
-    if not dropna(rungs.column("ms")):
+    if not rungs:
         return ""
     start, end = rungs[0]["ms"], nanmin(rungs.column("ms"))
     return plots.plot(

@@ -80,13 +80,14 @@ def slowdown(gpu: Gpu) -> float:
 
 
 def count_oom_rows(records: list[Record], free_bytes: int) -> str:
-    """Count rows that run out of memory with `free_bytes`; "–" if no peak is known."""
+    """Count rows that run out of memory with `free_bytes`; "–" if unknown."""
     rows = [row for record in records for row in record.rows]
     names = ("peak_allocated_bytes", "kept_peak_allocated_bytes")
     peaks = [max(row.metrics.get(name) or 0 for name in names) for row in rows]
-    if not any(peaks):
-        return "–"
     exhausted = sum(row.status == "out_of_memory" for row in rows)
+    measured_on = min(record.device.memory_bytes or 0 for record in records)
+    if not any(peaks) or exhausted and measured_on < free_bytes:
+        return "–"
     return str(exhausted + sum(peak > free_bytes for peak in peaks))
 
 

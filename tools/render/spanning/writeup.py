@@ -23,7 +23,10 @@ from tools.render.rows import measured_records
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 NOT_MEASURED_YET = "not measured yet"
 DOCS = ROOT / "docs"
-ANSWER = re.compile(r"^## Answer\n(.*?)(?=^## |^\?\?\? prov|\Z)", re.DOTALL | re.M)
+# Code blocks may hold lines that look like headings.
+ANSWER = re.compile(
+    r"^## Answer\n((?:^```.*?^```|.)*?)(?=^## |^\?\?\? prov|\Z)", re.DOTALL | re.M
+)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 # Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
 MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
@@ -67,10 +70,16 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 
 def answered_pages(found: Found) -> dict[str, bool]:
-    """Map each page to whether its records exist (of the primary GPU or "meta")."""
+    """Map each page to whether its answer needs no facts, or its records exist (of the
+    primary GPU or "meta").
+    """
     counts = {primary_gpu(), "meta"}
-    answers = (answer for problem in load_problems() for answer in problem.answers)
-    return {a.page: bool(counts & gpus_with_records(a.stems, found)) for a in answers}
+    return {
+        a.page: bool(counts & gpus_with_records(a.stems, found))
+        or "{$" not in answer_section(a.page)
+        for problem in load_problems()
+        for a in problem.answers
+    }
 
 
 def fragments(found: Found) -> dict[str, str]:
@@ -152,14 +161,19 @@ def answer_fragments(
     return {"answers.md": snippet_sections(answers)}
 
 
+def answer_section(page: str, docs: Path = DOCS) -> str:
+    """Return the section "Answer" of a page."""
+    found = ANSWER.search((docs / f"{page}.md").read_text("utf-8", "replace"))
+    if found is None:
+        raise RecordError(f'docs/{page}.md has no section "## Answer" to copy')
+    return found[1].strip()
+
+
 def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
     """Return the answer of a page, with links that work from other pages."""
-    found = ANSWER.search((docs / f"{page}.md").read_text("utf-8", "replace"))
-    if found is None:
-        raise RecordError(f'docs/{page}.md has no section "## Answer" to copy')
-    text = LINK_IN_PAGE.sub(f"({page}.md#", found[1].strip())
+    text = LINK_IN_PAGE.sub(f"({page}.md#", answer_section(page, docs))
     try:
         return TEMPLATES.from_string(text).render(facts=facts)
     except TemplateError as error:

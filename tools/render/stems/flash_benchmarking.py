@@ -161,7 +161,8 @@ def throughput_figure(record: Record) -> Drawn:
             peak = fmt(peak_tflops(record, dtype), "; the data sheet's peak is {:.0f}")
             axes.set_title(f"{dtype}, TFLOP/s{peak}")
 
-    longest = found.one(dtype="bf16", n=max(found.column("n")))
+    lengths = found.where(dtype="bf16").column("n")
+    longest = found.one(dtype="bf16", n=max(lengths, default=0))
     plain = tflops(longest["plain"], "both") / peak_tflops(record, "bf16")
     return (
         draw,

@@ -5,7 +5,7 @@ from statistics import median
 from systems.formulas.costs import attention_flops
 from systems.records.record import Record
 from tools.render.frame import Line
-from tools.render.rows import peak_rates
+from tools.render.rows import MISSING, peak_rates
 
 PASSES = ("forward", "backward", "both")
 
@@ -22,7 +22,7 @@ def time_ratio(x: Line, other: Line, pass_name: str) -> float:
 
 def tflops(x: Line, pass_name: str) -> float:
     """Return the TFLOP/s of a pass. By default, a row has one causal head."""
-    return count_flops(x, pass_name) / x.kernel_ms(pass_name) / 1e9 if x else x.missing
+    return count_flops(x, pass_name) / x.kernel_ms(pass_name) / 1e9 if x else MISSING
 
 
 def count_flops(x: Line, pass_name: str) -> float:

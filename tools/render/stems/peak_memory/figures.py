@@ -1,7 +1,6 @@
 """Figure of `peak_memory`: memory over a pass, stacked by category."""
 
 from bisect import bisect
-from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,8 +33,6 @@ FORWARD = (
     "In fp32 memory returns to the weights' size after each block; under autocast it "
     "climbs from block to block, as copies of the weights add up."
 )
-# Maximum number of points in a drawn timeline, besides the last event.
-DRAWN_EVENTS = 200
 
 
 def timeline_figure(
@@ -86,16 +83,13 @@ def timeline_figure(
 
 def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     timeline: dict[str, list[int]] = x.metrics["timeline"]
-    shown = select_events(timeline, used_categories([x]))
-    events = [timeline["event"][i] for i in shown]
-    sizes = [
-        [timeline[name][i] / 2**30 for i in shown] for name in used_categories([x])
-    ]
+    events = timeline["event"]
+    sizes = [[n / 2**30 for n in timeline[name]] for name in used_categories([x])]
     axes.stackplot(
         events, *sizes, colors=[COLORS[n] for n in used_categories([x])], linewidth=0
     )
     top = [sum(at) for at in zip(*sizes, strict=True)]
-    peak = max(range(len(shown)), key=top.__getitem__)
+    peak = max(range(len(top)), key=top.__getitem__)
     # Write beside the peak, because a line between phases may be at the peak.
     side = "right" if events[peak] > 0.6 * events[-1] else "left"
     look = {"offset": (-4 if side == "right" else 4, 3), "ha": side}
@@ -115,19 +109,3 @@ def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
     axes.set_title(f"{x['precision']}, GiB", pad=20)
     axes.set_xlabel("allocations and frees, in order")
-
-
-def select_events(
-    timeline: dict[str, list[int]], categories: Sequence[str]
-) -> list[int]:
-    """Divide the events into at most DRAWN_EVENTS stretches; return the index of the
-    event with the most memory in each, and the last index.
-    """
-    count = len(timeline["event"])
-    totals = [sum(timeline[name][i] for name in categories) for i in range(count)]
-    stretch = -(-count // DRAWN_EVENTS)
-    starts = range(0, count, stretch)
-    found = [
-        max(range(s, min(s + stretch, count)), key=totals.__getitem__) for s in starts
-    ]
-    return sorted({*found, count - 1})
