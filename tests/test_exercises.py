@@ -75,6 +75,7 @@ MISTAKES = {
         ("l = tl.exp(m_new - m) * l + tl.sum(tl.exp(x - m_new), 0)", "the sign of an"),
         ("l = l + tl.sum(tl.exp(x), 0)", "subtract m_new before exp"),
         ("m_new = tl.max(x, 0)", "so tl.maximum"),
+        ("m_new = tl.maximum(m, tl.load(x_ptr + row * stride_x + start))", "m_new"),
         ("m_new = tl.maximum(tl.maximum(m, tl.max(x, 0)), 0.0)", "gave only 0: m_new"),
     ],
     "4_forward_loop": [
