@@ -13,7 +13,7 @@ from tools.render.rows import MISSING, fmt
 from tools.render.stems.flash_passes import count_flops, peak_tflops
 
 NAMES = {
-    "ours": "this guide, Hopper",
+    "ours": "this guide",
     "sdpa_cudnn": "SDPA, cuDNN",
     "flex": "FlexAttention, compiled",
     "sdpa_flash": "SDPA, FlashAttention-2",

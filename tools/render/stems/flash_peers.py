@@ -16,7 +16,7 @@ from tools.render.rows import Missing, count_true, dropna, fmt, nanmax, span
 from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
 
 NAMES = {
-    "ours": "this guide, Hopper",
+    "ours": "this guide",
     "ours_triton": "this guide, any GPU",
     "ours_high": 'this guide, "high"',
     "fa4": "FlashAttention-4",
