@@ -6,7 +6,7 @@ from systems.records.record import Record
 from tools.render.fragments import Fragments
 from tools.render.frame import frame
 from tools.render.load import read_constant
-from tools.render.rows import fmt, span
+from tools.render.rows import MISSING, fmt, span
 
 
 class Step(NamedTuple):
@@ -59,8 +59,10 @@ fragments = Fragments()
 
 
 def step_ms(record: Record | None, step: str) -> float:
-    """Return the median GPU time of a step in ms."""
-    return frame(record).one(step=step).gpu_ms("time")
+    """Return a step's median GPU time in ms, Missing if no Hopper kernel ran."""
+    x = frame(record).one(step=step)
+    lost = step in PATH_OF_HOPPER and x.get("ran", "hopper") != "hopper"
+    return MISSING if lost else x.gpu_ms("time")
 
 
 def speedup(record: Record | None, before: str, after: str) -> float:
