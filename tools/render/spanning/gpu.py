@@ -15,8 +15,8 @@ from tools.render.spanning.envelope import bottleneck_examples
 KEY = (
     "Above, the CPU launches; below, the GPU runs the kernels. Printed times are "
     "measured averages of one launch and one kernel; each panel has its own scale. The "
-    "other bars show the share of the data sheet's rates that the kernels reach; the "
-    "longer bar is the bottleneck. First panel: context 128, bf16; others: 512, fp32."
+    "other bars show shares of the data sheet's rates that the kernels reach; the "
+    "longer one is the bottleneck. First panel: context 128, bf16; others: 512, fp32."
 )
 # For each panel: title, and number of kernels to draw.
 PANELS = (

@@ -74,7 +74,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
         ("expected speedup", lambda x: named[x["step"]].predicted or "", "{:g}"),
         ("speedup", "speedup", "{:.2f}"),
         ("ms", "ms", "{:.2f}"),
-        ("of the bound", "of_bound", percent),
+        ("bound / time", "of_bound", percent),
         ("deterministic", "repeats", lambda same: "yes" if same else "no"),
         left=2,
         alike=("deterministic",),

@@ -127,7 +127,7 @@ def stalls_table(record: Record) -> str:
         ("stalls at", "top", "{:,.6g}"),
         ("spacing there", "spacing", "{:.4g}"),
         ("last step that adds, predicted", "last", "{:,}"),
-        ("found", last_change_text),
+        ("the same, measured", last_change_text),
         left=2,
     )
 

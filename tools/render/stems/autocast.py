@@ -78,8 +78,8 @@ def parts_table(record: Record, part: str) -> str:
 
 @fragments.add(
     "operations.md",
-    "Dtypes of results under bf16 autocast, by the dtypes of the inputs; the last "
-    "column is without autocast.",
+    "Dtype of each result by the dtypes of its inputs, under bf16 autocast (last "
+    "column: no autocast).",
     reported=True,
 )
 def operations_table(record: Record) -> str:
@@ -87,7 +87,7 @@ def operations_table(record: Record) -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, dtypes in found.metrics.items():
         alike.setdefault(tuple(dtypes), []).append(f"`{name}`")
-    inputs = ("bf16 in", "fp32 in", "one of each in", "one of each, no autocast")
+    inputs = ("bf16 inputs", "fp32 inputs", "one of each", "one of each, no autocast")
     return items_table(
         alike.items(),
         ("operations", lambda one: ", ".join(one[1])),

@@ -24,7 +24,7 @@ WAYS = {
     ("eager", False): ("nothing", ()),
     ("graph", False): ("nothing; CUDA graphs", ()),
     ("compiled", False): ("model", ("forward", "backward")),
-    ("eager", True): ("nothing, for the next row", ()),
+    ("eager", True): ("nothing (the next row's baseline)", ()),
     ("compiled", True): ("model, AdamW", ("forward", "backward", "optimizer")),
 }
 NAMES = [name for name, _ in WAYS.values()]
@@ -98,17 +98,17 @@ def times_table(record: Record) -> str:
 
 @fragments.add(
     "price.md",
-    "Compile time, and after how many steps it pays in wall-clock time. Savings are "
-    "relative to alternating eager steps; compiled AdamW has eager steps of its own.",
+    "Compile time, and how many steps save as much wall-clock time. Savings are "
+    "relative to alternating eager steps; compiled AdamW has its own eager steps.",
 )
 def compile_cost_table(record: Record) -> str:
     found = steps(record).where(bool, execution="compiled", size=SHOWN_SIZES)
     return found.table(
         *NAME,
-        ("compiling, s", "compile_s", "{:.1f}"),
-        ("from its cache, s", "again_s", "{:.1f}"),
+        ("compile time, s", "compile_s", "{:.1f}"),
+        ("compile time, cached, s", "again_s", "{:.1f}"),
         ("saved per step, ms", "saved_ms", "{:.1f}"),
-        ("pays after steps", "pays", "{:,.0f}"),
+        ("steps until it pays", "pays", "{:,.0f}"),
     )
 
 
@@ -144,9 +144,9 @@ def speedup_figure(record: Record) -> Drawn:
         draw,
         "In wall-clock time the speedup of a compiled step "
         f"{describe_range(found.column('step_gain'))}.",
-        "Context 512, ratios of medians. CUDA graphs remove launch overhead, AdamW's "
-        "too; compiling fuses kernels, but AdamW stays eager. Larger fp32 models, "
-        "hardly launch-bound, have no graphs.",
+        "Context 512, ratios of medians. CUDA graphs remove launch overhead, also in "
+        "AdamW; compiling fuses kernels, but not AdamW. Larger fp32 models, hardly "
+        "launch-bound, ran without graphs.",
     )
 
 

@@ -33,7 +33,7 @@ OURS = ("triton", "hopper")
 # The claims allow errors of up to LIMIT times the error of plain attention.
 LIMIT = 2
 LIMIT_REASON = (
-    "FlashAttention's own tests allow it: sums over tiles are rounded in more places."
+    "FlashAttention's own tests allow it: tiled sums are rounded in more places."
 )
 # Bits of a significand, including the leading bit.
 BITS = {"fp16": 11, "bf16": 8}
@@ -72,8 +72,7 @@ def error_ratios(
 
 @fragments.add(
     "table.md",
-    "Error of each result against float64, at d = 64 and N = 4096 under the causal "
-    "mask.",
+    "Relative errors against float64, at d = 64 and N = 4096 under the causal mask.",
 )
 def error_table(record: Record) -> str:
     def is_shown_first(x: Line) -> bool:
@@ -120,7 +119,7 @@ def ratios_figure(record: Record) -> Drawn:
         f"The norm of FlashAttention's error, relative to plain attention's, is at "
         f"most {text}.",
         "Each bar spans all results, head dimensions, lengths and masks; its dot is "
-        "the geometric mean, the line plain attention in that dtype.",
+        "the geometric mean. The line is plain attention's error.",
     )
 
 
@@ -187,8 +186,8 @@ def judge_errors(record: Record, *results: str) -> Judgement:
 
 @claim(
     "flash_forward",
-    "The forward passes of our kernels err at most twice as much as plain attention in "
-    "the same dtype, over every configuration.",
+    "The forward passes of our kernels err at most twice as much as plain attention's "
+    "in the same dtype, in every configuration.",
     because=LIMIT_REASON,
 )
 def forward_is_accurate(record: Record) -> Judgement:
@@ -197,8 +196,8 @@ def forward_is_accurate(record: Record) -> Judgement:
 
 @claim(
     "flash_backward",
-    "The gradients of our kernels err at most twice as much as those of plain "
-    "attention in the same dtype, over every configuration.",
+    "The gradients of our kernels err at most twice as much as plain attention's in "
+    "the same dtype, in every configuration.",
     because=LIMIT_REASON,
 )
 def backward_is_accurate(record: Record) -> Judgement:

@@ -93,10 +93,10 @@ def lengths_table(record: Record) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape, in ms: forward (fwd), backward "
     "(bwd) and both, without a loss. Columns *flash* and *plain* are medians by "
-    "`do_bench` (of 20 ms of calls, or of one longer call). These times include launch "
+    "`do_bench` (of 20 ms of calls, or of one longer call). They include launch "
     "overhead, which varies and dominates short passes. Columns *GPU* are medians of "
-    "GPU time (without a GPU, of wall-clock time); *plain / flash* are speedups in GPU "
-    "time, medians over rounds.",
+    "GPU time (without a GPU, of wall-clock time); *plain / flash* are ratios of GPU "
+    "times, medians over rounds.",
 )
 def latency_table(record: Record) -> str:
     short = {"forward": "fwd", "backward": "bwd", "both": "both"}
@@ -116,8 +116,8 @@ def latency_table(record: Record) -> str:
 
 @fragments.add(
     "lost.md",
-    "**Number of shapes where FlashAttention takes more GPU time** than another "
-    "implementation. The last column divides the other's time by FlashAttention's.",
+    "**Number of shapes where FlashAttention takes more GPU time** than a baseline. "
+    "The last column divides the baseline's time by FlashAttention's.",
 )
 def slower_shapes_table(record: Record) -> str:
     found = shapes(record)
@@ -127,7 +127,7 @@ def slower_shapes_table(record: Record) -> str:
         if name in OTHERS
     )
     return lines.where(lambda x: any(x[of] for of in PASSES)).table(
-        "beside",
+        ("baseline", "beside"),
         *(
             (
                 of.replace("both", "forward + backward"),
@@ -192,8 +192,8 @@ def memory_figure(record: Record) -> Drawn:
         draw,
         f"FlashAttention needs {ours} for {fmt(longest['n'], '{:,}')} tokens, "
         f"plain PyTorch {plain}.",
-        f"Peak above the inputs, bf16, head dimension {D}. Both axes are logarithmic: "
-        "steep lines grow with the square of N. The dashed line may hide SDPA's.",
+        f"Peak memory above the inputs, bf16, head dimension {D}. Both axes are "
+        "logarithmic: steep lines grow as N². The dashed line may hide SDPA's.",
     )
 
 
@@ -268,10 +268,9 @@ def fused_keeps_up(record: Record) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    "Nothing that FlashAttention holds grows with the square of N. At 65,536 tokens "
-    "in bf16, forward and backward need at most what they return, dQ's sums in fp32 "
-    "and three fp32 numbers for each row, to within five percent, at every head "
-    "dimension.",
+    "FlashAttention holds no memory that grows with N². At 65,536 tokens in bf16, "
+    "forward and backward need at most 5 % more than their results, dQ's sums in fp32 "
+    "and three fp32 numbers for each row together, at every head dimension.",
     because="the allocator rounds each block up.",
 )
 def fused_memory_is_linear(record: Record) -> Judgement:
@@ -281,4 +280,4 @@ def fused_memory_is_linear(record: Record) -> Judgement:
 
     every = shapes(record).where(dtype="bf16", n=LONGEST)
     found = dropna(x["ours.mib"] / linear_mib(x) for x in every)
-    return found and (max(found) <= 1.05, f"Ratios to this limit: {span(found)}.")
+    return found and (max(found) <= 1.05, f"Ratios to that sum: {span(found)}.")

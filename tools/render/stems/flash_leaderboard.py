@@ -104,9 +104,9 @@ def kernel_rows(record: Record | None) -> Frame:
 
 @fragments.add(
     "table.md",
-    "**The leaderboard test of 2025.** `do_bench` times one implementation after the "
-    "other (median, TFLOP/s); for GPU times they alternate. Rates are lower than above "
-    "because the test also sums o and `do_bench` includes the gaps between kernels.",
+    "**The leaderboard test of 2025.** `do_bench` (median, TFLOP/s) times one "
+    "implementation after the other; for GPU times, calls alternate. Rates are lower "
+    "than above: the test also sums o, and `do_bench` counts gaps between kernels.",
 )
 def leaderboard_table(record: Record) -> str:
     found = frame(record).arrange(implementation=NAMES)
@@ -125,16 +125,16 @@ def leaderboard_table(record: Record) -> str:
 
 @fragments.add(
     "kernels.md",
-    "**Each kernel of one call of the test:** its time, and how long each of its jobs "
+    "**Each kernel in one call of the test:** its time, and the time that each job "
     "(matmuls, exponentials, ...) would take alone.",
 )
 def kernels_table(record: Record) -> str:
     return kernel_rows(record).table(
         ("kernel", lambda x: ROLES[x["role"]]),
         ("time, ms", "ms", "{:.2f}"),
-        ("share", "share", percent),
+        ("share of the call", "share", percent),
         *((f"{head}, ms", name, "{:.2f}") for name, head in LIMITS.items()),
-        ("time / matmuls", "over_floor", "{:.2f}"),
+        ("time / matmul time", "over_floor", "{:.2f}"),
     )
 
 

@@ -112,8 +112,8 @@ def shape_text(x: Line) -> str:
 @fragments.add(
     "table.md",
     "**This guide's attention at each shape:** throughput of forward + backward, share "
-    "of the data sheet's peak, and GPU time relative to each library. Below 1 this "
-    "guide is faster.",
+    "of the data sheet's peak, and GPU time divided by each library's (below 1: "
+    "faster).",
 )
 def shapes_table(record: Record) -> str:
     over = {"FA4": "fa4", "FA4, deterministic": "fa4_ordered", "cuDNN": "sdpa_cudnn"}
@@ -130,9 +130,7 @@ def shapes_table(record: Record) -> str:
     )
 
 
-@fragments.add(
-    "repeats.md", f"**Deterministic results,** compared bitwise over {CALLS} calls."
-)
+@fragments.add("repeats.md", f"**Determinism:** bitwise comparison of {CALLS} calls.")
 def determinism_table(record: Record) -> str:
     compared = frame(record).where(lambda x: "repeats" in x.metrics)
     found = ((name, compared.where(implementation=name)) for name in NAMES)
@@ -144,7 +142,7 @@ def determinism_table(record: Record) -> str:
         [(NAMES[name], rows) for name, rows in found if rows],
         ("implementation", lambda x: x[0]),
         ("deterministic at shapes", lambda x: count_true(x[1].column("repeats"))),
-        ("varies", lambda x: varying_results(x[1])),
+        ("results that vary", lambda x: varying_results(x[1])),
     )
 
 
@@ -208,8 +206,8 @@ def throughput_figure(record: Record) -> Drawn | None:
     return (
         draw,
         f"This guide's attention takes {' and '.join(ranges)}.",
-        f"Forward + backward in bf16. {KEY}. Batch and heads change with the length: "
-        "see the table.",
+        f"Forward + backward in bf16. {KEY}. The table lists batch and heads of each "
+        "length.",
     )
 
 
@@ -249,14 +247,14 @@ def facts(record: Record | None) -> dict[str, str]:
 def judge_faster(record: Record, name: str) -> Judgement:
     found = dropna(shape_rows(record).where(dtype="bf16").column(f"both / {name}"))
     slower = count_true(value > 1 for value in found)
-    numbers = f"Our time relative to it is {span(found)}, longer at {slower} shapes."
+    numbers = f"Our time / its time: {span(found)}; longer at {slower} shapes."
     return found and (max(found) < 1, numbers)
 
 
 @claim(
     "flash_benchmarking",
-    "Forward + backward, this guide's attention is faster than FlashAttention-4's "
-    "deterministic mode at every bf16 shape, also those outside the table.",
+    "In forward + backward, this guide's attention is faster than FlashAttention-4's "
+    "deterministic mode at every bf16 shape, even outside the table.",
 )
 def deterministic_mode_is_beaten(record: Record) -> Judgement:
     return judge_faster(record, "fa4_ordered")
@@ -264,8 +262,8 @@ def deterministic_mode_is_beaten(record: Record) -> Judgement:
 
 @claim(
     "flash_benchmarking",
-    "Forward + backward, this guide's attention beats cuDNN at every bf16 shape, also "
-    "those outside the table.",
+    "In forward + backward, this guide's attention beats cuDNN at every bf16 shape, "
+    "even outside the table.",
 )
 def cudnn_is_beaten(record: Record) -> Judgement:
     return judge_faster(record, "sdpa_cudnn")

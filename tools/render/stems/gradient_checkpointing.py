@@ -111,8 +111,8 @@ def name_run(x: Line) -> str:
 
 @fragments.add_file(
     "orders.md",
-    "No recomputation, and four ways to recompute N blocks: activations at most, "
-    "and how much is computed. For halves, N is a power of two.",
+    "Memory and work without recomputation and with four ways to recompute N blocks. "
+    "For halves, N is a power of two.",
 )
 def strategies_table(_: list[Record]) -> str:
     """Return a table of ways to recompute: memory at the peak, and blocks computed."""
@@ -133,7 +133,7 @@ def strategies_table(_: list[Record]) -> str:
         (*halves, "halving", count_inputs("halving"), 1),
         (*chain, "chain", count_inputs("chain"), 1),
     ]
-    head = ("recomputed", "activations at most", "blocks computed")
+    head = ("recomputed", "most activations at once", "blocks computed")
     names = (*head, "strategy", "inputs", "blocks")
     found = Frame(Line(zip(names, order, strict=True)) for order in listed).derive(
         needed=lambda x: x["inputs"] * input_bytes + x["blocks"] * block_bytes,
@@ -154,9 +154,9 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 
 @fragments.add(
     "table.md",
-    "Peaks by what is recomputed, their ratios to predictions, and times of forward + "
-    "backward. *Accumulating*: gradients exist before the pass. Wall-clock time is the "
-    "median of two passes (nested: one pass), GPU time the median of two others.",
+    "Peak memory, its ratio to the predicted peak, and times of forward + backward. "
+    "*Accumulating*: gradients exist before the pass. Wall-clock time is the median of "
+    "two passes (nested: one pass), GPU time the median of two others.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_smallest(peaks_by_run_length(), "predicted_kept")
@@ -170,9 +170,9 @@ def rows_table(record: Record) -> str:
         ("attention", lambda x: x["attention"].replace("eager", "plain")),
         "recomputed",
         ("peak, GiB", lambda x: (x["peak"] or missing_peak(x)) / GIB, "{:.2f}"),
-        ("over its prediction", "peak_over", "{:.4f}"),
+        ("peak / predicted", "peak_over", "{:.4f}"),
         gib_column("kept", "peak, accumulating, GiB"),
-        ("over predicted, accumulating", "kept_over", "{:.4f}"),
+        ("peak / predicted, accumulating", "kept_over", "{:.4f}"),
         ("wall, ms", "step_ms", "{:.0f}"),
         *((head.removeprefix("step, "), of) for head, of in gpu_columns()),
         left=2,
@@ -206,12 +206,12 @@ def run_length_figure(record: Record) -> Drawn:
     times = found.column("step_ms")
     return (
         draw,
-        f"Among run lengths in whole blocks, {made['run']} needs least memory, or "
-        f"{kept['run']} in gradient accumulation; times differ by "
+        f"Of whole blocks, recomputing {made['run']} at a time needs least memory "
+        f"({kept['run']} if gradients accumulate); times differ by "
         f"{fmt(nanmax(times) / nanmin(times) - 1, format_at_most)}.",
         "Lines are predicted, points measured. Accumulating: gradients exist before "
-        "the pass. Dotted: run lengths √N, the known rule, and √(N r / R); a block "
-        "keeps R bytes, its input has r."
+        "the pass. Dotted: runs of √N (the known rule) and √(N r / R) blocks; a block "
+        "keeps R bytes, its input r."
         f"{' Runs without points ran out of memory.' * lost}",
     )
 
@@ -281,8 +281,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "gradient_checkpointing",
-    "Every measured peak is within a hundredth of its prediction, except where a "
-    "compiler decides what is kept.",
+    "Every measured peak is within 1 % of its prediction, except where a compiler "
+    "decides what to save.",
     because="predictions leave out that the allocator rounds blocks up.",
 )
 def peaks_match_prediction(record: Record) -> Judgement:
@@ -296,8 +296,8 @@ def peaks_match_prediction(record: Record) -> Judgement:
 
 @claim(
     "gradient_checkpointing",
-    "If gradients appear during the pass, recomputing one block at a time needs the "
-    "least memory of any run of blocks, with `flash` and with plain attention.",
+    "If the pass creates the gradients, recomputing one block at a time needs less "
+    "memory than longer runs of blocks, with `flash` and with plain attention.",
 )
 def one_block_is_best(record: Record) -> Judgement:
     found = passes(record)

@@ -31,16 +31,16 @@ def clocks_table(record: Record) -> str:
         "precision",
         ("our clock, ms", "clock_ms", "{:.3f}"),
         ("events, ms", "events_ms", "{:.3f}"),
-        ("clock adds", lambda x: 100 * x["clock_adds"], "{:+z.2f} %"),
-        ("events, no waits, ms", "queued_events_ms", "{:.3f}"),
-        ("waiting adds", lambda x: 100 * x["waiting_adds"], "{:+z.2f} %"),
+        ("our clock / events − 1", lambda x: 100 * x["clock_adds"], "{:+z.2f} %"),
+        ("events, no synchronizing, ms", "queued_events_ms", "{:.3f}"),
+        ("synchronizing adds", lambda x: 100 * x["waiting_adds"], "{:+z.2f} %"),
     )
 
 
 @fragments.add(
     "instruments.md",
-    "GPU time of the same pass by two instruments: the sum of its kernels by CUPTI, "
-    "and the pass replayed as CUDA graphs, by events.",
+    "GPU time of a pass by two instruments: CUPTI sums its kernel times; CUDA events "
+    "time its replay as CUDA graphs.",
 )
 def instruments_table(record: Record) -> str:
     return passes(record).table(

@@ -115,9 +115,9 @@ def compare_spread(differences: list[float], fp32: list[float]) -> str:
 def loss_table(record: Record) -> str:
     return precision_rows(record).table(
         ("precision", "name"),
-        (f"loss, mean of the last {LAST} steps", "final"),
-        ("above the entropy", "above", "{:.3f}"),
-        ("against fp32, by seed", "against"),
+        (f"loss, mean of last {LAST} steps, nats", "final"),
+        ("loss − entropy", "above", "{:.3f}"),
+        ("loss − fp32's, by seed", "against"),
         ("step, ms", "step_ms", "{:.1f}"),
         ("peak GiB", "peak", gib),
     )
@@ -204,9 +204,9 @@ def loss_figure(record: Record) -> Drawn:
     return (
         draw,
         f"{'; '.join(ends) or 'Not all precisions were measured'}.",
-        "First panel: loss in fp32, and the language's entropy. Second panel: "
-        f"difference from fp32 with the same seed, mean of {LAST} steps. Lines are "
-        "means over seeds, bands their range.",
+        "First panel: the fp32 loss and the language's entropy. Second panel: loss "
+        f"minus fp32's with the same seed, a mean of {LAST} steps. Lines: means over "
+        "seeds; bands: ranges.",
     )
 
 

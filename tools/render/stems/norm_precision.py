@@ -98,8 +98,8 @@ def intermediates_figure(record: Record) -> Drawn:
         f"on; the output is zero from {first_magnitude(fp16, 'output', '=0')} on, or "
         f"NaN where x overflows too. In bf16 x² "
         f"{'never overflows' if fits == 'none' else f'overflows from {fits} on'}.",
-        f"Width {WIDTH:,}; magnitude: mean and standard deviation of x; each stage is "
-        f"rounded to its format, and `torch.mean` takes the means. {LEGEND}",
+        f"Width {WIDTH:,}. Magnitude is both mean and standard deviation of x. Each "
+        f"stage is rounded to its format; `torch.mean` takes means. {LEGEND}",
     )
 
 

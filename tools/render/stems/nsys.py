@@ -33,20 +33,20 @@ def count_kernels(x: Line, instrument: str) -> float:
 
 @fragments.add(
     "kernels.md",
-    "Training steps, and their forward passes, under nsys: number and time of kernels "
-    "(copies and fills included), ratio to torch.profiler's time, and the step's "
-    "wall-clock time without a profiler.",
+    "Training steps and their forward passes under nsys: number and total time of "
+    "kernels, copies and fills; ratio to the time by torch.profiler; wall-clock time "
+    "of an unprofiled step.",
 )
 def kernels_table(record: Record) -> str:
     return steps(record).table(
         "step",
-        ("forward: kernels", "nsys_forward_kernels"),
-        ("ms", "nsys_forward_gpu_busy_ms", "{:.1f}"),
-        ("nsys / torch", "forward_ratio", "{:.3f}"),
-        ("step: kernels", lambda x: count_kernels(x, "nsys")),
-        ("ms", "nsys_ms", "{:.1f}"),
-        ("nsys / torch", "ratio", "{:.3f}"),
-        ("wall, ms", "wall_ms", "{:.1f}"),
+        ("forward, kernels", "nsys_forward_kernels"),
+        ("forward, ms", "nsys_forward_gpu_busy_ms", "{:.1f}"),
+        ("forward, nsys / torch", "forward_ratio", "{:.3f}"),
+        ("step, kernels", lambda x: count_kernels(x, "nsys")),
+        ("step, ms", "nsys_ms", "{:.1f}"),
+        ("step, nsys / torch", "ratio", "{:.3f}"),
+        ("step, wall, ms", "wall_ms", "{:.1f}"),
         shown_first=lambda x: x["context"] == 512,
     )
 
@@ -61,8 +61,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 @claim(
     "nsys_profile",
-    "Nsight Systems and torch.profiler read the same activity records: a step has as "
-    "many kernels under both, and total kernel times agree within 3 %.",
+    "Nsight Systems and torch.profiler read the same activity records: they count "
+    "equally many kernels in a step, and total kernel times agree within 3 %.",
     because="between the two runs, the GPU's clock rate may have changed by a few of "
     "its steps of about 1 %.",
 )
@@ -70,5 +70,5 @@ def instruments_agree(record: Record) -> Judgement:
     found = steps(record).where(bool)
     ratios = dropna(found.column("ratio"))
     as_many = all(found.column("as_many"))
-    numbers = f"Kernel time, nsys's over torch.profiler's: {span(ratios, '{:.3f}')}."
+    numbers = f"Kernel time by nsys / by torch.profiler: {span(ratios, '{:.3f}')}."
     return ratios and (as_many and all(abs(r - 1) <= 0.03 for r in ratios), numbers)

@@ -143,13 +143,13 @@ def example_table(record: Record, reported: Record | None) -> str:
         return lambda x: "".join(map(text.format, dropna([x["handout"].get(metric)])))
 
     return found.table(
-        ("what", lambda x: NAMES[x["part"]]),
+        ("part", lambda x: NAMES[x["part"]]),
         ("run", lambda x: "compiled" if x["compiled"] else "as written"),
         ("tensors saved", "saved"),
-        ("handout, tensors", format_reported("saved", "{}")),
+        ("tensors saved, handout", format_reported("saved", "{}")),
         ("MiB, each storage once", lambda x: x["total"] / MIB, "{:,.2f}"),
-        ("MiB, each time", lambda x: x["bytes_if_counted_each_time"] / MIB, "{:,.2f}"),
-        ("handout, MiB", format_reported("mib", "{:,.7g}")),
+        ("MiB, each save", lambda x: x["bytes_if_counted_each_time"] / MIB, "{:,.2f}"),
+        ("MiB, handout", format_reported("mib", "{:,.7g}")),
         left=2,
     )
 
@@ -179,8 +179,8 @@ def operations_figure(record: Record) -> Drawn:
         draw,
         "Of a block's saved bytes, softmax and attention's matmuls and mask hold "
         f"{' and '.join(map(attention_share, found))}.",
-        "Bars show fp32 bytes counted by hooks, each storage once, for the operation "
-        "that saved it first. Upright marks show predictions from shapes.",
+        "Bars show fp32 bytes that hooks count; each storage counts once, for the "
+        "operation that saves it first. Upright marks are predictions.",
     )
 
 

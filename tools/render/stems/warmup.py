@@ -56,7 +56,7 @@ def medians_by_warmup(record: Record | None) -> Frame:
 
 @fragments.add(
     "table.md",
-    "Ten steps after each number of warm-up steps: mean ± standard deviation over all "
+    "Ten steps after warm-up: mean ± standard deviation over the steps of all "
     "processes; other columns are medians over steps, then over processes.",
     reported=True,
 )
@@ -75,8 +75,8 @@ def steps_table(record: Record) -> str:
         ("mean ± std, ms", "spread"),
         *((head, name, "{:.1f}") for head, name in ORDINALS.items()),
         ("steps 2 to 10, ms", "settled", "{:.1f}"),
-        ("steps 2 to 10 by process, ms", "range"),
-        ("steps 1 to 5 over 6 to 10", "halves", "{:.2f}"),
+        ("steps 2 to 10, process range, ms", "range"),
+        ("steps 1 to 5 / steps 6 to 10", "halves", "{:.2f}"),
     )
     return f"{shown}\n\n{steps_figure(record)}"
 
@@ -128,10 +128,10 @@ def facts(record: Record | None) -> dict[str, str]:
 @claim(
     "benchmarking_script",
     "After one, two or five warm-up steps no slow start remains: the median of the "
-    "first half of the steps is at most a twentieth above that of the second half.",
+    "first half of the steps is at most 5 % above the median of the second half.",
     because="times of the compared sizes and precisions differ by far more than 5 %.",
 )
 def warm_up_suffices(record: Record) -> Judgement:
     found = medians_by_warmup(record).where(warmup=(1, 2, 5)).column("halves")
     ratios = dropna(found)
-    return ratios and (max(ratios) <= 1.05, f"Ratios of the halves: {span(found)}.")
+    return ratios and (max(ratios) <= 1.05, f"First half over second: {span(found)}.")

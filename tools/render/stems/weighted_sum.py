@@ -54,7 +54,7 @@ def kernel_rows(record: Record | None) -> Frame:
 
 @fragments.add(
     "table.md",
-    "The weighted sum beside PyTorch's own. Rates count the bytes that must move: x "
+    "The weighted sum beside PyTorch's. TB/s count only bytes that must move: x "
     "in the forward pass, x and its gradient in the backward pass.",
 )
 def bandwidth_table(record: Record) -> str:
@@ -64,13 +64,13 @@ def bandwidth_table(record: Record) -> str:
         rate = f"{phase}_rate"
         return [
             (f"{phase}, ms", phase, format_ms),
-            ("TB/s", lambda x: x[rate] / 1e12, "{:.2f}"),
-            ("of the data sheet's", lambda x: x[rate] / bandwidth, percent),
+            (f"{phase}, TB/s", lambda x: x[rate] / 1e12, "{:.2f}"),
+            ("share of data sheet", lambda x: x[rate] / bandwidth, percent),
         ]
 
     return kernel_rows(record).table(
         "dtype",
-        ("what", "what"),
+        ("implementation", "what"),
         *pass_columns("forward"),
         *pass_columns("backward"),
         ("error", "error", "{:.0e}"),

@@ -44,7 +44,7 @@ LONG = 4096
 @fragments.add(
     "table.md",
     "Plain attention in fp32 without a mask: wall-clock time of each pass (mean ± "
-    "standard deviation), GPU time (median), memory before backward, and the peak.",
+    "standard deviation), GPU time (median), memory before backward, peak memory.",
     reported=True,
 )
 def grid_table(record: Record) -> str:
@@ -181,7 +181,7 @@ def memory_figure(record: Record) -> Drawn:
     text = fmt(largest_error(record), format_at_most)
     return (
         draw,
-        f"Kept memory grows with N² and differs from its prediction by {text} from "
+        f"Saved memory grows with N² and is off its prediction by {text} from "
         f"N = {LONG:,} on.",
         f"fp32, d = {WIDTH}, no mask. Points: measured; lines: predicted by formula.",
     )
@@ -222,7 +222,7 @@ def facts(record: Record | None) -> dict[str, str]:
     "pytorch_attention",
     "Eager attention keeps two fp32 score matrices of the batch for its backward pass: "
     "about 64 bytes per N².",
-    because=f"at N = {LONGEST:,}, memory linear in N adds less than a twentieth.",
+    because=f"at N = {LONGEST:,}, memory linear in N adds less than 5 %.",
 )
 def two_matrices_are_saved(record: Record) -> Judgement:
     per_square = plain_row(passes(record))["kept"] / LONGEST**2

@@ -91,9 +91,9 @@ def speedup_figure(record: Record) -> Drawn:
     gains = describe_range(found.column("gain"))
     return (
         draw,
-        f"Eager time over compiled time of both passes {gains}.",
-        "GPU time (on a CPU, wall-clock time). Blue: compiled is faster; the stronger "
-        "the colour, the larger the gain. Orange: slower.",
+        f"The speedup of compiled forward + backward {gains}.",
+        "By GPU time (on a CPU, by wall-clock time). Blue: faster, the more so the "
+        "stronger the colour. Orange: slower.",
     )
 
 

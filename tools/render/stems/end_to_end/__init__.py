@@ -48,7 +48,7 @@ def fp32_table(record: Record) -> str:
     return passes_table(record, "fp32")
 
 
-@fragments.add("bf16.md", "The same under bf16 autocast.")
+@fragments.add("bf16.md", "Passes under bf16 autocast.")
 def bf16_table(record: Record) -> str:
     return passes_table(record, "bf16")
 
@@ -101,7 +101,7 @@ def headline_table(record: Record) -> str:
         ("fp32 / bf16", "gain", "{:.1f}"),
         *((f"bf16 {head}", of) for head, of in gpu_columns()),
         ("bf16 share of peak", "share", percent),
-        ("fp32 memory, GiB", f"fp32.{PEAK}", gib),
+        ("fp32 peak, GiB", f"fp32.{PEAK}", gib),
     )
 
 
@@ -129,7 +129,7 @@ def speedup_table(record: Record) -> str:
 
 
 @fragments.add(
-    "speedup-tf32.md", "What TF32 and bf16 gain over fp32 in each pass, context 512."
+    "speedup-tf32.md", "Speedups of TF32 and bf16 over fp32 by pass, context 512."
 )
 def tf32_table(record: Record) -> str:
     at_512 = steps(record).where(context=512)
@@ -222,17 +222,17 @@ def backward_takes_twice(record: Record) -> Judgement:
 
 @claim(
     "benchmarking_script",
-    "Pass times vary little if the GPU, not launching, is the bottleneck. A pass "
-    "(forward alone, or forward to backward of a step) that takes over twice as long "
-    "as at the shortest context, with as many launches, has a standard deviation below "
-    "a hundredth of its mean.",
-    because="such a pass varies with the GPU's clock, in steps of about a hundredth.",
+    "Pass times vary little if the GPU, not launching, is the bottleneck. If a pass "
+    "(forward alone, or forward + backward of a step) takes over twice as long as at "
+    "the shortest context with equally many launches, its standard deviation is below "
+    "1 % of its mean.",
+    because="such a pass varies with the GPU's clock, in steps of about 1 %.",
 )
 def passes_steady(record: Record) -> Judgement:
     grown = passes(record).where(lambda x: x["growth"] > 2, batch=BATCH)
     found = dropna(grown.where(mode=("forward", "step")).column("variation"))
     largest = fmt(nanmax(found), percent)
-    numbers = f"It is at most {largest} of the mean, in {len(found)} passes."
+    numbers = f"In {len(found)} passes, it is at most {largest} of the mean."
     return found and (max(found) < 0.01, numbers)
 
 

@@ -53,8 +53,8 @@ def mfu_figure(record: Record) -> Drawn:
     ]
     return (
         draw,
-        f"A forward pass reaches up to {' and '.join(most)} of the peak.",
-        "Wall-clock time, forward pass alone; share of the data sheet's peak. At long "
+        f"A forward pass alone reaches up to {' and '.join(most)} of the peak.",
+        "Shares of the data sheet's peak use wall-clock time. At long "
         "contexts, mask and softmax take a larger share of the time.",
     )
 
@@ -115,6 +115,6 @@ def speedup_figure(record: Record) -> Drawn:
 
     return (
         draw,
-        f"bf16 changes the speed of a step by a factor of {ranges}.",
-        "A step with AdamW. Below 1 bf16 is slower (orange).",
+        f"bf16 changes a step's speed by a factor of {ranges}.",
+        "Steps include AdamW. Below 1, bf16 is slower (orange).",
     )

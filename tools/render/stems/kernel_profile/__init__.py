@@ -33,7 +33,7 @@ fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
 
 @fragments.add(
     "times.md",
-    "Medians of a forward pass: run alone (wall-clock time) or in a profiled step.",
+    "Medians of a forward pass, alone (*wall*) or in a profiled step (other ms).",
 )
 def times_table(record: Record) -> str:
     shown = rows.passes(record).table(
@@ -51,7 +51,7 @@ def times_table(record: Record) -> str:
     return rows.add_timing_link(record, shown)
 
 
-@fragments.add("top.md", "The top kernel by GPU time in fp32: forward and both passes.")
+@fragments.add("top.md", "Top kernel by GPU time in fp32, without and with backward.")
 def top_kernels_table(record: Record) -> str:
     found = rows.passes(record).where(precision="fp32")
     columns = (("top kernel", "kernel", format_name), ("calls", "calls", "{:g}"))
@@ -64,13 +64,13 @@ def top_kernels_table(record: Record) -> str:
             for what, name, text in columns
             for head, top in TOP_COLUMNS.items()
         ),
-        ("same kernel", "same_top"),
+        ("same top kernel", "same_top"),
         left=4,
         shown_first=lambda x: x["context"] == 512,
     )
 
 
-TOP_COLUMNS = {"forward": "top_forward", "both passes": "top_both"}
+TOP_COLUMNS = {"forward": "top_forward", "forward + backward": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
@@ -81,7 +81,7 @@ def format_name(kernel: rows.Kernel) -> str:
 
 @fragments.add(
     "others.md",
-    "Non-matmul kernels from 1 % of a forward pass on: `small`, context 512, fp32.",
+    "Non-matmul kernels with ≥ 1 % of forward time: `small`, context 512, fp32.",
 )
 def top_nonmatmuls_table(record: Record) -> str:
     x = rows.passes(record).one(**LISTED)
@@ -104,7 +104,7 @@ def top_nonmatmuls(x: Line) -> list[rows.Kernel]:
     return [k for k in found if k.category != MATMUL and k.ms >= least]
 
 
-@fragments.add("matmul.md", "Matmuls' share of each pass's kernel time, and AdamW's.")
+@fragments.add("matmul.md", "Share of kernel time: matmuls by pass, AdamW in a step.")
 def matmul_table(record: Record) -> str:
     found = rows.passes(record)
     parts = {"forward": "matmul_forward", "forward + backward": "matmul_both"}
@@ -151,7 +151,7 @@ def attention_table(record: Record) -> str:
         "part",
         ("kernels", "calls", "{:g}"),
         ("ms", "part_ms", "{:.3f}"),
-        ("ms / both matmuls", "over_matmuls", "{:.2f}"),
+        ("ms / ms of both matmuls", "over_matmuls", "{:.2f}"),
         ("GFLOP", lambda x: x["flops"] / 1e9, "{:.2f}"),
         ("GB moved", lambda x: x["moved"] / 1e9, "{:.2f}"),
         ("TFLOP/s", lambda x: x["rate"] / 1e12, "{:.2f}"),
@@ -242,38 +242,38 @@ def attention_facts(parts: Frame) -> dict[str, str]:
 
 @claim(
     "nsys_profile",
-    "In fp32 the kernel with the most time is a matmul, in every forward pass and in "
-    "every forward and backward pass together.",
+    "In fp32 the kernel with the most time is a matmul, both in every forward pass and "
+    "in every forward + backward.",
 )
 def top_kernel_multiplies(record: Record) -> Judgement:
     found = rows.passes(record).where(precision="fp32")
     kernels: list[Any] = dropna(x[top] for x in found for top in TOP_COLUMNS.values())
     multiply = [kernel["category"] == MATMUL for kernel in kernels]
-    numbers = f"It is in {sum(multiply)} of {len(multiply)} passes."
+    numbers = f"A matmul leads in {sum(multiply)} of {len(multiply)} cases."
     return multiply and (all(multiply), numbers)
 
 
 @claim(
     "nsys_profile",
-    "Softmax takes one to two times the floor of its memory traffic, in every fp32 "
-    "forward pass from context 512 on, where the scores of a layer fill the L2 cache "
-    "or exceed it.",
-    because="no kernel is faster than the floor, and a memory-bound kernel reaches "
-    "more than half of the bandwidth.",
+    "Softmax takes one to two times the least time in which HBM can move its bytes, in "
+    "every fp32 forward pass from context 512 on, where a layer's scores fill or "
+    "exceed L2.",
+    because="no kernel exceeds HBM's bandwidth, and a memory-bound kernel reaches "
+    "more than half of it.",
 )
 def softmax_is_memory_bound(record: Record) -> Judgement:
     softmax = rows.attention_parts(record).where(
         lambda x: x["context"] >= 512, part=rows.SOFTMAX_PART
     )
     found = dropna(1 / x["of_bandwidth"] for x in softmax)
-    numbers = f"Ratios to the floor: {span(found)}."
+    numbers = f"Ratios to that time: {span(found)}."
     return found and (min(found) >= 1 and max(found) <= 2, numbers)
 
 
 @claim(
     "nsys_profile",
-    "A forward pass alone, as in inference, launches the same kernels as the forward "
-    "pass of a training step, as often, and their times agree within three percent.",
+    "A forward pass alone, as in inference, launches the same kernels as often as the "
+    "forward pass of a training step, and the sums of kernel times agree within 3 %.",
 )
 def inference_is_forward(record: Record) -> Judgement:
     found = rows.passes(record).where(lambda x: x and x["alone"])
@@ -282,16 +282,15 @@ def inference_is_forward(record: Record) -> Judgement:
         for x in found
     ]
     ratios = [x["alone"]["forward_gpu_busy_ms"] / x["busy_ms"] for x in found]
-    numbers = f"Ratios of these times in {len(ratios)} passes: {span(ratios)}."
+    numbers = f"Ratios of the sums in {len(ratios)} passes: {span(ratios)}."
     agree = all(abs(ratio - 1) < 0.03 for ratio in ratios)
     return ratios and (agree and all(a == b for a, b in kernels), numbers)
 
 
 @claim(
     "nsys_profile",
-    "In every row at least 99 percent of the kernel time belongs to a marked phase, "
-    "and the times of matmuls by kernel name and by operation agree within three "
-    "percent.",
+    "In every row at least 99 % of the kernel time belongs to a marked phase, and "
+    "matmul times by kernel name and by operation agree within 3 %.",
     because="shares are in whole percent; times by operation may include a matmul's "
     "extra sum or memset.",
 )
@@ -300,7 +299,7 @@ def kernels_are_attributed(record: Record) -> Judgement:
     lost = nanmax(map(rows.unmarked_share, ran))
     gap = nanmax([0.0, *(abs(rows.matmul_time_difference(x)) for x in ran)])
     numbers = (
-        f"Time outside phases: {fmt(lost, format_at_most)}. Both matmul times differ "
-        f"by at most {fmt(gap, percent)}."
+        f"Time outside phases: {fmt(lost, format_at_most)}. Matmul times differ by "
+        f"at most {fmt(gap, percent)}."
     )
     return dropna([lost]) and (lost < 0.01 and gap < 0.03, numbers)

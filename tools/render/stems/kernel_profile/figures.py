@@ -50,7 +50,7 @@ def category_figure(record: Record) -> str:
         f"In bf16 at context {small['context']} `small` leaves the GPU idle for "
         f"{idle} of the time. At {plots.format_number(bf16['context'])}, matmuls take "
         f"{' and '.join(matmuls)} of `2.7B`'s time in fp32 and bf16.",
-        "Bars show the causes' shares of forward and backward. Above each: wall-clock "
+        "Bars split forward + backward by cause. Above each: its wall-clock time in "
         "ms, uncertain where the GPU idles; below: context.",
         height=290,
         narrow=860,
@@ -115,9 +115,9 @@ def roofline_figure(record: Record) -> Drawn:
         draw,
         f"Softmax reaches at most {reached} of the data sheet's bandwidth; the matmuls "
         "do more FLOPs per byte.",
-        "Attention's parts in fp32 forward passes, a point for each size and context. "
-        "Lines are what the data sheet allows. FLOPs per byte count all bytes "
-        "that the operations must move; the cache may save some.",
+        "Each point is a part of attention in an fp32 forward pass. Lines show what "
+        "the data sheet allows. FLOPs per byte count all bytes that the operations "
+        "must move; the cache may save some.",
     )
 
 

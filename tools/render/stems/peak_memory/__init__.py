@@ -97,8 +97,8 @@ def remedies_table(record: Record) -> str:
     return found.arrange(context=(LONGEST, LONG), remedy=REMEDIES.values()).table(
         "context",
         ("attention and blocks", "remedy"),
-        ("peak", "peak", format_gib2),
-        ("predicted", "predicted", format_gib2),
+        ("peak, measured", "peak", format_gib2),
+        ("peak, predicted", "predicted", format_gib2),
         ("saved activations", "saved", format_gib2),
         left=2,
     )
@@ -166,8 +166,8 @@ def formula_facts() -> dict[str, str]:
 
 @claim(
     "memory_profiling",
-    "What an fp32 step of 2.7B holds at its peak depends on context: at 512 most "
-    "activations and few gradients, at 128 most gradients and few activations.",
+    "What an fp32 step of 2.7B holds at its peak depends on context: at 512 most saved "
+    "activations and few gradients, at 128 the reverse.",
 )
 def memory_peak_moves(record: Record) -> Judgement:
     names = ("gradients", "saved activations")
@@ -184,7 +184,7 @@ def memory_peak_moves(record: Record) -> Judgement:
         for shares in (short, long)
     ]
     holds = short[0] > 0.5 > short[1] and long[1] > 0.5 > long[0]
-    numbers = f"At the peak of context 128: {texts[0]}; of 512: {texts[1]}."
+    numbers = f"Peak at context 128: {texts[0]}; at 512: {texts[1]}."
     return (holds, numbers) if all(ends) else None
 
 
@@ -200,7 +200,7 @@ def autocast_raises_forward(record: Record) -> Judgement:
         / found.one(mode=mode, precision="fp32")["peak"]
         for mode in TITLES
     )
-    numbers = f"Ratios to fp32: forward {forward:.2f}, full step {step:.2f}."
+    numbers = f"Peaks, bf16 / fp32: forward {forward:.2f}, step {step:.2f}."
     return forward / step and (forward > 1 > step, numbers)
 
 
@@ -216,14 +216,14 @@ def largest_are_scores(record: Record) -> Judgement:
     found = [group for group in x["tenth"] if group["bytes"] == x["largest"]]
     derived, size = attention_bytes(make_pass(x))["exponentials"], x["largest"]
     attention = all("scaled_dot_product_attention" in g["code"] for g in found)
-    numbers = f"They have {format_mib(size)}, a score matrix {format_mib(derived)}."
+    numbers = f"They take {format_mib(size)}; a score matrix, {format_mib(derived)}."
     return size == derived and attention, numbers
 
 
 @claim(
     "memory_profiling",
-    "Wherever a pass fits, shapes predict to the byte how much its weights, gradients, "
-    "optimizer state, weight copies and saved activations each hold at most.",
+    "Wherever a pass fits, shapes predict the largest size of its weights, gradients, "
+    "optimizer state, weight copies and saved activations to the byte.",
 )
 def memory_matches_prediction(record: Record) -> Judgement:
     ran = len(passes(record).where(bool))
