@@ -40,7 +40,7 @@ def table(
         return ""
     shown, equal = [], []
     for at, (head, *cells) in enumerate(zip(header, *body, strict=True)):
-        if head in alike and len(cells) > 1 and len(set(cells)) == 1:
+        if any(cells) and head in alike and len(cells) > 1 and len({*cells}) == 1:
             equal.append(f"*{head}*: {cells[0].lstrip('+')}")
         elif any(cells):
             shown.append(at)
@@ -248,7 +248,8 @@ def describe_conditions(record: Record) -> str:
         (gpu.power_limit_w, f"{gpu.power_limit_w or 0:.0f} W"),
         (clocks := gpu.sm_clocks_mhz, f"SM clock {span(clocks, '{:.0f}')} MHz"),
     ]
-    protocol = "; ".join(f"{name}: {value}" for name, value in record.protocol.items())
+    rules = record.protocol.items()
+    protocol = (f"{k}: {v}" for k, v in rules if gpu.is_gpu or k != "gpu time")
     parts = [
         f"`{record.stem}`: {', '.join(text for value, text in known if value)}",
         ", ".join(f"{name} {version}" for name, version in record.software.items()),
@@ -258,7 +259,8 @@ def describe_conditions(record: Record) -> str:
         else "no commit",
         record.started_utc and f"{record.started_utc} UTC",
         *record.notes,
-        protocol,
+        "reduced grid" * (record.grid == "quick"),
+        "; ".join(protocol),
         stale_mark(record),
         record_link(record),
         WHAT_IT_MEANS,

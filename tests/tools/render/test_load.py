@@ -108,6 +108,11 @@ def test_provenance_has_age_and_link(monkeypatch):
     record.notes = ["on 16 of 64 cores"]
     assert f" · {record.notes[0]} · " in markdown.conditions([record])
     assert record.notes[0] not in markdown.provenance_line(record)
+    record = read_record("attention")
+    assert "gpu time: " in markdown.conditions([record])
+    record.device.slug, record.grid = "cpu", "quick"
+    assert "gpu time: " not in (text := markdown.conditions([record]))
+    assert " · reduced grid · " in text
 
 
 def test_csv_links_lead_to_rows(records):

@@ -155,7 +155,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 @fragments.add(
     "table.md",
     "Peak memory, its ratio to the predicted peak, and times of forward + backward. "
-    "*Accumulating*: gradients exist before the pass. Wall-clock time is the median of "
+    "*Accum.*: gradients exist before the pass. Wall-clock time is the median of "
     "two passes (nested: one pass), GPU time the median of two others.",
 )
 def rows_table(record: Record) -> str:
@@ -171,8 +171,8 @@ def rows_table(record: Record) -> str:
         "recomputed",
         ("peak, GiB", lambda x: (x["peak"] or missing_peak(x)) / GIB, "{:.2f}"),
         ("peak / predicted", "peak_over", "{:.4f}"),
-        gib_column("kept", "peak, accumulating, GiB"),
-        ("peak / predicted, accumulating", "kept_over", "{:.4f}"),
+        gib_column("kept", "peak, accum., GiB"),
+        ("peak / predicted, accum.", "kept_over", "{:.4f}"),
         ("wall, ms", "step_ms", "{:.0f}"),
         *((head.removeprefix("step, "), of) for head, of in gpu_columns()),
         left=2,

@@ -51,7 +51,9 @@ def times_table(record: Record) -> str:
     return rows.add_timing_link(record, shown)
 
 
-@fragments.add("top.md", "Top kernel by GPU time in fp32, without and with backward.")
+@fragments.add(
+    "top.md", "Top kernel by GPU time in fp32: of the forward pass, of both passes."
+)
 def top_kernels_table(record: Record) -> str:
     found = rows.passes(record).where(precision="fp32")
     columns = (("top kernel", "kernel", format_name), ("calls", "calls", "{:g}"))
@@ -64,13 +66,13 @@ def top_kernels_table(record: Record) -> str:
             for what, name, text in columns
             for head, top in TOP_COLUMNS.items()
         ),
-        ("same top kernel", "same_top"),
+        ("same kernel", "same_top"),
         left=4,
         shown_first=lambda x: x["context"] == 512,
     )
 
 
-TOP_COLUMNS = {"forward": "top_forward", "forward + backward": "top_both"}
+TOP_COLUMNS = {"forward": "top_forward", "both passes": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
