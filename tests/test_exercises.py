@@ -33,6 +33,8 @@ MASKED_X = f"x = {LOAD_X}, mask=columns < d, other=0.0)"
 MASKED_E = "e = tl.where(columns < d, tl.exp(x - tl.max(x, 0)), 0.0)"
 LOAD_TILE = "tl.load(x_ptr + rows[:, None] * stride_xn + columns * stride_xd"
 INSIDE = "(rows[:, None] < n) & (columns < d)"
+NOT_LAST = "tl.where(tl.arange(0, TILE)[None, :] < 15, s, float('-inf'))"
+LAST_KEY = f"m_new = tl.maximum(m, tl.max({NOT_LAST}, 1))"
 FORGOTTEN = "l = l + tl.sum(tl.exp(x - m_new), 0)"
 LOAD_K = "k = tl.load(K_ptr + keys[:, None] * stride_kk + columns * stride_kd)"
 LATER = "s = scores(q, k, i, j, scale, TILE, CAUSAL); s = tl.where(s < -1e38, -1e9, s)"
@@ -94,6 +96,7 @@ MISTAKES = {
         ("m_new = tl.max(t, 1)", "NameError: .*'t'"),
         ("m_new = tl.max(s, 1)", "above 100 .*m_new is the largest of m and"),
         ("m_new = tl.maximum(m, tl.max(s, 0))", "above 100 .*for each query"),
+        (LAST_KEY, "above 100 .*m_new is the largest of m and"),
     ],
     "5_dq_loop": [
         ("return p, p * dp", "delta is missing"),

@@ -408,7 +408,7 @@ def far_apart(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return q and k whose scores are about 342 in two rows of four, -342 in the next
     two. With keys 0 to 7 they are 114 higher in even rows, 114 lower in odd ones; with
     keys 8 to 15, which a causal mask hides from the first rows, twice as much. In row 5
-    all scores are about -2e37.
+    all scores are about -2e37; in row 20 that of key 15 is 114 higher.
     """
     # Scores are exact: sums of multiples of 1/64, times a scale of 1/8.
     q, k = (8 * q).round() / 8, (8 * k).round() / 8
@@ -416,6 +416,7 @@ def far_apart(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     q[..., 0], k[..., 0] = 912.0 - 1824 * (row % 2), (key < 16) + 1.0 * (key // 8 == 1)
     q[..., 1], k[..., 1] = 2736.0 - 5472 * (row % 4 // 2), 1.0
     q[..., 5, 1] = -2e38
+    q[..., 20, 2], k[..., 2] = 912.0, 1.0 * (key == 15)
     return q, k
 
 
