@@ -49,9 +49,8 @@ def print_states(results: Path) -> int:
             except (RecordError, FileNotFoundError) as error:
                 state, record = "unreadable", None
                 lost = isinstance(error, OSError)
-                faults.append(
-                    f"error: {f'{path}: {error.strerror}' if lost else error}"
-                )
+                fault = f"{path}: {error.strerror}" if lost else error
+                faults.append(f"error: {fault}")
             rows = date = minutes = ""
             if record is not None:
                 state = "reported" if record.kind == "reported" else state

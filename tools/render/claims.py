@@ -49,13 +49,11 @@ def list_claims(builder: ModuleType) -> list[Claim]:
 
 
 def verdict(claim: Claim, record: Record) -> tuple[bool | None, str]:
-    """Return whether a claim holds (None without data), and as Markdown its outcome,
-    sentence, numbers and record.
-    """
+    """Return whether a claim holds (None without data), and all of it as Markdown."""
     judgement = claim.judge(record)
     untimed = "GPU time" in claim.sentence and not record.device.is_gpu
     if untimed or not isinstance(judgement, tuple):
-        lost = "the rows that decide this are missing or ran out of memory"
+        lost = "the rows that decide this are missing, untimed or out of memory"
         return None, f"**No data here:** {lost}. {claim.sentence}"
     mark = "" if is_fresh(record) else ", stale"
     holds, numbers = judgement

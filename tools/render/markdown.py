@@ -259,7 +259,7 @@ def describe_conditions(record: Record) -> str:
         else "no commit",
         record.started_utc and f"{record.started_utc} UTC",
         *record.notes,
-        "reduced grid" * (record.grid == "quick"),
+        "measured by --quick" * (record.grid == "quick"),
         "; ".join(protocol),
         stale_mark(record),
         record_link(record),

@@ -154,5 +154,9 @@ def test_altered_record_reverses_its_claim(name, monkeypatch):
     assert isinstance(before, tuple) and isinstance(after, tuple)
     assert after[0] != before[0] and after[1] != before[1]
     label = "Holds" if after[0] else "Does not hold here"
+    # A CPU has no GPU time.
+    record.device.slug = "cpu"
+    if "GPU time" in claim.sentence:
+        assert claims.verdict(claim, record)[0] is None
     assert text.startswith(f"**{label}:** {claim.sentence} {typeset(after[1])}")
     assert claim.because in text and text.endswith(", stale)")

@@ -112,7 +112,7 @@ def test_provenance_has_age_and_link(monkeypatch):
     assert "gpu time: " in markdown.conditions([record])
     record.device.slug, record.grid = "cpu", "quick"
     assert "gpu time: " not in (text := markdown.conditions([record]))
-    assert " · reduced grid · " in text
+    assert " · measured by --quick · " in text
 
 
 def test_csv_links_lead_to_rows(records):

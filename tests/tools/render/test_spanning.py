@@ -11,7 +11,7 @@ from systems.formulas.fit import peak_bytes
 from systems.formulas.memory_costs import Pass
 from systems.records.store import RecordError
 from tests.factories import make_gpu, read_record
-from tools.render import clocks, load
+from tools.render import clocks, everything, load
 from tools.render.rows import measured_records
 from tools.render.spanning import calculator, envelope, explorer, glossary, gpu, ladder
 from tools.render.spanning.writeup import answer_fragments, page_answer
@@ -139,6 +139,15 @@ def test_copied_answer_has_facts_and_working_links(tmp_path):
     # Answers that are not measured are left out.
     (text,) = answer_fragments(FACTS, {"warmup": False}).values()
     assert "[start:warmup]" in text and "first step" not in text
+
+
+def test_own_answer_needs_no_record(tmp_path, monkeypatch):
+    writeup = everything.import_spanning("writeup")
+    monkeypatch.setattr(writeup, "DOCS", tmp_path)
+    monkeypatch.setattr(writeup.answer_section, "__defaults__", (tmp_path,))
+    for text, known in (("Mine.", True), ("{$ facts.a.b $}", False)):
+        (tmp_path / "warmup.md").write_text(f"## Answer\n\n{text}\n")
+        assert writeup.answered_pages({})["warmup"] == known
 
 
 def test_missing_answer_or_fact_names_the_page(tmp_path):

@@ -59,7 +59,7 @@ fragments = Fragments()
 
 
 def step_ms(record: Record | None, step: str) -> float:
-    """Return a step's median GPU time in ms, Missing if no Hopper kernel ran."""
+    """Return a step's median GPU time in ms; Missing if Hopper's step ran Triton."""
     x = frame(record).one(step=step)
     lost = step in PATH_OF_HOPPER and x.get("ran", "hopper") != "hopper"
     return MISSING if lost else x.gpu_ms("time")
