@@ -8,7 +8,8 @@ computes each tile of queries in its own program instance.
 Letters as in the papers: s scores, p probabilities, m running maximum, l running sum, a
 unnormalized output; lse = m + log l; delta = rowsum(o · do). A tile has TILE rows; i is
 the first row of a tile of queries, j of a tile of keys, within the sequence; `head` is
-the first row of the sequence when (batch, n, d) is seen as (batch · n, d).
+the first row of the sequence when (batch, n, d) is seen as (batch · n, d). The grid is
+(tiles, batch).
 """
 
 # The type checker does not know the calling convention of `triton.jit` kernels.
@@ -34,6 +35,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 HEAD_DIMS = (16, 32, 64, 128)
 # n must be a multiple of LENGTH, so that all tiles are full and loads need no mask.
 LENGTH = 64
+# CUDA's limit on the second axis of a grid.
+MAX_BATCH = 65_535
 
 
 # --8<-- [start:helpers]
@@ -70,9 +73,8 @@ def forward_kernel(
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Compute o and lse of one tile of queries."""
-    tiles = n // TILE
-    head = (tl.program_id(0) // tiles).to(tl.int64) * n
-    i = tl.program_id(0) % tiles * TILE
+    i = tl.program_id(0) * TILE
+    head = tl.program_id(1).to(tl.int64) * n
     # [TILE, D]
     q = tl.load(q_ptr + offsets(head + i, TILE, D))
     m = tl.full([TILE], float("-inf"), tl.float32)
@@ -122,9 +124,8 @@ def dk_dv_kernel(
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys by a loop over tiles of queries."""
-    tiles = n // TILE
-    head = (tl.program_id(0) // tiles).to(tl.int64) * n
-    j = tl.program_id(0) % tiles * TILE
+    j = tl.program_id(0) * TILE
+    head = tl.program_id(1).to(tl.int64) * n
     # [TILE, D]
     k = tl.load(k_ptr + offsets(head + j, TILE, D))
     v = tl.load(v_ptr + offsets(head + j, TILE, D))
@@ -157,9 +158,8 @@ def dq_kernel(
     TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Compute dq of one tile of queries by a loop over tiles of keys."""
-    tiles = n // TILE
-    head = (tl.program_id(0) // tiles).to(tl.int64) * n
-    i = tl.program_id(0) % tiles * TILE
+    i = tl.program_id(0) * TILE
+    head = tl.program_id(1).to(tl.int64) * n
     # [TILE, D]
     q = tl.load(q_ptr + offsets(head + i, TILE, D))
     do = tl.load(do_ptr + offsets(head + i, TILE, D))
@@ -206,7 +206,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         scale = default_scale(scale, d)
         o, lse = torch.empty_like(q), q.new_empty((batch, n), dtype=torch.float32)
         with torch.cuda.device_of(q):
-            forward_kernel[(batch * n // options["TILE"],)](
+            forward_kernel[(n // options["TILE"], batch)](
                 q, k, v, o, lse, n, scale, enable_fp_fusion=True, **options
             )
         ctx.save_for_backward(q, k, v, o, lse)
@@ -220,7 +220,7 @@ class FlashAttentionFirst(torch.autograd.Function):
         # Hooks on saved tensors can change strides.
         q, k, v, o, lse = (x.contiguous() for x in ctx.saved_tensors)
         batch, n, _ = q.shape
-        grid = (batch * n // ctx.options["TILE"],)
+        grid = (n // ctx.options["TILE"], batch)
         # Copy expanded gradients (strides of zero), such as the gradient of a sum.
         do = do.contiguous()
         delta = (o.float() * do.float()).sum(-1)
@@ -247,10 +247,11 @@ def first_attention(
 ) -> Float[Tensor, "batch n d"]:
     """Return softmax(scale · q kᵀ) v without storing the scores; differentiable once.
 
-    q, k and v must be contiguous and have equal shapes, n a multiple of 64 and d 16,
-    32, 64 or 128; float32, float16, or on a GPU bfloat16. `causal` hides key j from
-    query i if j > i; `scale` defaults to 1 / sqrt(d). Raises ValueError or TypeError
-    for unsupported arguments, NotImplementedError inside transforms of torch.func.
+    q, k and v must be contiguous and have equal shapes, batch at most 65,535, n a
+    multiple of 64 and d 16, 32, 64 or 128; float32, float16, or on a GPU bfloat16.
+    `causal` hides key j from query i if j > i; `scale` defaults to 1 / sqrt(d). Raises
+    ValueError or TypeError for unsupported arguments, NotImplementedError inside
+    transforms of torch.func.
     """
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
@@ -263,10 +264,12 @@ def check_arguments(
     """Raise TypeError or ValueError unless these kernels support the arguments."""
     check_inputs(q, k, v, causal, scale, DTYPES)
     shape = tuple(q.shape)
-    if len(shape) != 3 or shape[1] % LENGTH or shape[2] not in HEAD_DIMS:
+    wrong_n_or_d = len(shape) != 3 or shape[1] % LENGTH or shape[2] not in HEAD_DIMS
+    if wrong_n_or_d or shape[0] > MAX_BATCH:
         raise ValueError(
-            f"q must be (batch, n, d) with n a multiple of {LENGTH} and d one of "
-            f"{HEAD_DIMS}, got shape {shape}: backend 'triton' takes any"
+            f"q must be (batch, n, d) with n a multiple of {LENGTH}, d one of "
+            f"{HEAD_DIMS} and batch at most {MAX_BATCH}, got shape {shape}: "
+            "backend 'triton' takes any"
         )
     if k.shape != q.shape:
         raise ValueError(

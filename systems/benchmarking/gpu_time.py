@@ -124,7 +124,7 @@ def make_attention_step(
 
 # --8<-- [start:do_bench]
 def do_bench_ms(
-    work: Callable[[], object], device: str, *, warmup_ms: int = 5, rep_ms: int = 20
+    work: Callable[[], object], device: str, *, warmup_ms: int = 5, rep_ms: int = 100
 ) -> list[float]:
     """Return up to SAMPLES_KEPT times of one call in ms by `triton.testing.do_bench`,
     spread over the run. On a CPU they are wall-clock times.

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from systems.attention.recompute import recompute_backward
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.benchmarking import timing
@@ -35,7 +36,7 @@ HEADS = 4
 # 3000 under a causal mask runs the two-pass kernels.
 MANY_HEADS, HOPPER_DIMS, HOPPER_LENGTHS = 16, (48, 64, 80, 96, 128), (3000, 4096)
 IMPLEMENTATIONS = (
-    *("triton", "hopper", "torch", "plain"),
+    *("triton", "hopper", "torch", "recompute", "plain"),
     *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
 )
 # Backends of this project's kernels.
@@ -48,7 +49,8 @@ CALLS = 200
 class Config:
     implementation: str = option(
         "triton",
-        "ours in Triton, for Hopper or in PyTorch, plain, or a backend of SDPA",
+        "ours in Triton, for Hopper or in PyTorch (recompute: with the assignment's "
+        "compiled backward pass), plain, or a backend of SDPA",
         IMPLEMENTATIONS,
     )
     dtype: str = option("bf16", "dtype of q, k, v and the gradient", DTYPES)
@@ -59,7 +61,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return all implementations but "hopper" at two lengths; shapes for "hopper"."""
+    """Return most implementations at two lengths; shapes for "hopper"; "recompute"."""
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
     small = [
@@ -69,8 +71,9 @@ def configs(quick: bool = False) -> list[Config]:
         for n in (1000, 4096)
         for causal in (True, False)
         for name in IMPLEMENTATIONS
-        if name != "hopper"
+        if name not in ("hopper", "recompute")
     ]
+    small += [Config("recompute", dtype, 64, 4096) for dtype in DTYPES]
     return small + [
         Config(name, dtype, d, n, causal, MANY_HEADS)
         for dtype in DTYPES
@@ -112,10 +115,20 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
     """Return the named implementation as a function (q, k, v) -> (o, lse), or -> o."""
     if name == "plain":
         return partial(attention_reference, causal=causal)
-    if name == "torch":
-        return lambda *qkv: output_and_lse(FlashAttentionPyTorch.apply(*qkv, causal))
+    classes = {"torch": FlashAttentionPyTorch, "recompute": FlashAttentionRecompute}
+    if name in classes:
+        return lambda *qkv: output_and_lse(classes[name].apply(*qkv, causal))
     attend = load_peer(name, causal, n, device)
     return (lambda *qkv: output_and_lse(attend(*qkv))) if name in OURS else attend
+
+
+class FlashAttentionRecompute(FlashAttentionPyTorch):
+    """`FlashAttentionPyTorch` with `recompute_backward` as its backward pass."""
+
+    @staticmethod
+    def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, o, lse = ctx.saved_tensors
+        return *recompute_backward(q, k, v, o, lse, do, ctx.causal), None
 
 
 def output_and_lse(o: Tensor) -> tuple[Tensor, Tensor]:

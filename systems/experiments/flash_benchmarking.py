@@ -23,7 +23,7 @@ from systems.running.command import main, option
 
 IN_TURNS = "implementation"
 PROTOCOL = gpu_time.COLD_CLOCK | {
-    "do_bench": "triton.testing.do_bench, 5 ms of warm-up, 20 ms of calls with the "
+    "do_bench": "triton.testing.do_bench, 5 ms of warm-up, 100 ms of calls with the "
     "emptying of the L2 cache before each; before the rounds",
     "inputs": "standard normal, seed 0, batch 1, one head, causal",
     "tf32": "off but for the row named so",

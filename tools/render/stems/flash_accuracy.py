@@ -23,6 +23,7 @@ NAMES = {
     "triton": "Triton",
     "hopper": "Hopper",
     "torch": "PyTorch tiles",
+    "recompute": "PyTorch tiles, recompute_backward",
     "plain": "plain attention",
     "sdpa_flash": "SDPA, FlashAttention-2",
     "sdpa_cudnn": "SDPA, cuDNN",
@@ -39,8 +40,7 @@ LIMIT_REASON = (
 BITS = {"fp16": 11, "bf16": 8}
 # The configuration in the table of errors and in facts.
 SHOWN = {"d": 64, "n": 4096, "causal": True}
-# The number of heads of most rows.
-HEADS = 4
+HEADS: int = read_constant("flash_accuracy", "HEADS")
 # Metrics of an error: its norm, and the largest error of a single element.
 NORM, LARGEST = "relative_error", "largest_error"
 fragments = Fragments()
@@ -75,10 +75,6 @@ def error_ratios(
     "Relative errors against float64, at d = 64 and N = 4096 under the causal mask.",
 )
 def error_table(record: Record) -> str:
-    def is_shown_first(x: Line) -> bool:
-        shown = x["heads"] == HEADS or x["implementation"] == "hopper"
-        return x["dtype"] == "bf16" and shown
-
     found = frame(record, **SHOWN)
     return found.table(
         ("implementation", lambda x: NAMES[x["implementation"]]),
@@ -86,14 +82,18 @@ def error_table(record: Record) -> str:
         ("heads", "heads"),
         *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
         left=2,
-        shown_first=is_shown_first,
+        shown_first=lambda x: (
+            x["dtype"] == "bf16"
+            and (x["heads"] == HEADS or x["implementation"] == "hopper")
+        ),
     )
 
 
 @fragments.figure("figure.md", "ratios", height=342)
 def ratios_figure(record: Record) -> Drawn:
     rows = accuracy_rows(record)
-    measured = [x for x in NAMES if x in rows.values("implementation") and x != "plain"]
+    found = set(rows.values("implementation")) - {"recompute", "plain"}
+    measured = [x for x in NAMES if x in found]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()

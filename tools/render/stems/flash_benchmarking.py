@@ -93,7 +93,7 @@ def lengths_table(record: Record) -> str:
     "table.md",
     "FlashAttention and plain PyTorch at every shape, in ms: forward (fwd), backward "
     "(bwd) and both, without a loss. Columns *flash* and *plain* are medians by "
-    "`do_bench` (of 20 ms of calls, or of one longer call). They include launch "
+    "`do_bench` (of 100 ms of calls, or of one longer call). They include launch "
     "overhead, which varies and dominates short passes. Columns *GPU* are medians of "
     "GPU time (without a GPU, of wall-clock time); *plain / flash* are ratios of GPU "
     "times, medians over rounds.",
