@@ -1,5 +1,5 @@
 """Attention implementations by name. Modules are loaded on first use, so importing this
-package loads no torch. tests/attention/checks.py derives the tolerances of the tests.
+package loads no torch. "Where to find what" in CONTRIBUTING.md leads into kernels.
 
     from systems.attention import attention_reference, flash_attention
     from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton

@@ -1,1 +1,1 @@
-"""FlashAttention in Gluon, for Hopper GPUs."""
+"""FlashAttention in Gluon, for Hopper GPUs: start at `forward`, then `one_pass`."""
