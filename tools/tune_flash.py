@@ -217,7 +217,7 @@ def time_candidates(
 
 
 def start_worker(parent: int) -> None:
-    """Set up a worker process: leave Ctrl-C to the parent, and exit with the parent."""
+    """Set up a worker: leave Ctrl-C to process ID `parent`, and exit with `parent`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
 

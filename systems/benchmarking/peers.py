@@ -23,7 +23,7 @@ from systems.attention.dispatch import FlashAttentionTriton, choose_backend
 from systems.benchmarking.compiling import compile_work
 from systems.records.outcome import NotInstalled, Unsupported, out_of_memory_reason
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # All are (b, h, n, d).
 BACKENDS = {
     "sdpa_flash": SDPBackend.FLASH_ATTENTION,
     "sdpa_flash_ordered": SDPBackend.FLASH_ATTENTION,
@@ -247,7 +247,7 @@ def compile_plain(causal: bool) -> Attention:
 
 
 def load_flash_4(causal: bool, ordered: bool) -> Attention:
-    """Return FlashAttention-4 for q, k and v (b, h, n, d), or raise `NotInstalled`."""
+    """Return FlashAttention-4, deterministic if `ordered`, or raise `NotInstalled`."""
     with require_flash_4():
         from flash_attn.cute import flash_attn_func  # pyright: ignore
 
@@ -260,7 +260,7 @@ def load_flash_4(causal: bool, ordered: bool) -> Attention:
 
 
 def compile_flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
-    """Return compiled FlexAttention, which skips fully masked blocks."""
+    """Return compiled FlexAttention, GQA if `grouped`. It skips fully masked blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     allow_repeated_backward()

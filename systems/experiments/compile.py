@@ -174,7 +174,7 @@ def shared_workload(config: Config, device: str) -> Workload:
 
 
 class Execution:
-    """A way to run a shared workload, compiled or not: `with execution.running():`."""
+    """A way to run a workload; `model` and `optimizer` say which parts are compiled."""
 
     def __init__(self, work: Workload, model: bool, optimizer: bool):
         self.work = work

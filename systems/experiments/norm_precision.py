@@ -82,7 +82,7 @@ def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Ten
 def running_mean(
     x: Float[Tensor, "m v d"], dim: int, keepdim: bool
 ) -> Float[Tensor, "m v 1"]:
-    """Return the mean by sequential additions, each rounded to the dtype of x."""
+    """Return the mean by sequential additions rounded to x's dtype; `dim` is kept."""
     total, *terms = x.split(1, dim)
     total = total.clone()
     for term in terms:

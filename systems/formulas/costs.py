@@ -61,7 +61,7 @@ BACKWARD_OVER_FORWARD = 2
 
 
 def pass_flops(forward: int, *phases: str) -> int:
-    """Return the matmul FLOPs of these phases, given the FLOPs of a forward pass."""
+    """Return matmul FLOPs: `forward` for "forward", twice it for "backward", else 0."""
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
 

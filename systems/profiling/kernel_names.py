@@ -124,7 +124,7 @@ def _find_operation(arguments: str) -> str:
 
 @cache
 def demangle(name: str) -> str:
-    """Return a mangled C++ name's (`_ZN2at...`) identifiers; other names unchanged."""
+    """Join a mangled C++ name's identifiers by spaces; return other names unchanged."""
     if not name.startswith("_Z"):
         return name
     words, position = [], 2

@@ -135,7 +135,7 @@ def extract_error(stderr: str) -> str:
 
 
 def main(module: str, config: str, parent: int) -> None:
-    """Measure a configuration, given as JSON, and print the row."""
+    """Measure a JSON configuration; print the row. End with process ID `parent`."""
     reserve_stdout()
     end_with_parent(parent)
     experiment = import_module(module)

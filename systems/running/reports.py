@@ -41,12 +41,12 @@ def exit_again(ignored: Any) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Terminate this process when its parent ends, even if the parent is killed."""
+    """Terminate this process when its parent (a process ID) ends or is killed."""
     threading.Thread(target=wait_and_exit, args=(parent,), daemon=True).start()
 
 
 def wait_and_exit(parent: int) -> None:
-    """Wait until the parent has ended, then terminate this process."""
+    """Wait until the parent (a process ID) has ended, then terminate this process."""
     with suppress(OSError, AttributeError):
         # On Linux, wait without polling, which would disturb timings.
         if os.getppid() == parent:

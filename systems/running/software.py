@@ -86,7 +86,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuning_digest(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return a digest of the GPU's tuned configurations if used, else {}."""
+    """Return {TUNED: digest} of the GPU's tuned configurations if launched, else {}."""
     digest = tuned.config_digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
@@ -108,7 +108,7 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernel_status(device: Device) -> dict[str, str]:
-    """Describe which attention kernels run on a GPU, {} if unknown. Imports torch."""
+    """Return for each backend whether it runs, {} if unknown. Imports torch."""
     if device.capability is None:
         return {}
     if text := find_missing("torch", "triton"):

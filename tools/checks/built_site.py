@@ -156,7 +156,7 @@ def find_addresses(
 
 
 def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[str]:
-    """Yield a finding for a dead local link, or a remote file that the page loads."""
+    """Yield a finding for a dead local link, or a remote file that is `fetched`."""
     parts = urlsplit(url)
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if parts.scheme in {"http", "https"} or parts.netloc:

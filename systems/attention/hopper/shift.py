@@ -78,7 +78,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return the query tile of item `n`'s step, and the number of earlier partials."""
+    """Return a step's query tile and number of earlier partials (`keys`: key tile)."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES

@@ -81,7 +81,7 @@ def describe_by_capability(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
     """Return for each backend whether it runs on GPUs of this compute capability, or
-    why not. `timed` is the number of launch configurations tuned on this GPU.
+    why not. `version` is Triton's; `timed` counts configurations tuned on this GPU.
     """
     if interpreted:
         version_text = "the interpreter of TRITON_INTERPRET=1"

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[2]
 # --8<-- [start:digest]
 def summarize(history: History, timeline: bool = False) -> dict[str, Any]:
     """Summarize an allocator history: bytes by category at the peak, the maximum of
-    each category, the phases, and the largest blocks.
+    each category, phases, the largest blocks, and if `timeline` bytes over time.
     """
     layers = category_timelines(history)
     total = bytes_in_use(history)

@@ -140,7 +140,7 @@ def slower_shapes_table(record: Record) -> str:
 
 
 def draw_curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
-    """Draw `y` of each implementation by length N, FlashAttention's line on top."""
+    """Draw `y(line)` of each implementation by N; `dashes` are line styles by name."""
     for name, label in reversed(NAMES.items()):
         look = {"color": ACCENT if name == "ours" else GREY, "label": label}
         ys = [y(x[name]) for x in found]

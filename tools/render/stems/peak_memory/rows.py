@@ -63,7 +63,7 @@ def missing_peak(x: Line) -> Missing:
 
 
 def format_peak(x: Line, predicted: float, text: Callable) -> str:
-    """Format the measured peak, or if a pass ran out of memory, `predicted`."""
+    """Return `text` of the peak in bytes, or of `predicted` if memory ran out."""
     lost = x.reason == OUT_OF_MEMORY
     return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
