@@ -217,7 +217,7 @@ def time_candidates(
 
 
 def start_worker(parent: int) -> None:
-    """Set up a worker: leave Ctrl-C to process ID `parent`, and exit with `parent`."""
+    """Set up a worker: leave Ctrl-C to process `parent`, and exit when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
 

@@ -135,7 +135,7 @@ def extract_error(stderr: str) -> str:
 
 
 def main(module: str, config: str, parent: int) -> None:
-    """Measure a JSON configuration; print the row. End with process ID `parent`."""
+    """Measure a JSON configuration; print the row. Exit when process `parent` ends."""
     reserve_stdout()
     end_with_parent(parent)
     experiment = import_module(module)

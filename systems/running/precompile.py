@@ -144,7 +144,7 @@ def read_samples(folder: Path | None) -> dict[str, Any]:
 
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
-    """Run rows (from 0) once to fill compiler caches; end with process ID `parent`."""
+    """Fill compiler caches by `rows` (from 0), ignoring errors. Exit with `parent`."""
     # Watch the parent first, because it may end during the slow imports.
     end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), grid_configs(stem, grid)
