@@ -16,7 +16,10 @@ def read_state(path: Path) -> tuple[str, Any]:
     from tools.render.load import is_fresh, read_record
 
     if os.path.lexists(path):
-        record = read_record(path)
+        try:
+            record = read_record(path)
+        except FileNotFoundError as error:  # A link to nothing.
+            raise store.RecordError(f"{path}: {error.strerror}") from None
         return "fresh" if is_fresh(record) else "stale", record
     try:
         return "partial", store.read(partial_path(path))
@@ -46,11 +49,9 @@ def print_states(results: Path) -> int:
             path = results / slug / f"{stem}.json"
             try:
                 state, record = read_state(path)
-            except (RecordError, FileNotFoundError) as error:
+            except RecordError as error:
                 state, record = "unreadable", None
-                lost = isinstance(error, OSError)
-                fault = f"{path}: {error.strerror}" if lost else error
-                faults.append(f"error: {fault}")
+                faults.append(f"error: {error}")
             rows = date = minutes = ""
             if record is not None:
                 state = "reported" if record.kind == "reported" else state
@@ -63,8 +64,7 @@ def print_states(results: Path) -> int:
             lines.append((stem, slug, state, rows, date, minutes))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = zip(line, widths, strict=True)
-        text = " ".join(cell.ljust(width) for cell, width in cells)
+        text = " ".join(map(str.ljust, line, widths))
         print(escape_text(text.rstrip()))
     if gpu := choose_device(("cuda",)):
         for name, status in kernel_status(gpu).items():

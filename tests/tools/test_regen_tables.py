@@ -329,7 +329,8 @@ def test_missing_builder_is_named_in_one_line(run_regen, monkeypatch, begin):
 def test_list_shows_other_records_beside_a_broken_link(run_regen, tmp_path):
     (folder := tmp_path / "results/meta").mkdir(parents=True)
     (folder / "model_sizes.json").symlink_to("nowhere")
-    done = run_regen("--list")
+    measured, done = run_regen("--only", "model_sizes"), run_regen("--list")
+    assert measured.code == 2 and measured.err.startswith("model_sizes: error: ")
     assert done.code == 2 and "model_sizes.json: No such file" in done.err
     assert listed_state(done.out, "model_sizes") == "unreadable"
 
