@@ -102,9 +102,10 @@ def run_command(failure: str, *command: str) -> str:
         lines = error.stderr.strip().splitlines() or [str(error)]
         # mkdocs prints more after the warning that made it fail, which may end in ":".
         starts = [i for i, x in enumerate(lines) if x.startswith(("WARNING", "ERROR"))]
-        last = starts[-1] if starts else len(lines) - 1
-        end = last + 1 + lines[last].endswith(":")
-        fail(f"{failure}: {' '.join(lines[last:end])}")
+        last = max(starts, default=len(lines) - 1)
+        if command[0] != "git":  # git's remedy follows its reason.
+            lines = lines[last : last + 1 + lines[last].endswith(":")]
+        fail(f"{failure}: {' '.join(' '.join(lines).split())}")
 
 
 def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) -> None:
