@@ -215,6 +215,7 @@ def test_check_explains_each_mistake(checks, tmp_path, name, wrong, words):
     ("text", "words"),
     [
         ("x = 1\ny = x +\n", "^line 2 is no Python: invalid syntax$"),
+        ("\0", "^line 1 is no Python: "),
         ("x = '\udce9'\n", "stops when imported: SyntaxError"),
         ("import nowhere\n", "stops when imported: ModuleNotFoundError"),
         ("x = 1\n", "has no function online_softmax$"),

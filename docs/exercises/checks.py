@@ -92,7 +92,7 @@ def parsed(source: str) -> ast.Module:
     try:
         return ast.parse(source)
     except SyntaxError as error:
-        raise Wrong(f"line {error.lineno} is no Python: {error.msg}") from None
+        raise Wrong(f"line {error.lineno or 1} is no Python: {error.msg}") from None
 
 
 def statements(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
