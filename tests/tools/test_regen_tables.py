@@ -202,7 +202,7 @@ def test_record_of_changed_code_is_measured_again(tree):
 def test_signals_end_the_process_of_a_row(tree, tmp_path, told, code, said):
     log = tmp_path / "log"
     settings = {"FAKE_FRESH_PROCESS": "1", "FAKE_SLEEP": "600000", "FAKE_LOG": str(log)}
-    given = regen_command(tree, "--only", "fake", **settings)
+    given = regen_command(tree, "--only", "fake", TMPDIR=str(tmp_path), **settings)
     with subprocess.Popen(**given, stderr=subprocess.PIPE) as running:
         wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
         row = int(log.read_text().split()[1])
