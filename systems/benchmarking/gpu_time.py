@@ -83,7 +83,8 @@ def add_round(
     counted: bool = False,
 ) -> None:
     """After a warm-up pass, append this round's GPU times with a cold L2 cache to
-    `metrics`, and their median to its `forward_rounds_ms`. On a CPU, do nothing.
+    `metrics`, and their median to its `forward_rounds_ms`. On a CPU, do nothing. Other
+    arguments are as in `measure`.
     """
     assert device in DEVICES, device
     if device != "cuda":
