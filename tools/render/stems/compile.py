@@ -175,6 +175,8 @@ def facts(record: Record | None) -> dict[str, str]:
         "kernels_eager": fmt(count_kernels(small["fp32"], "eager."), "{:,.0f}"),
         "kernels_compiled": fmt(count_kernels(small["fp32"]), "{:,.0f}"),
         "wall_step": span(model.column("step_gain"), "{:.5f}"),
+        "gpu_forward": span(model.column("forward_gpu_gain"), "{:.5f}"),
+        "gpu_backward": span(model.column("backward_gpu_gain"), "{:.5f}"),
         "gpu_step": span(model.column("step_gpu_gain"), "{:.5f}"),
         "gpu_adamw": fmt(found.one(compiled=NAMES[-1])["optimizer_gpu_gain"], "{:.5f}"),
         **{f"steps_small_{p}": fmt(x["pays"], "{:,.0f}") for p, x in small.items()},

@@ -83,8 +83,7 @@ def error_table(record: Record) -> str:
         *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
         left=2,
         shown_first=lambda x: (
-            x["dtype"] == "bf16"
-            and (x["heads"] == HEADS or x["implementation"] == "hopper")
+            x["dtype"] == "bf16" and (x["heads"] == HEADS or "hopper" in x.values())
         ),
     )
 
@@ -149,11 +148,10 @@ def facts(record: Record | None) -> dict[str, str]:
     for d in DTYPES:
         worst[f"{d}_largest"] = nanmax(error_ratios(found, "triton", d, by=LARGEST))
     worst["bf16_forward"] = nanmax(error_ratios(found, "triton", "bf16", ("o",)))
-    rounded = {f"once_{d}": rounding_error(bits) for d, bits in BITS.items()}
-    rounded |= {
-        f"twice_{d}": sqrt(2) * rounding_error(bits) for d, bits in BITS.items()
-    }
-    for d in BITS:
+    rounded: dict[str, Any] = {}
+    for d, bits in BITS.items():
+        rounded[f"once_{d}"] = rounding_error(bits)
+        rounded[f"twice_{d}"] = sqrt(2) * rounding_error(bits)
         for name in ("sdpa_math", "triton", "plain"):
             x = frame(record).one(implementation=name, dtype=d, **SHOWN)
             rounded[f"{name}_{d}"] = x.get(f"o_{NORM}")

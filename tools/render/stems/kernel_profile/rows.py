@@ -9,7 +9,7 @@ from systems.profiling.kernel_names import CATEGORIES, COPY, MATMUL, short_name
 from systems.records.record import PHASES, Record
 from tools.render.frame import Frame, Line, frame
 from tools.render.markdown import record_link
-from tools.render.rows import Missing, peak_rates
+from tools.render.rows import MISSING, Missing, peak_rates
 from tools.render.stems.end_to_end.rows import PASSES, pass_shape
 
 SOFTMAX_PART = "attention softmax"
@@ -197,13 +197,13 @@ def attention_parts(record: Record | None, **wanted: Any) -> Frame:
             continue
         shape = pass_shape(x["size"], x["context"], x["batch"])
         costs = attention_part_costs(element_bytes=FP32_BYTES, **shape)
-        matmuls_ms = sum(total_ms(x, f"forward/{part}") for part in MATMULS)
+        matmuls_ms = sum(total_ms(x, f"forward/{part}", MATMUL) for part in MATMULS)
         for part in PARTS:
             phase, (flops, moved) = f"forward/{part}", costs[part]
             if select_kernels(x, phase):
                 line = Line(x.config | {"part": part, "flops": flops, "moved": moved})
                 line |= {"calls": count_calls(x, phase), "part_ms": total_ms(x, phase)}
-                line["over_matmuls"] = line["part_ms"] / matmuls_ms
+                line["over_matmuls"] = line["part_ms"] / (matmuls_ms or MISSING)
                 found.append(line)
     return found.derive(
         rate=lambda x: x["flops"] / (x["part_ms"] / 1e3),
