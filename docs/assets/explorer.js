@@ -179,6 +179,13 @@
     chart.replaceChildren(svg)
   }
 
+  // A name in rows of at most this width.
+  const wrapped = (name, width) =>
+    name.split(" ").reduce((rows, word) => {
+      const joined = [...rows.slice(-1), word].join(" ")
+      return joined.length * 6.6 < width ? [...rows.slice(0, -1), joined] : [...rows, word]
+    }, [])
+
   function drawLines(svg, series, scale, width) {
     const all = [...series.values()].flat()
     const contexts = [...new Set(all.map(({ x }) => x))].sort((a, b) => a - b)
@@ -191,7 +198,9 @@
     const [left, right, top, bottom] = [46, width - named - 6, 26, HEIGHT - 34]
     const x = (v) => left + 14 + ((right - left - 20) * contexts.indexOf(v)) / Math.max(1, contexts.length - 1)
     const y = (v) => bottom - ((bottom - top) * (of(v) - of(floor))) / (of(high) - of(floor) || 1)
-    for (const context of contexts) svg.append(mark("text", { x: x(context), y: bottom + 16, "text-anchor": "middle" }, format(context)))
+    // Where the contexts' numbers would touch, every second or third of them.
+    const every = Math.ceil((contexts.length * 44) / (right - left))
+    for (const context of contexts.filter((_, i) => (contexts.length - 1 - i) % every === 0)) svg.append(mark("text", { x: x(context), y: bottom + 16, "text-anchor": "middle" }, format(context)))
     svg.append(mark("text", { x: (left + right) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "context, tokens"))
     const ticks = logarithmic ? ticksOfDecades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((share) => share * high)
     for (const tick of ticks) {
@@ -209,15 +218,16 @@
         group.append(dot)
       }
       svg.append(group)
-      labels.push({ name, y: y(points.at(-1).y / scale.by) })
+      labels.push({ rows: wrapped(name, named), y: y(points.at(-1).y / scale.by) })
     }
     // Names that would cover each other move down.
     labels.sort((a, b) => a.y - b.y)
     labels.forEach((label, i) => {
-      if (i) label.y = Math.max(label.y, labels[i - 1].y + 14)
+      if (i) label.y = Math.max(label.y, labels[i - 1].y + 14 * labels[i - 1].rows.length)
     })
-    const over = Math.max(0, (labels.at(-1)?.y ?? 0) - bottom)
-    for (const { name, y: place } of labels) svg.append(mark("text", { x: right + 6, y: place - over + 4 }, name))
+    const last = labels.at(-1)
+    const over = Math.max(0, last.y + 14 * (last.rows.length - 1) - bottom)
+    for (const { rows, y: place } of labels) rows.forEach((row, i) => svg.append(mark("text", { x: right + 6, y: place - over + 4 + 14 * i }, row)))
   }
 
   function ticksOfDecades(low, high) {
@@ -230,19 +240,25 @@
 
   function drawBars(svg, series, scale, width) {
     const bars = [...series].flatMap(([name, points]) => points.map((p) => [[name, p.x && `context ${p.x.toLocaleString("en")}`].filter(Boolean).join(", "), p.y / scale.by]))
-    // Names stand before their bars, on a phone above them.
-    const narrow = width < 600
-    const room = narrow ? 0 : Math.min(width * 0.5, 6.6 * Math.max(...bars.map(([name]) => name.length)) + 8)
-    const step = Math.min(narrow ? 30 : 26, (HEIGHT - 30) / bars.length)
+    // Names stand before their bars; where they would take more than half of the width, above them, in as many rows as they need.
+    const named = 6.6 * Math.max(...bars.map(([name]) => name.length)) + 8
+    const above = named > width / 2
+    const room = above ? 0 : named
+    const step = above ? 20 : Math.min(26, (HEIGHT - 30) / bars.length)
     const most = Math.max(...bars.map(([, value]) => value))
     const length = (value) => (Math.max(0, value) / most) * (width - room - 60)
-    bars.forEach(([name, value], i) => {
-      const top = 24 + i * step
-      const [bar, height] = narrow ? [top + 12, Math.max(1, step - 14)] : [top + 2, Math.max(1, step - 4)]
-      const label = mark("text", narrow ? { x: 0, y: top + 10 } : { x: room - 6, y: top + step / 2 + 4, "text-anchor": "end" }, name)
-      svg.append(label, mark("rect", { x: room, y: bar, width: length(value), height }))
-      svg.append(mark("text", { x: room + length(value) + 5, y: bar + height / 2 + 4 }, format(value, 3)))
-    })
+    let top = 24
+    for (const [name, value] of bars) {
+      for (const row of above ? wrapped(name, width) : [name]) {
+        svg.append(mark("text", above ? { x: 0, y: top + 10 } : { x: room - 6, y: top + step / 2 + 4, "text-anchor": "end" }, row))
+        if (above) top += 14
+      }
+      svg.append(mark("rect", { x: room, y: top + 2, width: length(value), height: Math.max(1, step - (above ? 10 : 4)) }))
+      svg.append(mark("text", { x: room + length(value) + 5, y: top + (above ? 11 : step / 2 + 4) }, format(value, 3)))
+      top += step
+    }
+    const height = Math.max(HEIGHT, top)
+    for (const [name, value] of Object.entries({ height, viewBox: `0 0 ${width} ${height}` })) svg.setAttribute(name, value)
   }
 
   function download(name, type, text) {
