@@ -163,11 +163,11 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
             for block_name, end in ends.items()
             for half, moment in block_backward_bytes(p, end).items()
         },
-        # With tied weights, the gradients of embedding and head exist at once.
+        # With tied weights, the gradients of embedding and head and their sum coexist.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
             "temporaries": residual_bytes(p)
-            + (2 - p.embeddings) * head * p.weight_itemsize,
+            + 2 * (2 - p.embeddings) * head * p.weight_itemsize,
         },
     }
     if p.mode == "step":

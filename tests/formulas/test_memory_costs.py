@@ -138,7 +138,7 @@ def random_passes() -> list[Pass]:
         attention = "eager" if plain else draw.choice(("eager", "flash"))
         run = 0 if plain else draw.randint(0, layers)
         again = plain and draw.random() < 0.7
-        sizes = {"batch": draw.choice((2, 4)), "vocab": draw.choice((300, 1000))}
+        sizes = {"batch": draw.choice((2, 4)), "vocab": draw.choice((300, 9000))}
         sizes["workspace_bytes"], sizes["embeddings"] = 0, 1 + number % 2
         p = Pass(shape, context, "step", precision, attention, run, again, **sizes)
         drawn.append(p)
