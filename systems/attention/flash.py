@@ -30,8 +30,8 @@ def flash_attention(
     - "hopper": Gluon kernels for Hopper GPUs. float16 and bfloat16, d a multiple of 8
       from 40 to 128, contiguous rows aligned to 16 bytes, no expanded dimension.
     - "torch": the same algorithm in PyTorch, slow, on any device; also float64.
-    - "first": the kernel that the guide explains first, for contiguous (batch, n, d): n
-      a multiple of 64, d 16, 32, 64 or 128.
+    - "first": the kernel that the guide explains first, for contiguous (batch, n, d):
+      batch at most 65,535, n a multiple of 64, d 16, 32, 64 or 128.
     - "auto": "hopper" if it supports the inputs and is faster, else "triton".
 
     A named backend runs or raises an error. All work under autocast and, except for

@@ -215,8 +215,7 @@ def test_signals_end_the_process_of_a_row(tree, tmp_path, told, code, said):
     wait_until(lambda: not line.exists() or not line.read_bytes())
 
 
-# Maximum CPU seconds of a reduced grid. On an idle machine the longest takes 40, and
-# all take three minutes.
+# Maximum CPU seconds of a reduced grid. On an idle machine the longest takes 40.
 QUICK_SECONDS = 120
 REDUCED = [stem for stem in STEMS if "cuda" != STEMS[stem].quick[-1]]
 # Experiments whose reduced grids the tests measure with `regen_tables.py --quick`. The

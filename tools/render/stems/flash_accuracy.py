@@ -83,7 +83,8 @@ def error_table(record: Record) -> str:
         *((of, lambda x, of=of: x.get(f"{of}_{NORM}"), "{:.1e}") for of in RESULTS),
         left=2,
         shown_first=lambda x: (
-            x["dtype"] == "bf16" and (x["heads"] == HEADS or "hopper" in x.values())
+            x["dtype"] == "bf16"
+            and (x["heads"] == HEADS or x["implementation"] == "hopper")
         ),
     )
 
@@ -140,9 +141,7 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return errors relative to plain attention's, errors of o, and the number of cases
-    with bitwise reproducible results.
-    """
+    """Return errors, alone and over plain attention's, and reproducible cases."""
     found = accuracy_rows(record)
     worst = {d: nanmax(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:
