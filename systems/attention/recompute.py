@@ -5,14 +5,24 @@ the saved lse, but stores full n_q x n_k matrices.
 import torch
 from torch import Tensor
 
+from systems.attention.first import FlashAttentionFirst
+from systems.attention.inputs import refuse_batched_gradients, refuse_second_derivative
+from systems.attention.torch_tiles import FlashAttentionPyTorch
+
 
 # --8<-- [start:backward]
 @torch.compile
 def recompute_backward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    causal: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dq, dk, dv. q, o, do: (*, n_q, d); k, v: (*, n_k, d); lse: (*, n_q)."""
-    scale = q.shape[-1] ** -0.5
     s = q @ k.mT * scale
     p = torch.exp(s - lse[..., None])
     if causal:
@@ -23,3 +33,31 @@ def recompute_backward(
     ds = (p * (dp - delta) * scale).to(q.dtype)
     return ds @ k, ds.mT @ q, dv
     # --8<-- [end:backward]
+
+
+def differentiate(ctx, do: Tensor, causal: bool) -> tuple[Tensor | None, ...]:
+    """Return a gradient or None for each argument of `apply`."""
+    refuse_second_derivative()
+    refuse_batched_gradients(do, "recompute_backward")
+    q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)
+    gradients = recompute_backward(q, k, v, o, lse, do, causal, ctx.scale)
+    return *gradients, *(None for _ in ctx.needs_input_grad[3:])
+
+
+# --8<-- [start:classes]
+class FlashAttentionPyTorchRecompute(FlashAttentionPyTorch):
+    """`FlashAttentionPyTorch` with `recompute_backward` as its backward pass."""
+
+    @staticmethod
+    def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return differentiate(ctx, do, ctx.causal)
+
+
+class FlashAttentionFirstRecompute(FlashAttentionFirst):
+    """`FlashAttentionFirst` (in Triton) with `recompute_backward` as backward pass."""
+
+    @staticmethod
+    def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return differentiate(ctx, do, ctx.options["CAUSAL"])
+
+    # --8<-- [end:classes]

@@ -6,8 +6,7 @@ assignment asks for Triton's `do_bench`, which measures the time between two CUD
 events, so its times include waits of the GPU for launches.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -163,26 +162,3 @@ def bench_passes(
     )
     return {"forward_ms": forward, "backward_ms": backward, "both_ms": both}
     # --8<-- [end:pass_times]
-
-
-def make_matmul(dtype: str, m: int, k: int, device: str) -> Callable[[], Tensor]:
-    """Return a function that multiplies (m, k) by (k, m) in fp32, tf32 or bf16."""
-    precision = "high" if dtype == "tf32" else "highest"
-    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
-    a, b = (torch.randn(shape, device=device, dtype=kind) for shape in ((m, k), (k, m)))
-
-    def multiply() -> Tensor:
-        with use_matmul_precision(precision):
-            return a @ b
-
-    return multiply
-
-
-@contextmanager
-def use_matmul_precision(precision: str) -> Iterator[None]:
-    previous = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(previous)

@@ -11,7 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from systems.attention.recompute import recompute_backward
+from systems.attention.first import FlashAttentionFirst
+from systems.attention.recompute import (
+    FlashAttentionFirstRecompute,
+    FlashAttentionPyTorchRecompute,
+)
 from systems.attention.reference import attention_reference
 from systems.attention.torch_tiles import FlashAttentionPyTorch
 from systems.benchmarking import timing
@@ -35,8 +39,18 @@ HEADS = 4
 # Shapes for the Hopper kernels. Length 4096 runs the one-pass backward kernel; length
 # 3000 under a causal mask runs the two-pass kernels.
 MANY_HEADS, HOPPER_DIMS, HOPPER_LENGTHS = 16, (48, 64, 80, 96, 128), (3000, 4096)
+# Classes with the methods of the assignment's.
+CLASSES = {
+    "torch": FlashAttentionPyTorch,
+    "recompute": FlashAttentionPyTorchRecompute,
+    "first": FlashAttentionFirst,
+    "first_recompute": FlashAttentionFirstRecompute,
+}
+# Implementations measured at one shape.
+FEW = ("recompute", "first", "first_recompute")
 IMPLEMENTATIONS = (
-    *("triton", "hopper", "torch", "recompute", "plain"),
+    *("triton", "hopper", "plain"),
+    *CLASSES,
     *("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"),
 )
 # Backends of this project's kernels.
@@ -49,8 +63,8 @@ CALLS = 200
 class Config:
     implementation: str = option(
         "triton",
-        "ours in Triton, for Hopper or in PyTorch (recompute: with the assignment's "
-        "compiled backward pass), plain, or a backend of SDPA",
+        "ours in Triton, for Hopper, in PyTorch, or the first in Triton (recompute: "
+        "with a compiled backward pass), plain, or a backend of SDPA",
         IMPLEMENTATIONS,
     )
     dtype: str = option("bf16", "dtype of q, k, v and the gradient", DTYPES)
@@ -61,7 +75,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return most implementations at two lengths; shapes for "hopper"; "recompute"."""
+    """Return most implementations at two lengths; shapes for "hopper"; FEW."""
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
     small = [
@@ -71,9 +85,9 @@ def configs(quick: bool = False) -> list[Config]:
         for n in (1000, 4096)
         for causal in (True, False)
         for name in IMPLEMENTATIONS
-        if name not in ("hopper", "recompute")
+        if name not in ("hopper", *FEW)
     ]
-    small += [Config("recompute", dtype, 64, 4096) for dtype in DTYPES]
+    small += [Config(name, dtype, 64, 4096) for dtype in DTYPES for name in FEW]
     return small + [
         Config(name, dtype, d, n, causal, MANY_HEADS)
         for dtype in DTYPES
@@ -115,20 +129,16 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
     """Return the named implementation as a function (q, k, v) -> (o, lse), or -> o."""
     if name == "plain":
         return partial(attention_reference, causal=causal)
-    classes = {"torch": FlashAttentionPyTorch, "recompute": FlashAttentionRecompute}
-    if name in classes:
-        return lambda *qkv: output_and_lse(classes[name].apply(*qkv, causal))
+    if name in CLASSES:
+        return partial(apply_class, CLASSES[name], causal=causal)
     attend = load_peer(name, causal, n, device)
     return (lambda *qkv: output_and_lse(attend(*qkv))) if name in OURS else attend
 
 
-class FlashAttentionRecompute(FlashAttentionPyTorch):
-    """`FlashAttentionPyTorch` with `recompute_backward` as its backward pass."""
-
-    @staticmethod
-    def backward(ctx, do: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, o, lse = ctx.saved_tensors
-        return *recompute_backward(q, k, v, o, lse, do, ctx.causal), None
+def apply_class(cls: Any, *qkv: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Return o and lse for q, k, v (1, heads, n, d) of a class that takes (b, n, d)."""
+    o, lse = output_and_lse(cls.apply(*(x[0] for x in qkv), causal))
+    return o[None], lse[None]
 
 
 def output_and_lse(o: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,6 @@ import torch
 from systems.benchmarking import gpu_time, timing
 from systems.benchmarking.peers import find_backend, load_peer, use_peer
 from systems.benchmarking.workload import random_inputs
-from systems.model.train_step import Phase
 from systems.precision.dtypes import DTYPES
 from systems.records.outcome import AlternatingRun
 from systems.running.command import main, option
@@ -26,12 +25,10 @@ PROTOCOL = gpu_time.COLD_CLOCK | {
     "do_bench": "triton.testing.do_bench, 5 ms of warm-up, 100 ms of calls with the "
     "emptying of the L2 cache before each; before the rounds",
     "inputs": "standard normal, seed 0, batch 1, one head, causal",
-    "tf32": "off but for the row named so",
+    "tf32": "off",
 }
 IMPLEMENTATIONS = ("ours", "plain", "compiled", "sdpa")
 FORMATS = ("fp32", "bf16")
-# Size n of the (n, n) by (n, n) matmul whose throughput stands for the GPU's peak.
-MATMUL_N = 8192
 ROUNDS, PASSES_IN_ROUND = 3, 3
 
 
@@ -39,43 +36,31 @@ ROUNDS, PASSES_IN_ROUND = 3, 3
 class Config:
     implementation: str = option(
         "ours",
-        "ours, plain or compiled PyTorch, SDPA, or a matmul",
-        (*IMPLEMENTATIONS, "ceiling"),
+        "ours, plain or compiled PyTorch, or SDPA",
+        IMPLEMENTATIONS,
     )
-    dtype: str = option(
-        "bf16",
-        "dtype of q, k, v and the gradient; tf32 for the matmul alone",
-        (*FORMATS, "tf32"),
-    )
+    dtype: str = option("bf16", "dtype of q, k, v and the gradient", FORMATS)
     d: int = option(64, "head dimension")
     n: int = option(1024, "sequence length in tokens")
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return matmuls in three formats, and four implementations at 80 settings."""
+    """Return four implementations at 80 settings."""
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
-    matmuls = (Config("ceiling", x, MATMUL_N, MATMUL_N) for x in (*FORMATS, "tf32"))
-    grid = [
+    return [
         Config(name, dtype, d, 2**power)
         for dtype in ("bf16", "fp32")
         for d in (16, 32, 64, 128)
         for power in range(7, 17)
         for name in IMPLEMENTATIONS
     ]
-    return [*matmuls, *grid]
 
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
     """Measure passes in ms, by `do_bench` and as GPU time, and peak memory in bytes."""
     device = timing.default_device()
-    if config.implementation == "ceiling":
-        return time_matmul(config, device)
-    if config.dtype not in FORMATS:
-        raise ValueError(
-            f"attention is measured in {' and '.join(FORMATS)}, not in {config.dtype}"
-        )
     q, k, v, do = random_inputs(
         (1, 1, config.n, config.d), DTYPES[config.dtype], device
     )
@@ -103,20 +88,6 @@ def run(config: Config) -> AlternatingRun:
         yield
     return metrics
     # --8<-- [end:run]
-
-
-def time_matmul(config: Config, device: str) -> dict[str, Any]:
-    """Measure a large matmul: samples in ms by `do_bench` and as GPU time."""
-    multiply = gpu_time.make_matmul(config.dtype, config.n, config.d, device)
-
-    def step(phase: Phase) -> None:
-        with phase("burst"):
-            multiply()
-
-    metrics: dict[str, Any] = {"burst_ms": gpu_time.do_bench_ms(multiply, device)}
-    for _ in range(ROUNDS):
-        gpu_time.add_round(metrics, step, device, passes=PASSES_IN_ROUND)
-    return metrics
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from systems.benchmarking import gpu_time, phases, timing
-from systems.benchmarking.gpu_time import bench_passes, do_bench_ms, make_matmul
+from systems.benchmarking.gpu_time import bench_passes, do_bench_ms
 from systems.benchmarking.graphs import capture
 from systems.benchmarking.workload import Workload
 from systems.profiling import probes
@@ -108,21 +108,6 @@ def test_a_step_of_attention_is_forward_backward_and_both(ones_inputs):
     gpu_time.make_attention_step(PassLog.apply, *ones_inputs)(clock.phase)
     assert list(clock.samples_ms) == ["forward_ms", "backward_ms", "both_ms"]
     assert PassLog.done == ["forward", "backward"] * 2 and ones_inputs[0].grad is None
-
-
-def test_matmul_restores_float32_precision(set_precision, monkeypatch):
-    set_precision("medium")
-    inside = []
-
-    class Matrix:
-        def __matmul__(self, other):
-            inside.append(torch.get_float32_matmul_precision())
-
-    monkeypatch.setattr(torch, "randn", lambda *_, **__: Matrix())
-    for dtype in ("tf32", "fp32"):
-        make_matmul(dtype, 4, 2, "cpu")()
-    assert inside == ["high", "highest"]
-    assert torch.get_float32_matmul_precision() == "medium"
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from tools.render.plots import ACCENT, DARK, GREY, INK
 from tools.render.rows import MISSING, count_true, dropna, fmt, nanmax
 
 RESULTS: tuple[str, ...] = read_constant("flash_accuracy", "RESULTS")
-GRADIENTS = ("dq", "dk", "dv")
+FEW: tuple[str, ...] = read_constant("flash_accuracy", "FEW")
 # The colour of each dtype in the figure.
 DTYPES = {"fp32": DARK, "fp16": GREY, "bf16": ACCENT}
 NAMES = {
@@ -24,6 +24,8 @@ NAMES = {
     "hopper": "Hopper",
     "torch": "PyTorch tiles",
     "recompute": "PyTorch tiles, recompute_backward",
+    "first": "first in Triton",
+    "first_recompute": "first in Triton, recompute_backward",
     "plain": "plain attention",
     "sdpa_flash": "SDPA, FlashAttention-2",
     "sdpa_cudnn": "SDPA, cuDNN",
@@ -63,7 +65,7 @@ def error_ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `error_over_plain` by configuration and result; skip lse in 16 bits."""
+    """Return `error_over_plain` by row and result, as a list; omit lse in 16 bits."""
     # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
@@ -92,7 +94,7 @@ def error_table(record: Record) -> str:
 @fragments.figure("figure.md", "ratios", height=342)
 def ratios_figure(record: Record) -> Drawn:
     rows = accuracy_rows(record)
-    found = set(rows.values("implementation")) - {"recompute", "plain"}
+    found = set(rows.values("implementation")) - {"plain", *FEW}
     measured = [x for x in NAMES if x in found]
 
     def draw(figure: Figure) -> None:
@@ -132,10 +134,9 @@ def rounding_error(bits: int) -> float:
     def probability(x: float) -> float:
         return erf(x / sqrt(2))
 
-    powers = range(-20, 4)
     squares = (
         4.0**power * (probability(2.0 ** (power + 1)) - probability(2.0**power))
-        for power in powers
+        for power in range(-20, 4)
     )
     return 2.0 ** (1 - bits) * sqrt(sum(squares) / 12)
 
@@ -198,7 +199,7 @@ def forward_is_accurate(record: Record) -> Judgement:
     because=LIMIT_REASON,
 )
 def backward_is_accurate(record: Record) -> Judgement:
-    return judge_errors(record, *GRADIENTS)
+    return judge_errors(record, "dq", "dk", "dv")
 
 
 @claim(
