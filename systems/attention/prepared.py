@@ -95,8 +95,8 @@ class PreparedCall:
 def prepare_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
-    """Return a prepared call, or None where `dispatch` must decide: under a compiler,
-    for large inputs on "auto", for strided rows. Raises as `check_properties` does.
+    """Return a prepared Triton call, or None where `dispatch` must decide, for example
+    under a compiler or for strided rows. Raise errors as `check_properties` does.
     """
     # Check types first, because True and 1 are equal as cache keys.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):

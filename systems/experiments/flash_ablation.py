@@ -50,7 +50,7 @@ ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """A launch configuration, and which of four techniques a step switches on."""
+    """Kernel options: skip masked tiles, mask last tiles only, exp2, longest first."""
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False

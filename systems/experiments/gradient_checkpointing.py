@@ -1,5 +1,5 @@
 """Measure peak memory and time of a forward and backward pass with each strategy of
-activation checkpointing: runs of consecutive blocks, nested runs, half blocks.
+activation checkpointing: runs of blocks, nested runs, half blocks, attention alone.
 
 Each row has two peaks: one if the backward pass allocates the gradients, as after
 `zero_grad()`, and one if gradients already exist, as in gradient accumulation.
@@ -79,7 +79,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Measure each phase: samples in ms, and on a GPU two peaks and GPU time."""
+    """Return samples in ms by phase; on a GPU also kernel times, and peaks in bytes."""
     c, device = config, timing.default_device()
     settings = c.size, c.context, "forward_backward", c.precision, c.batch
     work = Workload(device, *settings, attention=c.attention)

@@ -64,8 +64,8 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """Return the category of a kernel. In the phases softmax and optimizer the phase is
-    the category, because kernels there are only named "element-wise" or "reduce".
+    """Return a kernel's category, one of CATEGORIES: by the last name in `path` if that
+    has "softmax" or "optimizer" in it (kernels there have generic names), else by name.
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:

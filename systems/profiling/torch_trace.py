@@ -91,8 +91,8 @@ def pause_gc() -> Iterator[None]:
 
 @pause_gc()
 def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return the kernels of a Chrome trace from torch.profiler (`.json` or `.json.gz`),
-    sorted by start. Raise `TraceError` for any other file.
+    """Return the kernels of a Chrome trace from torch.profiler (`.json`, `.json.gz`) by
+    start, with the `marks` open at their launch. Raise `TraceError` for other files.
     """
     if not path.exists():
         raise TraceError(

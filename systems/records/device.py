@@ -17,7 +17,7 @@ Megahertz = Annotated[int, Meta(ge=0, le=100_000)]
 
 
 class Device(Struct, forbid_unknown_fields=True):
-    """The device of a record. Fields that the driver does not report are None."""
+    """A record's device; unknown values are None. `sm_clocks_mhz`: [] or [min, max]."""
 
     name: Name
     slug: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]

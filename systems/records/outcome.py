@@ -91,7 +91,7 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
 
 
 def one_line(text: str | None) -> str | None:
-    """Join a text to one line, cut it to MAX_REASON and escape control characters."""
+    """Return the first MAX_REASON characters on one line, escaped; keep None or ""."""
     return text and escape_text(" ".join(text[:MAX_REASON].split()))
 
 

@@ -36,7 +36,7 @@ FOREIGN = ""
 
 
 def source_hash(module: str, attention: Iterable[str] = ()) -> str:
-    """Return the hash of all code that a module and attention functions refer to."""
+    """Return the source hash of an experiment's module and of attentions, by names."""
     return hash_code(experiment_places(module, attention))
 
 

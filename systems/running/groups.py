@@ -38,8 +38,8 @@ def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
 
 
 def measure_rows(record: Record, module: Any, group: list, since: float) -> list[Row]:
-    """Measure the rows of a group, and update the range of SM clocks in the record. The
-    seconds of the first row count from `since`, a value of time.monotonic().
+    """Measure a group's rows, and update the record's range of SM clocks. The first row
+    gets the seconds since `since` (by time.monotonic()), the others about 0.
     """
     machine.free_memory()
     rows = measure_group(module, group)

@@ -126,8 +126,8 @@ class PageFinisher(Postprocessor):
 
 
 class PictureStash(Preprocessor):
-    """Replaces pictures by placeholders while Markdown is converted, because parsing
-    them is slow. By itself, Python-Markdown does so only outside of tabs.
+    """A preprocessor that replaces inline SVG by placeholders, because parsing it is
+    slow. By itself, Python-Markdown does so only outside of tabs.
     """
 
     def run(self, lines: list[str]) -> list[str]:

@@ -63,7 +63,7 @@ class Descriptor:
 
 
 def describe(descriptors: list[Descriptor], *tensors: Tensor) -> list[Any]:
-    """Return a TMA descriptor of each tensor."""
+    """Return each tensor's TMA descriptor, from the one prepared for its layout."""
     return [make(x) for make, x in zip(descriptors, tensors, strict=True)]
 
 

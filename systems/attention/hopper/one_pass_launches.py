@@ -130,7 +130,7 @@ def launch_one_pass(
     scale: float,
     walk: ShiftWalk | OrderedWalk,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (dq, dk, dv) in one pass. TMA must be able to read all tensors."""
+    """Return attention's (dq, dk, dv) in one pass, from TMA-readable q, k, v and do."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     parts = walk.parts if isinstance(walk, OrderedWalk) else 1
     if parts > 1:

@@ -119,7 +119,7 @@ def dkdv_consumer(
     out, ds_ring, work, scales,
     GROUP: gl.constexpr, HEAD: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 keys of each item, and store dS for the dq group."""
+    """Compute dk and dv of half GROUP (64 keys) of each key tile; put dS in ds_ring."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )

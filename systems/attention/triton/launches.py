@@ -213,7 +213,7 @@ def run_forward(
 
 
 class BackwardLaunches(NamedTuple):
-    """Launches of a backward pass: split into limbs, dq, dk and dv, sum splits."""
+    """Launches of a backward pass: limbs (None if not needed), dq, dkdv, split sums."""
 
     limbs: Launch | None
     dq: Launch

@@ -80,7 +80,7 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return this split's first step in a loop that follows one of `steps` steps."""
+    """Return this split's first step in a loop after `steps` others, in round-robin."""
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
@@ -363,7 +363,7 @@ def limbs_kernel(
     batch, heads, kv_heads, n_q, n_k,
     ROWS: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr, LIMBS: tl.constexpr,
 ):  # fmt: skip
-    """Split q, k, v (and do, if given) into limbs, by programs in this order."""
+    """Split q, k, v (and do, if the grid covers it) into limbs, ROWS rows a program."""
     program = tl.program_id(0)
     q_programs = tl.cdiv(n_q, ROWS) * batch * heads
     k_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads

@@ -170,7 +170,7 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """Yield a segment's blocks from before the history; remove others from `live`."""
+    """Pop a segment's blocks from `live`; yield any not in it. Raise SnapshotError."""
     address = segment["address"]
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):

@@ -1,4 +1,4 @@
-"""Render for students: the time and memory of each problem, GPUs, example output."""
+"""Render student-*.md: minutes and OOM rows of problems, GPUs, example output."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

@@ -35,7 +35,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return training steps, joined with the eager steps that alternate with them."""
+    """Return steps, each with its eager baseline, speedups, and compile time in s."""
     found = frame(record).join("eager", execution="eager")
     return found.derive(
         compiled=lambda x: compiled_parts(x)[0],

@@ -232,7 +232,7 @@ def head_bounds_ms(peak: Peak) -> tuple[float, float]:
 
 
 def prediction_facts(longest: Line) -> dict[str, str]:
-    """Compare predicted time and memory of the longest bf16 head with measurements."""
+    """Return predicted memory and time, and measured time, of the longest bf16 head."""
     plain_ms, ours_ms = head_bounds_ms(peak_rates(primary_gpu()))
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     return {

@@ -95,7 +95,7 @@ cached_peaks = cache(strategy_peaks)
 
 
 def select_runs(found: Frame) -> Frame:
-    """Select the rows that recompute runs of blocks, sorted by length of the runs."""
+    """Select uncompiled FlashAttention rows with strategy "runs", by length of runs."""
     return found.arrange(run=RUNS).where(
         strategy="runs", attention="flash", blocks_compiled=False
     )

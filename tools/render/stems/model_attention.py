@@ -18,7 +18,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return a row per size and context with a column for each attention's step."""
+    """Return a row per size and context: the row of each attention, and speedups."""
     found = frame(record).derive(
         peak=lambda x: x.get(PEAK), gpu_ms=lambda x: x.get("step_gpu_ms")
     )

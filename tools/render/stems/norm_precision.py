@@ -46,8 +46,8 @@ def norm_row(
 
 
 def error_labels(x: Line, stage: str) -> list[str]:
-    """Return the error of a stage of the norm by magnitude of the inputs: "∞", "=0",
-    "exact", or the power of ten of the relative error.
+    """Return a label per input magnitude: "∞" if an input or result is not finite, "=0"
+    if most results underflow, "exact", or the power of ten of the relative error.
     """
     if not x:
         return [""] * len(MAGNITUDES)
