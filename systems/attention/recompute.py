@@ -13,15 +13,9 @@ from systems.attention.torch_tiles import FlashAttentionPyTorch
 # --8<-- [start:backward]
 @torch.compile
 def recompute_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    do: Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return dq, dk, dv. q, o, do: (*, n_q, d); k, v: (*, n_k, d); lse: (*, n_q)."""
     s = q @ k.mT * scale
     p = torch.exp(s - lse[..., None])
@@ -35,6 +29,7 @@ def recompute_backward(
     # --8<-- [end:backward]
 
 
+# --8<-- [start:classes]
 def differentiate(ctx, do: Tensor, causal: bool) -> tuple[Tensor | None, ...]:
     """Return a gradient or None for each argument of `apply`."""
     refuse_second_derivative()
@@ -44,7 +39,6 @@ def differentiate(ctx, do: Tensor, causal: bool) -> tuple[Tensor | None, ...]:
     return *gradients, *(None for _ in ctx.needs_input_grad[3:])
 
 
-# --8<-- [start:classes]
 class FlashAttentionPyTorchRecompute(FlashAttentionPyTorch):
     """`FlashAttentionPyTorch` with `recompute_backward` as its backward pass."""
 
