@@ -35,7 +35,7 @@ def find_missing(*modules: str) -> str:
 
 
 def require(*modules: str) -> None:
-    """Exit with a one-line error if a module is missing; make Ctrl-C print one line."""
+    """Exit with code 2 and advice if a module is missing; install `hide_traceback`."""
     sys.excepthook = hide_traceback
     if text := find_missing(*modules):
         print(f"error: {text}", file=sys.stderr)
@@ -43,7 +43,7 @@ def require(*modules: str) -> None:
 
 
 def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
-    """Exception hook: print one line for Ctrl-C and for modules that fail to import."""
+    """Exception hook: print one line for Ctrl-C or failed imports, else a traceback."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
     elif issubclass(kind, EOFError) and "marshal" in str(error):
@@ -70,7 +70,7 @@ def import_fault(error: BaseException) -> str:
 
 
 def torch_fault() -> str:
-    """Return a warning if torch's version is not in pyproject.toml's range, else ""."""
+    """Return a warning, or "" if torch is missing or in pyproject.toml's range."""
     import tomllib
     from importlib import metadata
 
@@ -88,7 +88,7 @@ def torch_fault() -> str:
 
 
 def escape_text(text: str) -> str:
-    """Escape control characters, such as newlines, that a terminal can't print."""
+    """Return the text; unprintable characters, such as newlines, become escapes."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
@@ -115,8 +115,8 @@ def align_rows(found: Mapping[str, str]) -> str:
 def run_cli(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
-    """Run `main` as a command-line program, and exit with its return value. Print usage
-    errors on one line. --help prints `help`, a module's docstring (None under -OO).
+    """Run `main` as a program on `arguments` (default: sys.argv); exit with its result,
+    or with 2 and one line for usage errors. --help prints the docstring `help`.
     """
     import typer
 

@@ -23,7 +23,7 @@ from systems.running.software import installed_versions
 
 # --8<-- [start:check]
 def time_small_model(device: str) -> dict[str, list[float]]:
-    """Time a small model's phases in ms. Raise RuntimeError if gradients are wrong."""
+    """Return ms by phase. Raise RuntimeError if the gradient is zero or not finite."""
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(
@@ -44,7 +44,7 @@ def time_small_model(device: str) -> dict[str, list[float]]:
 
 
 def attention_status(device: str) -> dict[str, str]:
-    """Return whether each of this project's attention kernels runs here, or why not."""
+    """Return {backend: text}: whether its attention kernels run here, or why not."""
     if text := find_missing("triton"):
         return {"hopper, triton": f"need Triton: {text}"}
     from systems.attention.triton.available import describe_kernels

@@ -91,7 +91,7 @@ def weighted_sum_backward_kernel(
 
 
 def tile_columns(d: int) -> int:
-    """Return the number of columns of a tile: a power of two, as Triton requires."""
+    """Return a tile's columns: the least power of two >= d, but at most 128."""
     # Triton 3.7 declares that `next_power_of_2` returns no int.
     return min(  # pyright: ignore[reportReturnType]
         MAX_COLUMNS_TILE, triton.next_power_of_2(d)

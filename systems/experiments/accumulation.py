@@ -36,7 +36,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: the assignment's four, sums in bf16, sums of 0.001."""
+    """Return the assignment's four sums, sums in bf16, and sums of 0.001."""
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [
@@ -64,7 +64,7 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return final sums on CPU and GPU, and when the GPU's sum last changed."""
+    """Return metrics such as final sums on CPU and GPU, and the GPU's last change."""
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
     stride = max(1, config.steps // STORED_SUMS)

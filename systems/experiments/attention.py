@@ -57,7 +57,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's shapes, d = 64 with a mask, and a longer sequence."""
+    """Return the assignment's shapes in fp32 and bf16, some masked, one longer."""
     if quick:
         return [Config(16, 256, execution=e, warmup=2, passes=3) for e in EXECUTIONS]
 
@@ -89,8 +89,8 @@ def choose_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure forward and backward pass: samples in ms, tensors that autograd saves,
-    and on a GPU memory in bytes, GPU time and kernel counts.
+    """Measure both passes in ms, tensors that autograd saves, and on a GPU memory in
+    bytes, GPU time, kernel counts. Raise ValueError if compiled without a warm-up pass.
     """
     is_compiled = config.execution == "compiled"
     if is_compiled and config.warmup < 1:

@@ -63,7 +63,7 @@ class ToyModel(nn.Module):
 def trace_step(
     model: nn.Module, inputs: Tensor, targets: Tensor, config: Config, device: str
 ) -> DtypeTrace:
-    """Trace one training step, with forward and loss under autocast."""
+    """Trace a training step: forward and loss under autocast, unless dtype is fp32."""
     loss_function, optimizer = nn.CrossEntropyLoss(), AdamW(model.parameters())
     autocast = torch.autocast(
         device, dtype=DTYPES[config.dtype], enabled=config.dtype != "fp32"
@@ -111,7 +111,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return the dtypes that the assignment asks for, in its order, then the rest."""
+    """Return the toy model's dtypes by part, up to the optimizer's update."""
     return {
         "parameters": trace.parameters["fc1"],
         "fc1": trace.outputs["fc1"],
@@ -128,7 +128,7 @@ def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
 
 
 def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return the dtypes of the first block and of the layers around the blocks."""
+    """Return dtypes of parts in the first block and around it, and counts of ops."""
     layer = "layers.0"
     norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
     return {
@@ -208,7 +208,7 @@ OPERATIONS = {
 
 
 def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return result dtypes for low, fp32, mixed inputs, and mixed without autocast."""
+    """Return four dtypes by operation: low, fp32, mixed inputs; mixed, no autocast."""
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     dtypes: dict[str, object] = {}

@@ -90,8 +90,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure each phase and the warm-up steps: samples in ms, peak memory in bytes,
-    compiled graphs and recompiles, GPU time and kernels. A turn runs some of the steps.
+    """Measure phases and warm-up steps: samples in ms, peak bytes, graphs, recompiles,
+    GPU time and kernels. Turns share the steps. Raise ValueError for too few warm-ups.
     """
     c, device, metrics = config, timing.default_device(), {}
     least, compiles = COMPILE_STEPS[c.optimizer], c.execution == "compiled"
@@ -126,7 +126,7 @@ def run(config: Config) -> AlternatingRun:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return the samples of one turn; names of warm-up samples begin with "warmup_"."""
+    """Return a turn's metrics ("warmup_..." for warm-up); for "graph", only samples."""
     if execution == "graph":
         capture = graphs.capture(work.step, work.model.zero_grad, device)
         with capture as replay:

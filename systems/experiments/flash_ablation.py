@@ -1,5 +1,5 @@
 """Measure the speedup from each technique of the attention kernels. Most techniques are
-added one at a time to the guide's first kernel, at the leaderboard's shape.
+added one at a time, first to online softmax in tiles, at the leaderboard's shape.
 
 Splitting a loop among programs is measured at one head, which has few tiles. The order
 of tiles (head swizzle) and float32 matmuls in bfloat16 parts (limbs) are measured in
@@ -134,7 +134,7 @@ def attend_keys(
     acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
     BK: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, EXP2: tl.constexpr,
 ):  # fmt: skip
-    """Run online softmax over keys `first` to `last` - 1, with exp2 if EXP2."""
+    """Run online softmax over keys first to last - 1; mask if MASKED, exp2 if EXP2."""
     for start in range(first, last, BK):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -271,8 +271,8 @@ def atomic_backward(
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure one step: GPU time in ms, error on the first rows of a head, whether two
-    results are bitwise equal, the backend that ran, and its compiled kernels.
+    """Measure one step: GPU time in ms, error in a head's first rows, bitwise equality
+    of two calls, backend and kernels. Raise ValueError without a GPU or interpreter.
     """
     device = timing.default_device()
     if device == "cpu" and not INTERPRETED.value:
@@ -352,7 +352,7 @@ def prepare_step(
 
 
 def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:
-    """Return the first rows of o, or of dq, of the first head in float64."""
+    """Return ROWS rows of the first head in float64: of dq if backward, else of o."""
     q, k, v, do = (x[:1, :ROWS].double().requires_grad_() for x in (q, k, v, do))
     o, _ = attention_reference(q, k, v, True)
     backward = step.endswith("backward")

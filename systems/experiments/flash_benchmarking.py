@@ -45,7 +45,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return four implementations at 80 settings."""
+    """Return the four implementations at each of 80 combinations of dtype, d and n."""
     if quick:
         return [Config(name, "fp32", 16, 128) for name in ("plain", "sdpa")]
     return [
@@ -59,7 +59,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure passes in ms, by `do_bench` and as GPU time, and peak memory in bytes."""
+    """Return ms of passes by do_bench and as GPU time, peak bytes, and the backend."""
     device = timing.default_device()
     q, k, v, do = random_inputs(
         (1, 1, config.n, config.d), DTYPES[config.dtype], device

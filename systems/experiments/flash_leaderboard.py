@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure the test in ms: by `do_bench`, as GPU time, and kernel by kernel."""
+    """Return ms by do_bench, as GPU time and by kernel; for "ceiling", of additions."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_additions(device)

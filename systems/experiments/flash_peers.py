@@ -1,5 +1,5 @@
 """Compare flash attention with libraries: GPU time, error and bitwise reproducibility
-of our kernels, PyTorch's fused attention and FlashAttention-4 at each shape. All
+of our kernels, SDPA, FlexAttention and FlashAttention-4 at each shape. All
 implementations of a shape alternate: `run` ends each turn with a `yield`.
 
     python -m systems.experiments.flash_peers --implementation ours --n 4096 --d 128
@@ -88,7 +88,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: regular, irregular and short shapes, four in fp32."""
+    """Return all implementations at 18 bf16 shapes, some irregular, and 4 in fp32."""
     shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
         (1, 16, 16384, 128, True, "bf16"),
@@ -117,8 +117,8 @@ def configs(quick: bool = False) -> list[Config]:
 
 
 def run(config: Config) -> AlternatingRun:
-    """Measure GPU time in ms of forward, backward and both, errors, and bitwise
-    reproducibility. The first turn checks results.
+    """Measure errors, bitwise reproducibility and backend in the first turn, then GPU
+    ms of forward, backward and both, and for short sequences wall-clock ms of calls.
     """
     name, causal = config.implementation, config.causal
     device = timing.default_device()
@@ -158,8 +158,8 @@ def run(config: Config) -> AlternatingRun:
 def make_problem(
     config: Config, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Return q, k, v, do and the exact results of the first heads, cached for all
-    implementations of a shape.
+    """Return q, k, v, do and exact float64 results by name (first batch, first heads),
+    cached for all implementations of a shape.
     """
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
     torch.compiler.reset()
@@ -180,7 +180,7 @@ def make_problem(
 
 
 def convert_layout(layout: str, x: Tensor) -> Tensor:
-    """Return x (b, h, n, d), contiguous or stored as (b, n, h, d)."""
+    """Return x (b, h, n, d), contiguous ("bhnd") or stored as (b, n, h, d) ("bnhd")."""
     if layout == "bhnd":
         return x.contiguous()
     return x.transpose(1, 2).contiguous().transpose(1, 2)

@@ -166,7 +166,7 @@ def measure_marks(device: str) -> dict[str, list[float]]:
 
 
 def run_capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Run the passes between the calls that start and stop nsys's recording."""
+    """Return the passes' samples; nsys records only between the calls around them."""
     torch.cuda.profiler.start()
     try:
         return passes()
@@ -176,14 +176,14 @@ def run_capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return a trace's path. nsys cuts names at dots, so "_" replaces a size's."""
+    """Return a trace's path; "_" replaces dots of sizes, where nsys cuts names."""
     c, size = config, config.size.replace(".", "_")
     cell = f"{size}-{c.context}-batch{c.batch}-{c.mode}-{c.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"
 
 
 def profile_with_nsys(c: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """Return samples in ms, kernels and report path by nsys, or raise NsysError."""
+    """Return nsys's samples in ms, kernels and report path. Raise NsysError or OOM."""
     report = trace_path(c, nsys.REPORT)
     options = config_options(replace(c, profiler="capture"))
     module = "systems.experiments.kernel_profile"

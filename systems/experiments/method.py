@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return samples in ms of the same pass by each clock.
+    """Return samples in ms of the same pass by each clock. Raise ValueError on a CPU.
 
     `clock_ms` and `events_ms` alternate and synchronize after each pass.
     `queued_events_ms` and `graph_ms` synchronize once, after all passes. GPU time by

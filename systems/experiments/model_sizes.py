@@ -45,7 +45,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, int]:
-    """Return the hyperparameters, the parameters of each part, and the matmul FLOPs."""
+    """Return hyperparameters, parameters by part, matmul FLOPs of a forward pass."""
     with torch.device("meta"):
         model = build_model(config.size, config.context, config.vocab)
         token_ids = torch.zeros(config.batch, config.context, dtype=torch.int64)

@@ -63,7 +63,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return the result of each stage of a norm; `running` selects `running_mean`."""
+    """Return {stage: result} for norm "layer" or "rms"; `running` uses running_mean."""
     average = running_mean if running else torch.mean
     values = {}
     if norm == "layer":

@@ -63,8 +63,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: 2.7B at three contexts, every size at 512, in all modes;
-    and 2.7B at 512 and 2048 with and without flash attention and checkpointing.
+    """Return configurations: 2.7B at three contexts, all sizes at 512, in all modes and
+    precisions; 2.7B at 2048; its bf16 steps with and without flash and checkpointing.
     """
     if quick:
         return [

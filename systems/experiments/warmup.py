@@ -44,7 +44,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Return the times in ms of each phase in each step, and of setup (`setup_ms`)."""
+    """Return samples in ms of setup and of each step's phases; on a GPU peak bytes."""
     device = timing.default_device()
     setup = timing.Clock(device)
     with setup.phase("setup"):

@@ -55,7 +55,7 @@ def checkpoint_function(function: Function) -> Function:
 
 # --8<-- [start:parts]
 def checkpoint_attention(model: BasicsTransformerLM) -> None:
-    """Make each block save only q, k and v of attention, and recompute the scores."""
+    """Recompute each attention function in the backward pass, from saved q, k and v."""
     for module in model.modules():
         if isinstance(module, CausalMultiHeadSelfAttention):
             module.attention = checkpoint_function(module.attention)

@@ -114,7 +114,7 @@ class RotaryEmbedding(nn.Module):
         self.compute_table()
 
     def compute_table(self) -> None:
-        """Fill the table, with angles in fp32 or wider: bf16 rounds positions > 256."""
+        """Fill `cos_sin` from angles in fp32 or wider: bf16 rounds positions > 256."""
         table = self.get_buffer("cos_sin")
         _, context_length, pairs = table.shape
         dtype = torch.promote_types(table.dtype, torch.float32)
@@ -145,8 +145,8 @@ class RotaryEmbedding(nn.Module):
 
 # --8<-- [start:attention]
 def softmax(x: Float[Tensor, "..."], dim: int = -1) -> Float[Tensor, "..."]:
-    """Compute softmax unfused, as five kernels: max, subtract, exp, sum, divide. Each
-    kernel reads a tensor as large as x.
+    """Compute softmax over `dim` unfused, as five kernels: max, subtract, exp, sum and
+    divide. Each kernel reads a tensor as large as x.
     """
     exponentials = torch.exp(x - torch.max(x, dim=dim, keepdim=True).values)
     return exponentials / torch.sum(exponentials, dim=dim, keepdim=True)

@@ -16,7 +16,7 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """Recorder of the dtypes of a model, its loss and its optimizer, by name."""
+    """Context that records dtypes by name of module, weight, state and operation."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Store the numbers of operations and casts in the forward pass, now ended."""
+        """Store the numbers of operations and casts so far, after the forward pass."""
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 
@@ -108,7 +108,7 @@ class DtypeTrace(TorchDispatchMode):
 
     @staticmethod
     def join_dtypes(dtypes: dict[str, str]) -> str:
-        """Return the distinct dtypes, joined by commas."""
+        """Return the distinct values of a dict, sorted and joined by commas."""
         return join_names(dtypes.values())
 
 
