@@ -16,8 +16,8 @@ from tools.rendering import fail
 
 
 def first_gpus(count: int) -> list[str]:
-    """Return the ids of the first `count` visible GPUs. Exit if there are fewer, if one
-    is named twice, or if they are different models.
+    """Return the ids of the first `count` visible GPUs. Exit if there are fewer, or if
+    they are unknown, named twice or of different models.
     """
     flag, gpus = f"--at-once {count}", visible_gpus()
     if not gpus:

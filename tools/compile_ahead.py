@@ -214,9 +214,9 @@ def compile_portable(
     configs: Mapping[str, Config] | None = None,
     splits: int = 1,
 ) -> Iterator[Result]:
-    """Compile the portable Triton kernels of both passes. The default `configs` are the
-    tables' configurations for many rows. If `splits` exceeds 1, also compile the
-    kernels that combine the partial results of split loops.
+    """Compile the portable Triton kernels, and yield a result for each pass. By
+    default `configs` are the tables' for many rows. If `splits` exceeds 1, also compile
+    the kernels that combine the partial results of split loops.
     """
     configs = configs or list_table_configs(gpu, arithmetic, d, causal)[0]
     # Cached launches may hold kernels that were compiled for another GPU.

@@ -68,9 +68,9 @@ def measure_all(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure experiments whose records are missing or stale, or all with `force`, one
-    at a time on each of `at_once` GPUs. Start none after `deadline`, in seconds of
-    `time.time`. Exit if compiled kernels can't be stored.
+    """Measure experiments without a fresh record, or all with `force`, one at a time on
+    each of `at_once` GPUs; return their outcomes. Start none after `deadline`, seconds
+    of `time.time`. Exit if kernels can't be stored or GPUs are missing.
     """
     require("torch", "fcntl")
     from systems.records.device import find_gpu
@@ -136,7 +136,7 @@ def plan_task(
 
 
 def run_tasks(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
-    """Run a child process per task, one at a time per GPU ("": CUDA's default GPU)."""
+    """Run a process per task, one at a time per GPU ("": default); return outcomes."""
     outcomes, free, running = [], list(gpus), list[Child]()
     with make_progress_bars() as bars, DefaultSelector() as selector:
         try:

@@ -133,7 +133,7 @@ def command(
 
 
 def require_results_folder(action: str, results: Path, generated: Path | None) -> None:
-    """Exit if the action can't use this folder."""
+    """Exit if `action` can't use these folders, such as a missing `results`."""
     from tools.render.load import is_quick_folder
 
     measures = action == "measuring"
@@ -161,8 +161,8 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Print the outcomes, render unless the grid is reduced, and return the exit code.
-    Exit if every experiment was skipped.
+    """Print the outcomes; return the largest exit code. Render the guide's own records,
+    or into `generated`, unless `quick`, `no_render` or code 2. Exit if all are skipped.
     """
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)

@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return a GPU's configuration, its variants, and configurations of other GPUs."""
+    """Return candidates: the current configuration first, variants, other GPUs'."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -167,8 +167,8 @@ def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]
 
 
 def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
-    """Return the file's content, to resume the search. If the kernels or the software
-    changed since, or with `force`, return content without entries.
+    """Return the file's content, to resume the search; without entries if it is new or
+    stale (the old one is renamed), or with `force`. Raise ValueError if damaged.
     """
     new = {
         "gpu": device.name,
@@ -203,7 +203,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time faultless candidates. Write a case's fastest before timing the next case."""
+    """Time each case's faultless candidates; write its fastest before the next case."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:

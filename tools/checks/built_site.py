@@ -6,7 +6,7 @@ prints each finding as `page: finding`. The exit code is 1 if there are findings
 2 if there are no pages, else 0.
 
 mkdocs checks Markdown links only. This script checks links in raw HTML, unconverted
-Markdown, ids, headings, alternative texts, and elements that load from other hosts.
+Markdown, ids, tables, code blocks, tabs, and elements that load from other hosts.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def prose_parts(element: Element) -> Iterator[str]:
 
 
 def check_structure(page: Element, main: Element) -> Iterator[str]:
-    """Yield findings about ids, images, tables, code blocks and tabs."""
+    """Yield findings about ids, diagrams, tables, code blocks and tabs."""
     for name, count in Counter(page.xpath("//@id")).items():
         if count > 1:
             yield f"id {name!r} occurs {count} times"
@@ -156,7 +156,7 @@ def find_addresses(
 
 
 def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[str]:
-    """Yield a finding for a dead local link, or a remote file that is `fetched`."""
+    """Yield a finding for a bad address: for example dead, or remote and `fetched`."""
     parts = urlsplit(url)
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if parts.scheme in {"http", "https"} or parts.netloc:

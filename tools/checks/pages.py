@@ -1,5 +1,5 @@
-"""Find faults in the guide's sources for `regen_tables.py --check`: measured numbers
-typed by hand, unused facts, and marked sections of code that no page shows.
+"""Find faults in the guide's sources for `regen_tables.py --check`, such as measured
+numbers typed by hand, unused facts, and marked sections of code that no page shows.
 
 Pages include measured numbers as facts (numbers in sentences), tables or figures, which
 are rendered from records. Other numbers, such as settings, are written as inline code.

@@ -104,7 +104,7 @@ BREAKS = re.compile(r"(?<=[\w)])([._/])(?=\w)")
 
 
 def finish_page(page_html: str) -> str:
-    """Convert maths, frame tables, number figures, remove repeated tooltips."""
+    """Return a page's HTML with this module's changes, such as numbered figures."""
     # Put each option of a command in a span, because CSS lets no line break inside it.
     option = r'<span class="option">\g<0></span>'
     text = COMMANDS.sub(lambda listing: OPTION.sub(option, listing[0]), page_html)
@@ -198,9 +198,9 @@ LEFT_ALIGNED = "text-align: left;"
 
 
 def frame_tables(page_html: str) -> str:
-    """Number the tables of a page, and put each into a labelled region that scrolls
-    sideways and takes keyboard focus. The theme would put a table without a class into
-    its own frame, which takes no focus.
+    """Number the captioned tables of a page, and put every table into a labelled region
+    that scrolls sideways and takes keyboard focus. The theme would put a table without
+    a class into its own frame, which takes no focus.
     """
     numbers = count(1)
     labels: Counter[str] = Counter()

@@ -34,7 +34,7 @@ class Claim:
 def claim(
     problem: str, sentence: str, because: str = ""
 ) -> Callable[[Callable[[Record], Judgement]], Claim]:
-    """Turn a function that judges a record into a claim on a graded problem."""
+    """Return a decorator that turns a function judging a record into a Claim."""
 
     def make_claim(judge: Callable[[Record], Judgement]) -> Claim:
         stem = judge.__module__.split(".")[3]
@@ -49,7 +49,7 @@ def list_claims(builder: ModuleType) -> list[Claim]:
 
 
 def verdict(claim: Claim, record: Record) -> tuple[bool | None, str]:
-    """Return whether a claim holds (None without data), and all of it as Markdown."""
+    """Return whether a claim holds (None without data), and the verdict as Markdown."""
     judgement = claim.judge(record)
     untimed = "GPU time" in claim.sentence and not record.device.is_gpu
     if untimed or not isinstance(judgement, tuple):

@@ -38,8 +38,8 @@ def software_key(record: Record) -> tuple[Any, ...]:
 
 
 def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
-    """Set `clock` of each profiled row to the row of `end_to_end` that timed the same
-    pass on the same GPU and software, without a profiler (which slows launches down).
+    """Set `clock` of profiled records and rows to the record and row of `end_to_end`
+    for the same pass, GPU and software, timed without a profiler (it slows launches).
     """
     clocks = {software_key(r): r for r in measured_records(found.get(CLOCK, []))}
     for stem in PROFILE_STEMS:
@@ -56,7 +56,7 @@ GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "ns
 
 
 def gpu_times(records: list[Record]) -> dict[Any, list[float]]:
-    """Return median GPU times in ms of eager rows by (pass settings, phase)."""
+    """Return {(pass settings, phase): median GPU time in ms of each eager row}."""
     times: dict[Any, list[float]] = defaultdict(list)
     for record in records:
         for row in record.rows:

@@ -32,8 +32,8 @@ class Fragments:
         measured: bool = True,
         reported: bool = False,
     ) -> Callable[[ShowOne], ShowOne]:
-        """Register a function that renders one record; each record becomes a tab of the
-        file. `measured` and `reported` (by others) select the kinds of records.
+        """Register the decorated function, which renders a record; each record becomes
+        a tab of the file `name`. `measured` and `reported` (by others) select records.
         """
         kinds = {"measured": measured, "reported": reported}
 

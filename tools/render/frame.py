@@ -61,7 +61,7 @@ class Line(dict[str, Any]):
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """Return the value of a column, or `default` if the row lacks it or failed."""
+        """Return a column, or if the row lacks it or failed, `default` or Missing."""
         if self or name in self or default is MISSING:
             with suppress(KeyError):
                 return self[name]
@@ -132,7 +132,7 @@ class Line(dict[str, Any]):
         return f"{s.mean:.{digits}f}{std}" if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
-        """Return the median GPU time of phases (default: all timed), or Missing."""
+        """Return the median GPU ms of phases (default: all timed), or Missing."""
         timed = names or self.timed_phases
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
@@ -237,7 +237,7 @@ LAUNCH_BOUND = 1.1
 
 
 def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
-    """Return columns on a step: GPU time, the GPU's idle time, whether launch-bound."""
+    """Return (header, function) columns on a step: GPU ms, waiting ms, launch-bound."""
 
     def show(x: Line, ms: float) -> Any:
         # Print "not measured" in rows that have only wall-clock times.

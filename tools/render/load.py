@@ -25,7 +25,7 @@ Found = Mapping[str, list[Record]]
 
 
 def primary_gpu() -> str:
-    """Return the GPU whose numbers pages quote: `extra.primary_gpu` in mkdocs.yml."""
+    """Return the slug of the GPU that pages quote. Raise RecordError if none is set."""
     config = (ROOT / "mkdocs.yml").read_text("utf-8", "replace")
     gpus = re.findall(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
     if len(gpus) != 1:
@@ -41,7 +41,7 @@ def primary_gpu_key() -> str:
 
 
 def is_primary(record: Record) -> bool:
-    """Return whether a record is from the primary GPU, or from the meta device."""
+    """Return whether a record was measured on the primary GPU or the meta device."""
     return record.kind == "measured" and record.device.slug in (primary_gpu(), "meta")
 
 

@@ -70,7 +70,7 @@ SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
 
 def fold_name(name: str, short: str = "") -> str:
-    """Return a kernel's name as code; a click unfolds a long name."""
+    """Return a kernel's name as code; a click unfolds a long one from `short`."""
     if (summary := shorten_name(short or name)) == name or len(name) <= MAX_NAME:
         return f"`{name}`"
     return f'<details class="name"><summary>`{summary}`</summary>`{name}`</details>'

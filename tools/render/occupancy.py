@@ -30,7 +30,7 @@ BY_CAPABILITY = {"{}.{}".format(*gpu.capability): gpu for gpu in TARGETS.values(
 
 
 def blocks_per_sm(gpu: Target, registers: int, shared_bytes: int, warps: int) -> int:
-    """Return how many thread blocks of a kernel fit on one SM.
+    """Return how many thread blocks fit on one SM; `registers` are per thread.
 
     A warp gets registers in units of 256, out of 16,384 in each of an SM's four
     partitions. CUDA reserves 1 KiB of shared memory per block.

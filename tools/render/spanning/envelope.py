@@ -68,7 +68,7 @@ PRODUCTS = forward_matmul_work("2.7B", 512)
 
 
 def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
-    """Return measured examples of launch-, memory- and compute-bound kernels."""
+    """Return rows of launch-, memory- and compute-bound kernels: times and shares."""
     peak, found = peak_rates(primary_gpu()), passes(record)
 
     def regime(
@@ -192,7 +192,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def agreement_facts(profile: Record | None) -> dict[str, str]:
-    """Return how far GPU times in `end_to_end` and `kernel_profile` differ at most."""
+    """Return how many phases two experiments timed, and how far GPU times differ."""
     records = [profile, profile.clock] if profile and profile.clock else []
     pairs = [times for times in gpu_times(records).values() if len(times) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]

@@ -42,8 +42,8 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
-    """Return the optimization steps in `named` (FORWARD or BACKWARD), in order, with
-    their times in ms and speedups over the step before.
+    """Return the optimization steps in `named` (FORWARD or BACKWARD), in order, except
+    Hopper's if it did not run: ms, speedup over the step before, bound over time.
     """
     rows = frame(record).arrange(step=named)
     # Skip steps of the Hopper kernel where it did not run: they repeat the step above.

@@ -170,7 +170,7 @@ def reproducibility_rows(record: Record | None) -> Frame:
 
 
 def judge_errors(record: Record, *results: str) -> Judgement:
-    """Judge whether both error metrics of this guide's kernels are within LIMIT."""
+    """Judge whether our kernels' errors are within LIMIT times plain attention's."""
     rows, worst, texts = accuracy_rows(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norm"), (LARGEST, "largest single error")):

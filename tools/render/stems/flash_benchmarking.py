@@ -47,7 +47,7 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape, with each implementation's time over FlashAttention's."""
+    """Return a row per shape: rows by implementation, time ratios, flash's TFLOP/s."""
     rows = frame(record, implementation=tuple(NAMES)).derive(
         # What forward and backward allocate at the peak; Missing on a CPU.
         mib=lambda x: (x.get("peak_allocated_bytes") - x.get("held_bytes")) / MIB,

@@ -58,7 +58,7 @@ def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
 
 
 def shape_rows(record: Record | None) -> Frame:
-    """Return a row per shape, with our time relative to each library's."""
+    """Return a row per shape: TFLOP/s, share of peak, our time over each library's."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,

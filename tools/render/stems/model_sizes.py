@@ -13,7 +13,7 @@ fragments = Fragments()
 
 
 def models(record: Record | None) -> Frame:
-    """Return a row for each size, with the FLOPs at each context."""
+    """Return a row per size: parameters, weight bytes, a row per context (`at_512`)."""
     contexts = frame(record).values("context")
     found = frame(record).derive(
         parameters=lambda x: sum(x[f"{part}_parameters"] for part in PARTS),

@@ -56,13 +56,13 @@ fragments = Fragments()
 
 
 def rows(record: Record | None) -> Frame:
-    """Return a row for each module or block, with the saved bytes by operation."""
+    """Return all rows with saved bytes: by operation (`counted`), and in `total`."""
     found = frame(record).derive(counted=bytes_by_operation)
     return found.derive(total=lambda x: sum(x["counted"].values()) if x else x.missing)
 
 
 def blocks(record: Record | None) -> Frame:
-    """Return the row of an eager block of 2.7B at each context."""
+    """Return the row of an eager 2.7B block per context, with predicted bytes."""
     found = rows(record).arrange(context=CONTEXTS)
     return found.where(part="block", heads=32, compiled=False).derive(
         predicted=lambda x: predict_bytes(x["context"])

@@ -25,7 +25,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return rows with N <= LONGEST, sorted by d and N, with speedups over eager."""
+    """Return rows of N <= LONGEST by d and N: gains over eager, kept and peak bytes."""
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: speedup(x, *PASSES),
@@ -66,7 +66,7 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_saved_bytes(x: Line) -> float:
-    """Return the predicted bytes that the forward pass saves for the backward pass."""
+    """Predict bytes saved for backward: by formula, or from `saved` if compiled."""
     if not x:
         return x.missing
     given = formula_inputs(**{key: x[key] for key in CELL})

@@ -77,7 +77,7 @@ def idle_share(x: Line) -> float:
 
 
 def steps(record: Record | None) -> Frame:
-    """Return times of steps without AdamW by kernel category, joined with fp32."""
+    """Return steps without AdamW: ms by kernel category, idle ms, gains over fp32."""
     peak = peak_rates(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     found = frame(record, mode="step").derive(
@@ -188,7 +188,7 @@ def matmul_time_difference(x: Line) -> float:
 
 
 def attention_parts(record: Record | None, **wanted: Any) -> Frame:
-    """Return a row per fp32 forward pass and part of attention, summed over layers."""
+    """Return time and rates by fp32 forward pass and part of attention, all layers."""
     peak = peak_rates(record.device.slug if record else "")
     found = Frame()
     for step in passes(record).where(precision="fp32", **wanted):

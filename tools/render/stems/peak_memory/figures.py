@@ -38,7 +38,7 @@ FORWARD = (
 def timeline_figure(
     mode: str, context: int, record: Record, finding: str = "", more: str = ""
 ) -> str:
-    """Return the memory timeline of a pass in fp32 and bf16 as a figure, or ""."""
+    """Return a pass's memory timeline as HTML or ""; `finding`, `more`: its caption."""
     tried = passes(record).where(size=SIZE, context=context, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
         lambda x: x.metrics.get("timeline")
