@@ -56,7 +56,7 @@ def matmul(x, y):
 # --8<-- [start:scores]
 @triton.jit
 def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return scores [TILE queries, TILE keys], scaled and masked with -∞."""
+    """Return scaled scores [TILE queries, TILE keys], if CAUSAL masked with -∞."""
     s = matmul(q, tl.trans(k)) * scale
     if CAUSAL:
         t = tl.arange(0, TILE)
@@ -183,7 +183,7 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """Return launch options, with tiles that fit the shared memory of an A100."""
+    """Return TILE (rows that fit the shared memory of an A100), D and num_stages."""
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 

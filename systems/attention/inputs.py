@@ -23,7 +23,7 @@ def check_inputs(
     scale: float | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Raise TypeError or ValueError for unsupported q (..., n, d), k, v or options."""
+    """Raise TypeError or ValueError for unsupported q, k, v, `causal` or `scale`."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -121,7 +121,7 @@ check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Return whether a compiler traces this call, or q is a subclass (FakeTensor)."""
+    """Return whether a compiler traces this, or q is no plain Tensor or Parameter."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
@@ -148,7 +148,7 @@ def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def refuse_transforms() -> None:
-    """Raise NotImplementedError inside torch.func transforms (grad, vmap, jvp), except
+    """Raise NotImplementedError inside torch.func transforms (such as grad), except
     for vmap in compiled code, where the custom operators loop over the batch.
     """
     # This condition is the one that PyTorch's autograd Functions check.
@@ -163,8 +163,8 @@ def refuse_transforms() -> None:
 
 
 def is_batched(do: Tensor) -> bool:
-    """Return whether a backward pass got batched gradients, from `is_grads_batched`,
-    `jacobian(vectorize=True)`, or vmap around `autograd.grad`.
+    """Return whether do is a batch of gradients, for example from `is_grads_batched` or
+    vmap around `autograd.grad`. In compiled code, return False.
     """
     return not torch.compiler.is_compiling() and (
         is_legacy_batchedtensor(do) or is_batchedtensor(do)
@@ -189,7 +189,7 @@ def register_vmap_loop(operator: Any) -> None:
 
 
 def refuse_batched_gradients(do: Tensor, operation: str) -> None:
-    """Raise NotImplementedError if a backward pass got batched gradients."""
+    """Raise NotImplementedError (naming `operation`) if do is a batch of gradients."""
     if is_batched(do):
         raise NotImplementedError(
             f"the gradient of {operation} can't be computed for a batch of gradients "
@@ -198,7 +198,7 @@ def refuse_batched_gradients(do: Tensor, operation: str) -> None:
 
 
 def refuse_second_derivative(operation: str = "flash attention") -> None:
-    """Raise ValueError inside a backward pass with `create_graph=True`."""
+    """Raise ValueError in a backward pass with `create_graph=True`, if not compiled."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise ValueError(
             f"the gradient of {operation} can't be differentiated again: "
@@ -209,7 +209,7 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast, cast q, k and v to its dtype, except float64, as SDPA does."""
+    """Return q, k, v; under autocast cast to its dtype except float64, as SDPA does."""
     # On other devices, querying autocast would cause graph breaks in torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v

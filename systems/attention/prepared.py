@@ -74,7 +74,7 @@ class PreparedCall:
         return o, lse
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
-        """Return whether saved tensors still have the strides of the forward pass."""
+        """Return if q, k, v, o have the forward's strides and lse is contiguous."""
         strides = [x.stride() for x in (q, k, v, o)]
         expected = [x[1] for x in (*self.inputs, self.outputs[0])]
         return strides == expected and lse.is_contiguous()

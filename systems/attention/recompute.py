@@ -31,7 +31,7 @@ def recompute_backward(
 
 # --8<-- [start:classes]
 def differentiate(ctx, do: Tensor, causal: bool) -> tuple[Tensor | None, ...]:
-    """Return a gradient or None for each argument of `apply`."""
+    """Return dq, dk and dv, then None for each further argument of `apply`."""
     refuse_second_derivative()
     refuse_batched_gradients(do, "recompute_backward")
     q, k, v, o, lse = (x.detach() for x in ctx.saved_tensors)

@@ -20,7 +20,7 @@ def attention_reference(
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
     """Return (o, lse); lse uses the natural logarithm. `causal` hides key j from query
     i if j > i. If k and v have fewer heads (dimension -3) than q, adjacent query heads
-    share one. Arguments are not checked.
+    share one. `scale` is 1 / sqrt(d) by default. Arguments are not checked.
     """
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]

@@ -36,7 +36,7 @@ def shape_and_strides(x: Tensor) -> ShapeAndStrides:
 
 
 def make_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
-    """Return the layout of a tensor (batch, heads, n, d) or (heads, n, d)."""
+    """Return the layout of a tensor (b, h, n, d), or of (h, n, d) with a batch of 1."""
     return (
         Layout(shape, strides)
         if len(shape) == 4
@@ -48,14 +48,14 @@ NO_DEVICE_CHANGE = nullcontext()
 
 
 def use_device(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context manager that makes the GPU of x the current device."""
+    """Return a context in which the GPU of x is current. On a CPU it does nothing."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return NO_DEVICE_CHANGE
     return torch.cuda.device(x.device)
 
 
 class Launch:
-    """A kernel, its grid, and its arguments other than tensors and TMA descriptors."""
+    """A kernel with its grid, scalars and constants. Call it with tensors to launch."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ def make_launcher(
 
 
 def empty_row_statistics(x: Tensor) -> Tensor:
-    """Return an uninitialized float32 tensor with one number for each row of x."""
+    """Return an uninitialized float32 tensor of shape (..., n) for x (..., n, d)."""
     shape = x.shape[:-1]
     heads, n = shape[-2:]
     strides = (n, 1) if len(shape) == 2 else (heads * n, n, 1)

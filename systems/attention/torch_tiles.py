@@ -118,7 +118,7 @@ def tile_vjp(
     do: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a key tile's contribution to dq, and the tile's dk and dv. q is already
+    """Return a key tile's contribution to dq / scale, and its dk and dv. q is already
     scaled. If causal, the first query has the position of the first key.
     """
     p = torch.exp(q @ k.mT - lse[..., None])
@@ -150,7 +150,7 @@ inputs.register_vmap_loop(backward_operator)
 
 class FlashAttentionPyTorch(torch.autograd.Function):
     """Autograd Function: `FlashAttentionPyTorch.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d) in any float dtype; q and k need equally many heads.
+    n, d) or (batch, heads, n, d), floats of 16 to 64 bits; heads of q and k must agree.
 
     Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """
@@ -192,7 +192,7 @@ class FlashAttentionPyTorch(torch.autograd.Function):
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """Compute `flash_attention` tile by tile in PyTorch."""
+    """Return `flash_attention`'s result, computed tile by tile in PyTorch."""
     inputs.refuse_transforms()
     q, k, v = inputs.autocast_like_sdpa(q, k, v)
     inputs.check_inputs(q, k, v, causal, scale, DTYPES)
@@ -205,5 +205,5 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention of q, k and v (b, h, s, e), for the model."""
+    """Return causal attention of q, k and v, all (b, h, s, e), for the model."""
     return attention(q, k, v, causal=True)

@@ -54,7 +54,7 @@ def start_dq_matmul(k, ds):
 def compute_partial_dq(
     dq_ring, ds_ring, kv, step, D: gl.constexpr, NARROW: gl.constexpr
 ):
-    """Compute this program's unscaled partial dq of a step, in blocks of columns."""
+    """Compute a step's unscaled partial dq, by blocks of columns, into dq_ring."""
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
     stage, dq_stage = step % ds_ring.tiles.shape[0], step % dq_ring.tiles.shape[0]
     mbarrier.wait(ds_ring.full.index(stage), step // ds_ring.tiles.shape[0] & 1)
@@ -88,7 +88,7 @@ def add_shared_to_global(desc, coord, src, _semantic=None):
 
 @gluon.jit
 def load_acquire(semaphore_ptr):
-    """Load a semaphore with acquire semantics."""
+    """Return a semaphore's value, loaded with acquire semantics at GPU scope."""
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];",
         "=r,l",

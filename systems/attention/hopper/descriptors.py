@@ -24,7 +24,7 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class Descriptor:
-    """A TMA descriptor for tensors of one layout, validated once. TMA moves blocks of
+    """Callable that makes TMA descriptors of tensors of one layout. TMA moves blocks of
     the shape `block`; outside of the tensor it reads zeros and writes nothing.
     """
 
@@ -70,10 +70,10 @@ def describe(descriptors: list[Descriptor], *tensors: Tensor) -> list[Any]:
 def rows_descriptor(
     x: Layout, rows: int, columns: int, dtype: torch.dtype
 ) -> Descriptor:
-    """Return a TMA descriptor of x (b, h, n, d) for tiles of `rows` x `columns`."""
+    """Return a Descriptor for x (b, h, n, d), in tiles of `rows` x `columns`."""
     return Descriptor(x.shape, x.strides, [1, 1, rows, columns], dtype, swizzle=128)
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return a TMA descriptor of float32 row statistics (heads, n), `rows` a tile."""
+    """Return a Descriptor for float32 statistics (heads, n), in tiles of `rows`."""
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

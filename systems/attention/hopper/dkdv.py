@@ -63,7 +63,7 @@ class QueryDescs(NamedTuple):
 def fill_stage_with_statistics(
     ring, statistics, i, descs, batch, head, batch_head, row
 ):
-    """Start the copies of step i: tiles of q and do, with lse and delta."""
+    """Wait for step i's stage, then start copying its tiles of q, do, lse and delta."""
     MORE: gl.constexpr = 2 * descs.lse.block_type.nbytes
     stage, full = fill_stage(ring, i, descs.q, descs.do, batch, head, row, MORE)
     coords = [batch_head, row]
@@ -72,7 +72,7 @@ def fill_stage_with_statistics(
 
 
 class SharedKV(NamedTuple):
-    """The keys and values of a program in shared memory, one tile per consumer."""
+    """A program's keys and values in shared memory: a tile and barrier per consumer."""
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -80,7 +80,7 @@ class SharedKV(NamedTuple):
 
 
 class KeyTile(NamedTuple):
-    """A program's tile of keys, first tile of queries, and number of query tiles."""
+    """A program's key tile, first query tile, and number of query tiles per head."""
 
     batch: gl.tensor
     kv_head: gl.tensor
@@ -158,7 +158,7 @@ def dkdv_consumer(
     GROUP: gl.constexpr, BQ: gl.constexpr, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     CAUSAL: gl.constexpr, IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 keys. Scores are transposed: [keys, queries]."""
+    """Compute dk and dv of consumer GROUP's 64 keys; scores are [keys, queries]."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BQ, 16]
     )

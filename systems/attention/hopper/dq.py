@@ -38,7 +38,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class SharedQueries(NamedTuple):
-    """A program's queries, o and do in shared memory, one tile each per consumer."""
+    """A program's q, do and o in shared memory: tiles and a barrier per consumer."""
 
     q: gl.shared_memory_descriptor
     do: gl.shared_memory_descriptor
@@ -110,7 +110,7 @@ def dq_consumer(
     dq_desc, rows_out, work, scale,
     GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq of 64 queries, looping from the last visible tile of keys down."""
+    """Compute dq, delta, lse · log2(e) of 64 queries, looping down over key tiles."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )

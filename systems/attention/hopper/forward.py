@@ -320,7 +320,7 @@ def forward_kernel(
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Compute o and lse of items starts[program] to starts[program + 1] - 1."""
+    """Compute o and lse of `items[starts[program] : starts[program + 1]]`."""
     gl.static_assert(2 <= GROUPS and GROUPS <= 4)
     BQ: gl.constexpr = 64 * GROUPS
     start_ptr = starts_ptr + gl.program_id(0)

@@ -33,7 +33,7 @@ def recompute_huge_rows(
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Recompute rows with huge scores key by key, without tensor cores."""
+    """Recompute tiles of 64 rows that have a huge or non-finite lse, key by key."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory

@@ -34,7 +34,7 @@ class Item(NamedTuple):
 
 @gluon.jit
 def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.constexpr):
-    """Decode an item's number: tile + tiles · (batch · heads + head)."""
+    """Return the Item of a number, which is tile + tiles · (batch · heads + head)."""
     tiles = gl.cdiv(problem.n_q, BQ)
     batch_head = number // tiles
     q_start = number % tiles * BQ

@@ -99,7 +99,7 @@ def launch_forward(
     scale: float,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse). `config` overrides the launch configuration in `CONFIGS`."""
+    """Return (o, lse) of TMA-readable q, k and v. `config` overrides the default."""
     o, lse = torch.empty_like(q), empty_row_statistics(q)
     plan = plan_forward(
         q.dtype, q.device, config, causal, scale, *map(shape_and_strides, (q, k, v, o))
@@ -174,7 +174,7 @@ def launch_two_passes(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return (dq, dk, dv) by two kernels. TMA must be able to read all tensors."""
+    """Return (dq, dk, dv) by two kernels, from TMA-readable do, q, k, v and o."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_two_passes(
         q.dtype,
@@ -198,7 +198,7 @@ def launch_backward(
     causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return (dq, dk, dv), computed in one pass or two, whichever is faster. q, k and v
-    must be TMA-readable; other tensors are copied if necessary.
+    must be TMA-readable and lse contiguous; do and o are copied if necessary.
     """
     do, o = make_tma_readable(do), make_tma_readable(o)
     layouts = (make_layout(*shape_and_strides(x)) for x in (q, k))

@@ -93,7 +93,7 @@ def unsupported_reason(q: Tensor, k: Tensor, v: Tensor) -> str:
 
 
 def is_faster(q: Tensor, k: Tensor) -> bool:
-    """Return whether the Hopper kernels are faster than Triton's for q and k."""
+    """Return whether q and k are large enough for the Hopper kernels to be faster."""
     rows = q.numel() // q.shape[-1]
     return rows >= MIN_ROWS and rows * k.shape[-2] >= MIN_SCORES
     # --8<-- [end:takes]

@@ -59,7 +59,7 @@ def start_block_matmul(block, p, x, FIRST: gl.constexpr):
 
 @gluon.jit
 def start_add_matmul(blocks, p, x):
-    """Start adding p @ x, one column block each, to `blocks`; return wgmma tokens."""
+    """Start blocks += p @ x, a wgmma for each block of columns; return their tokens."""
     tokens = (start_block_matmul(blocks[0], p, x, 0),)
     if len(blocks) == 2:
         tokens = tokens + (start_block_matmul(blocks[1], p, x, 64),)
@@ -92,7 +92,7 @@ def wait_all_and_pin(x, tokens):
 
 @gluon.jit
 def scale_rows(blocks, factor):
-    """Multiply row i of every block by factor[i]."""
+    """Return the blocks, with row i of each multiplied by factor[i]."""
     FIRST: gl.constexpr = gl.SliceLayout(1, blocks[0].type.layout)
     scaled = (blocks[0] * gl.convert_layout(factor, FIRST)[:, None],)
     if len(blocks) == 2:
@@ -117,7 +117,7 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Store x in `out` from row `start`, column FIRST; cut at HEAD, if RAGGED at n."""
+    """Store x at row `start`, column FIRST; skip columns ≥ HEAD, if RAGGED rows ≥ n."""
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr = out.ptr

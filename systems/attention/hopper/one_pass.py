@@ -59,7 +59,7 @@ def allocate_shared(
     q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Allocate k and v, and rings for q and do, row statistics, dS, and partial dq."""
+    """Return shared memory: k and v, ring of q and do, statistics, dS ring, dq ring."""
     TYPE: gl.constexpr = k_desc.dtype
     k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
     v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
@@ -116,7 +116,7 @@ def process_tile(
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process tile i of queries: accumulate dk and dv, store dS of this group's keys.
+    """Accumulate dk, dv from query tile i; store dS. Return dk, dv, and the next q, do.
     If EARLY, wait for a free dS stage before the wait for dP, so that the compiler
     doesn't move the wait for dP above exp2.
     """

@@ -138,7 +138,7 @@ def dkdv_consumer(
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of 64 keys, and store dS for the dq group."""
+    """Compute dk and dv of half GROUP (64 keys) of the key tile; put dS in ds_ring."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, QUERIES, 16]
     )
@@ -258,7 +258,7 @@ def one_pass_kernel(
     REGISTERS: gl.constexpr, DQ_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Compute dq (in float32, in the order of `pack_for_reduce`), dk and dv. Grid:
-    tiles of keys x batch x KV heads.
+    tiles of keys x batch x KV heads x parts; each part has its own dk and dv.
     """
     walk = Walk(
         heads,

@@ -56,7 +56,7 @@ class OrderedWalk(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Return how many heads the shift walk runs at once; 0 if its limits forbid it."""
+    """Return the shift walk's heads at once on `processors` SMs; 0 if limits forbid."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
     min_keys = SHIFT_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)

@@ -29,7 +29,7 @@ LOGGED_KINDS: set[str] = set()
 
 
 def log_slow_kernels(reason: str) -> None:
-    """Log why attention kernels are slower than possible, once per kind of reason."""
+    """Warn that kernels are slower than possible, once per `reason` up to ", found"."""
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED_KINDS:
         LOGGED_KINDS.add(kind)
@@ -37,7 +37,7 @@ def log_slow_kernels(reason: str) -> None:
 
 
 def log_hopper_refusal(q: Tensor, reason: str) -> None:
-    """Log why the Hopper kernels reject a large input, if there is a remedy."""
+    """Log why the Hopper kernels reject q, if another Triton or a copy would help."""
     supported = q.dtype in limits.DTYPES and q.shape[-1] in limits.TILE_DIMS
     if supported and reason.startswith(("needs Triton", "needs rows")):
         log_slow_kernels(f"hopper {reason}")
@@ -45,8 +45,8 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
 
 @cache
 def check_device(device: torch.device) -> None:
-    """Raise ValueError for an old GPU. Log if kernels run in Triton's interpreter, or
-    with launch configurations that nobody timed on such a GPU.
+    """Raise ValueError for a GPU below compute capability 8.0. Log if kernels run in
+    Triton's interpreter, or with configurations that nobody timed on such a GPU.
     """
     if device.type != "cuda":
         return
@@ -61,7 +61,7 @@ def check_device(device: torch.device) -> None:
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
-    """Return for each backend whether its kernels run on this device, or why not."""
+    """Return {"hopper": text, "triton": text}: "runs, ..." or what a backend needs."""
     if device.type != "cuda":
         status = (
             "runs, in Triton's interpreter"
@@ -80,8 +80,8 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
 def describe_by_capability(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
-    """Return for each backend whether it runs on GPUs of this compute capability, or
-    why not. `version` is Triton's; `timed` counts configurations tuned on this GPU.
+    """Return `describe_kernels`' texts for a compute capability and Triton version, if
+    `timed` configurations were tuned on the GPU; for the interpreter if `interpreted`.
     """
     if interpreted:
         version_text = "the interpreter of TRITON_INTERPRET=1"

@@ -44,7 +44,7 @@ def accumulate_dq(
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Accumulate unscaled dq of a tile of queries over every SPLITS-th key tile."""
+    """Return unscaled dq after every SPLITS-th key tile from `first` to `last`."""
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -211,8 +211,8 @@ def accumulate_dkdv(
     RAGGED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk (unscaled) and dv of a tile of keys over every SPLITS-th tile of
-    queries. All scores are transposed: [keys, queries].
+    """Return dk (unscaled) and dv after adding every SPLITS-th tile of queries from
+    `first` to `last`. All scores are transposed: [keys, queries].
     """
     for start in range(first, last, BQ * SPLITS):
         rows = start + tl.arange(0, BQ)
@@ -428,7 +428,7 @@ def sum_kernel(
     DQ_SPLITS: tl.constexpr, DKDV_SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of dq, dk and dv. Grid: programs for dq, then dk, then dv."""
+    """Sum the splits of dq, dk and dv, if several. Grid: programs for dq, dk and dv."""
     program = tl.program_id(0)
     dq_programs = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0
     dk_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads

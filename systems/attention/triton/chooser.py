@@ -18,8 +18,8 @@ INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
 def table_name(capability: tuple[int, int]) -> str:
-    """Return the name of the table for a compute capability. Unknown GPUs get the table
-    that needs the least shared memory.
+    """Return the table's name for a compute capability, "sm_90" for (9, 0). Other GPUs
+    get the table that needs the least shared memory.
     """
     if capability[0] in (9, 12):
         return f"sm_{capability[0]}0"

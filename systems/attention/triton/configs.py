@@ -30,7 +30,7 @@ class Config(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """The launch options for Triton."""
+        """Return Triton's num_warps, num_stages, and if `registers` is set maxnreg."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 

@@ -51,7 +51,7 @@ def choose_arithmetic(dtype: torch.dtype) -> str:
 
 
 def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
-    """Return x or a copy with contiguous rows, and its (shape, strides)."""
+    """Return x, or a copy if its rows aren't contiguous, and its (shape, strides)."""
     shape_strides = shape_and_strides(x)
     if shape_strides[1][-1] == 1:
         return x, shape_strides
@@ -113,7 +113,7 @@ def limbs_layout(x: Layout, limbs: int) -> Layout:
 
 
 def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
-    """Split q, k, v and, if given, do (..., d) into bfloat16 (..., limbs · d)."""
+    """Return q, k, v and, if given, do (..., d) as bfloat16 limbs (..., limbs · d)."""
     count = launch.constants["LIMBS"]
     limbs = [
         x.new_empty((*x.shape[:-1], count * x.shape[-1]), dtype=torch.bfloat16)
@@ -125,7 +125,7 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
 
 
 class ForwardLaunches(NamedTuple):
-    """Launches of a forward pass: split into limbs, main kernel, combine splits."""
+    """Launches of a forward pass: limbs (None if unneeded), kernel, combine splits."""
 
     limbs: Launch | None
     kernel: Launch
@@ -228,8 +228,8 @@ def backward_launches(
     dkdv_config: Config | None = None, dq_config: Config | None = None,
     dkdv_splits: int = 0, dq_splits: int = 0, head_swizzle: int = 0,
 ) -> BackwardLaunches:  # fmt: skip
-    """Return the launches of a backward pass for q, k, v, ..., dv of these layouts.
-    Arguments after `tensors` override the defaults.
+    """Return the launches of a backward pass for q, k, v, o, do, dq, dk and dv of these
+    layouts. Arguments after `tensors` override the defaults.
     """
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape

@@ -25,7 +25,7 @@ HUGE = tl.constexpr(2.0**28)
 # --8<-- [start:tiles]
 @triton.jit
 def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
-    """Return this program's (tile, batch · heads + head, number of heads, split).
+    """Return this program's (tile, batch · heads + head, batches · heads, split).
     Programs are ordered by group of `head_swizzle` heads, then by tile, head and split.
     """
     # Without splits program_id(1) is 0. A constant 0 made the second loop slower.
@@ -136,7 +136,7 @@ def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
 def locate_rows(
     program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr
 ):
-    """Locate a program's ROWS rows: (pointer to the head, rows, columns, row index)."""
+    """Return a program's (pointer to its head, rows, columns, rows over all heads)."""
     tiles = tl.cdiv(n, ROWS)
     batch_head = (program // tiles).to(tl.int64)
     rows, columns = program % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
@@ -170,7 +170,7 @@ def factor_and_shift(m, scale_log2):
 
 @triton.jit
 def row_lse(m, l, shift, scale_log2):
-    """Return lse (natural logarithm) of rows with maximum m and sum l."""
+    """Return lse (natural logarithm), given m, l and shift from `factor_and_shift`."""
     huge = tl.abs(m) >= HUGE / scale_log2
     return (tl.where(huge, m * scale_log2, shift) + tl.log2(l)) * LN2
 

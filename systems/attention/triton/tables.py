@@ -23,7 +23,7 @@ def read_entry(entry: dict[str, Any]) -> Config | ConfigPair:
 
 
 def read_kernels(content: dict[str, Any]) -> ConfigsByPass:
-    """Return configurations by kernel and padded head dimension."""
+    """Return configurations in dicts by kernel, then by padded head dimension."""
     return {
         kernel: {int(d): read_entry(e) for d, e in content.get(kernel, {}).items()}
         for kernel in ("forward", "dkdv", "dq")

@@ -39,7 +39,7 @@ def file_path(slug: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a file of tuned configurations. Raise ValueError if it is damaged."""
+    """Read tuned configurations. Raise FileNotFoundError, or ValueError if damaged."""
     try:
         content = json.loads(path.read_bytes())
         complete = content["software"]["triton"] and content["source_hash"]
@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_valid_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry's values are valid. Raise an error for wrong fields."""
+    """Return whether values are valid, or raise KeyError, TypeError or ValueError."""
     arithmetic, kernel, d, causal = entry_key(entry)
     q, k, warps, stages, registers, ahead, recompute = entry["config"]
     return (
