@@ -97,8 +97,8 @@ def measure(
 
 @contextmanager
 def use_disk_caches(folder: Path | None) -> Iterator[None]:
-    """Store the caches of Inductor and Triton in this folder, except autotuning
-    results, because timings made while other processes run are unreliable.
+    """Store the caches of Inductor and Triton in `folder`, if it isn't None. Exclude
+    autotuning results: timings made while other processes run are unreliable.
     """
     if folder is None:
         yield

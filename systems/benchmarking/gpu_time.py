@@ -1,4 +1,4 @@
-"""GPU time: the sum of kernel times, independent of the speed of the host CPU.
+"""GPU time: the time in which kernels run, independent of the host CPU's speed.
 
 Between hosts with the same GPU, the wall-clock time of a phase differs up to twofold,
 but GPU time by less than 3 %. torch.profiler gets kernel times from CUPTI. The
@@ -81,9 +81,9 @@ def add_round(
     between: Callable[[], None] | None = None,
     counted: bool = False,
 ) -> None:
-    """After a warm-up pass, append this round's GPU times with a cold L2 cache to
-    `metrics`, and their median to its `forward_rounds_ms`. On a CPU, do nothing. Other
-    arguments are as in `measure`.
+    """After a warm-up pass, append each phase's GPU times with a cold L2 cache to
+    `metrics` (`forward_gpu_ms`), and this round's median (`forward_rounds_ms`). On a
+    CPU, do nothing. Other arguments are as in `measure`.
     """
     assert device in DEVICES, device
     if device != "cuda":
@@ -150,8 +150,8 @@ def do_bench_ms(
 def bench_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
-    """Time the forward pass (with its graph recorded), both passes together, and the
-    backward pass (repeatedly through one graph) by `do_bench`. Return samples in ms.
+    """Return samples in ms by `do_bench_ms`: `forward_ms` (records a graph), `both_ms`
+    (forward and backward) and `backward_ms` (repeatedly through one graph).
     """
     device, qkv = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)

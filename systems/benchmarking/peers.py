@@ -1,5 +1,5 @@
-"""The attention implementations that experiments compare, by name: this project's
-("ours..."), plain PyTorch, PyTorch's fused attention and FlashAttention-4.
+"""The attention implementations that experiments compare, by name: this project's (such
+as "ours"), PyTorch's (plain, compiled, FlexAttention and SDPA), and FlashAttention-4.
 
 Each maps q, k, v (b, h, n, d) to o. Inside `use_peer(name)`, unsupported inputs
 raise `Unsupported`. Names with "_ordered" request deterministic gradients.
@@ -69,7 +69,7 @@ def load_peer(
     name: str, causal: bool, n: int, device: str, grouped: bool = False
 ) -> Attention:
     """Return the attention function of this name for n queries and keys; `grouped` if
-    adjacent query heads share KV heads. Raise ValueError for an unknown name.
+    query heads share KV heads. Raise ValueError for an unknown name, or `NotInstalled`.
     """
     if name in OURS:
         options = (causal, None, OURS[name])
@@ -180,7 +180,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 def find_backend(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """Inside `use_peer(name)`, return the backend in use, or `name` if it has none."""
+    """Inside `use_peer(name)`, return the backend in use ("hopper"), else `name`."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
@@ -210,8 +210,8 @@ def compare_calls(
     first: dict[str, Tensor],
     calls: int,
 ) -> list[list[str]]:
-    """Return for each of further calls on the same inputs the names of the results that
-    differ in any bit from those of the first call.
+    """Call `attend` `calls` times on `inputs` (q, k, v, do). Return for each call the
+    names of the results that differ from `first`, those of an earlier call.
     """
     varying = []
     for _ in range(calls):
@@ -222,7 +222,7 @@ def compare_calls(
 
 
 def allow_repeated_backward() -> None:
-    """Let a compiled backward pass run more than once after one forward pass."""
+    """Let a compiled backward run repeatedly after one forward; allow 64 recompiles."""
     import torch._dynamo.config
     import torch._functorch.config
 

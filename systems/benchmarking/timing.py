@@ -100,7 +100,7 @@ def peak_memory(device: str) -> dict[str, int]:
 
 
 def empty_cache(device: str) -> None:
-    """Return cached memory to the driver before the next measurement."""
+    """Collect garbage, and on a GPU give unused cached memory back to the driver."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -24,8 +24,8 @@ class Workload:
     """A model with random tokens and targets (seed 0) on a device. Clocks and probes
     call the method `step`, which runs one pass.
 
-    `forward` is the model, or a compiled model assigned to it. Only mode "step" has an
-    optimizer. Raise ValueError for an unknown precision or attention.
+    `forward` is the model, or a compiled model assigned to it. Only "step" of MODES has
+    an optimizer. Raise ValueError for an unknown precision or attention.
     """
 
     def __init__(

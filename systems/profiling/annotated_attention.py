@@ -1,5 +1,5 @@
-"""The model's eager attention, with marks around its four parts for profilers. Outputs
-are bitwise equal to the model's. Don't time it, because marks take time.
+"""The model's eager attention, with profiler marks around its scores, mask, softmax and
+output. Outputs are bitwise equal to the model's. Don't time it: marks take time.
 """
 
 import math

@@ -19,8 +19,8 @@ BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
 
 def record_kernels(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """Call `work`, and return its result and a metric: the resources of the kernels for
-    attention scores that it launched. The interpreter compiles no kernels.
+    """Return the result of `work`, and {"kernels": [resources, ...]} of the kernels for
+    attention scores that it launched, or {} without any, as in the interpreter.
     """
     launched, describe = {}, CompiledKernel.launch_metadata
 
@@ -39,7 +39,7 @@ def record_kernels(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def kernel_resources(kernel: Any) -> dict[str, Any]:
-    """Return a kernel's resources; `stack_bytes` are mostly spilled registers."""
+    """Return a kernel's resources by name; `stack_bytes` are mostly register spills."""
     sass = run_cuobjdump("-sass", kernel.asm["cubin"])
     return {
         "kernel": kernel.name,
@@ -52,7 +52,7 @@ def kernel_resources(kernel: Any) -> dict[str, Any]:
 
 
 def run_cuobjdump(option: str, cubin: bytes) -> str:
-    """Return the output of cuobjdump (the copy that Triton brings) for a kernel."""
+    """Return what Triton's copy of cuobjdump prints for `cubin` with an `option`."""
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -62,7 +62,7 @@ def run_cuobjdump(option: str, cubin: bytes) -> str:
 
 
 def find_loops(assembly: str) -> Iterator[list[str]]:
-    """Yield the instructions of each loop that contains matmuls and exponentials."""
+    """Yield the instructions of each loop in SASS that has matmuls and exponentials."""
     listing = [(int(at, 16), text) for at, text in INSTRUCTION.findall(assembly)]
     for i, (address, text) in enumerate(listing):
         branch = BRANCH.match(text)

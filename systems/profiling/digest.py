@@ -12,13 +12,13 @@ from systems.profiling.trace import Kernel, TraceError, span_ms
 
 
 def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
-    """Return a kernel's phase, and part of attention: ("forward", "attention mask")."""
+    """Return the phase and attention part, if marked: ("forward", "attention mask")."""
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Return, in ms for each pass and phase, the time from first to last kernel and the
-    sum of kernel times; then a row per kernel. Raise TraceError if a pass is missing.
+    """Return ms of each pass: by phase from first to last kernel and summed kernels,
+    and of all matmuls; `kernels` has a row each. Raise TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

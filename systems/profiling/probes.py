@@ -90,8 +90,8 @@ def split_by_phase(
 
 
 def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[str]]:
-    """Return the number of kernels of each phase, not counting copies and fills of
-    memory, and the names of the kernels that TorchInductor generated.
+    """Return each phase's number of kernels (`forward_kernels`) in a pass, not counting
+    memory copies and fills, and names of TorchInductor's kernels (`forward_fused`).
     """
     names = {
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
@@ -146,8 +146,8 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 
 # --8<-- [start:saved]
 class SavedTensors:
-    """List of the tensors that autograd saves in the forward phase. `adds_bytes` is the
-    size of a tensor's storage, or 0 if inputs or earlier saved tensors share it.
+    """Recorder of `tensors` that autograd saves in the forward phase. `adds_bytes` is
+    the size of a tensor's storage, or 0 if `inputs` or earlier tensors share it.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):

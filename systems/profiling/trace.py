@@ -156,8 +156,8 @@ def attribute_kernels(
 def select_process(
     kernels: Iterable[Kernel], processes: Collection[Any], process_of: Any, name: str
 ) -> list[Kernel]:
-    """Return kernels, without marks of processes (such as data loaders) that launched
-    none. Raise `TraceError` if several `processes` launched kernels.
+    """Return kernels, without marks of threads whose process (by `process_of`) launched
+    none, such as data loaders. Raise `TraceError` if `processes` has several.
     """
     if len(processes) > 1:
         raise TraceError(

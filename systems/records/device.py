@@ -42,7 +42,7 @@ CPU = Device("CPU", "cpu")
 
 
 def clean_name(name: str) -> str:
-    """Replace characters in a GPU's name that are not allowed in records."""
+    """Return a GPU's name, with spaces for characters that records don't allow."""
     return re.sub(rf"[{LIVE}\ud800-\udfff]", " ", name)[:2000] or "a GPU without a name"
 
 

@@ -48,8 +48,8 @@ Run = Callable[[Any], Metrics | AlternatingRun]
 
 def measure_row(config: Any, run: Run) -> Row:
     """Run a configuration and return its row. Out-of-memory errors, `Unsupported` and a
-    missing C++ compiler become the status of the row; other errors are raised. Raise
-    ValueError for an invalid metric.
+    missing Triton or C++ compiler become the row's status; other errors are raised.
+    Raise ValueError for an invalid metric.
     """
     *_, row = measure_in_turns(config, run)
     assert row is not None

@@ -34,7 +34,7 @@ class Git(Struct, forbid_unknown_fields=True):
 
 
 class Row(Struct, forbid_unknown_fields=True, dict=True):
-    """A configuration and its metrics: times as samples in ms, memory in bytes."""
+    """A configuration and its metrics (samples in ms, bytes), or why there are none."""
 
     # Not stored, set on profiled rows: the `end_to_end` row that timed the same pass.
     clock = cast("Row | None", None)

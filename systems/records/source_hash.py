@@ -92,7 +92,7 @@ def reach_code(
 
 @cache
 def find_statements(place: Place) -> list[Statement]:
-    """Return the statements that define a place."""
+    """Return the statements that define a place, or all of its module if none do."""
     imports, statements = load_module(place[0])
     if place[1] in imports:
         return find_statements(imports[place[1]])

@@ -28,7 +28,7 @@ class UnreadableError(RecordError):
 
 
 def read(path: Path) -> Record:
-    """Read a record. Raise RecordError if it is invalid."""
+    """Return a record. Raise RecordError, or FileNotFoundError if there is no file."""
     return _parse(_read_bytes(path), path)
 
 

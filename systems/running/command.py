@@ -25,7 +25,7 @@ KEYWORD = Parameter.KEYWORD_ONLY
 
 
 def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
-    """Define a field of a `Config` with a help text and the allowed choices."""
+    """Return a field of a `Config` with default, help text and choices (None: any)."""
     return field(
         default=default,
         metadata={"help": help, "choices": tuple(choices) if choices else None},

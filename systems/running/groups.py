@@ -1,7 +1,7 @@
 """Measure rows: in alternation if they differ only in the field that `IN_TURNS` names;
 each in a new process if the experiment sets `FRESH_PROCESS`.
 
-The process takes a configuration as JSON and prints its row as JSON.
+The process takes a configuration as JSON and its parent's ID, and prints a row as JSON.
 
     python -m systems.running.groups systems.experiments.warmup '{...}' PARENT
 """
@@ -28,7 +28,7 @@ from systems.running.reports import end_with_parent, report, reserve_stdout
 
 
 def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Group configurations that differ only in the field that module.IN_TURNS names."""
+    """Return lists of configurations that differ only in the field module.IN_TURNS."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
         fixed = {k: v for k, v in asdict(config).items() if k != varied}
@@ -101,14 +101,14 @@ def has_own_process(module: Any) -> bool:
 
 
 def measure_config(module: Any, config: Any) -> Iterator[Row | None]:
-    """Run a configuration; yield None after each turn, then its row."""
+    """Yield None after each turn, then the row; only the row if in a new process."""
     if has_own_process(module):
         return iter([measure_in_process(module, config)])
     return measure_in_turns(config, module.run)
 
 
 def measure_in_process(module: Any, config: Any) -> Row:
-    """Measure a configuration in a new process, and return its row."""
+    """Return a configuration's row from a new process, "failed" if that crashes."""
     command = (sys.executable, "-m", "systems.running.groups", module.__name__)
     child = subprocess.run(
         [*command, json.dumps(asdict(config)), str(os.getpid())],

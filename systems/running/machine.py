@@ -24,7 +24,7 @@ CALLS, PAUSE = 10, 0.005
 
 
 def choose_device(allowed: tuple[str, ...]) -> Device | None:
-    """Return this machine's best device of the allowed kinds, or None."""
+    """Return the first of "meta", "cuda", "cpu" that is allowed and found, or None."""
     if "meta" in allowed:
         return META
     gpu = find_gpu()
@@ -34,7 +34,7 @@ def choose_device(allowed: tuple[str, ...]) -> Device | None:
 
 
 def check_torch(device: Device) -> None:
-    """Raise CannotStart if torch would use another device, or no GPU."""
+    """Raise CannotStart if torch is imported and would use another GPU, or none."""
     if not device.is_gpu or "torch" not in sys.modules:
         return
     import torch

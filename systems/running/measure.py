@@ -144,7 +144,7 @@ def main(
 
 
 def describe_error(error: OSError, results: Path) -> str:
-    """Say which file can't be written (`results` if the error names none) and why."""
+    """Return which file can't be written (`results` if none is named), and why."""
     if error.errno is None:
         return str(error)
     path = error.filename2 or error.filename or results

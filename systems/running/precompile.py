@@ -48,7 +48,7 @@ def grid_configs(stem: str, grid: str) -> list[Any]:
 
 
 def implementation_or_execution(config: Any) -> str | None:
-    """Return what `Stem.precompiled` selects by: implementation, execution or None."""
+    """Return a configuration's field `implementation`, else `execution`, else None."""
     return getattr(config, "implementation", getattr(config, "execution", None))
 
 
@@ -64,9 +64,9 @@ def make_code_folder() -> Iterator[None]:
 
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile the kernels of pending rows in parallel, as cores and GPU memory allow,
-    in at most half of the time until `deadline` (seconds since 1970). Other kernels
-    compile when a row is measured.
+    """Compile kernels of pending rows in parallel if LEAST_ROWS of them are of kinds in
+    `Stem.precompiled` and cores allow, for at most MAX_SECONDS and half of the time to
+    `deadline` (seconds since 1970). Other kernels compile when a row is measured.
     """
     started, entry, configs = time.time(), STEMS[stem], grid_configs(stem, grid)
     ends = started + min(MAX_SECONDS, (deadline - started) / 2)
@@ -125,13 +125,13 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def code_folder(*settings: Any) -> Path | None:
-    """Return the folder for a configuration's compiled code; None if there is none."""
+    """Return the path for `settings` in FOLDER_VARIABLE's folder, or None if unset."""
     folder, name = os.environ.get(FOLDER_VARIABLE), "-".join(map(str, settings))
     return Path(folder, name.replace(".", "_")) if folder else None
 
 
 def store_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Store the times in ms of the steps that compiled."""
+    """Store the `samples` of steps that compiled, named `warmup_...`, in `folder`."""
     times = {name: ms for name, ms in samples.items() if name.startswith("warmup_")}
     write_atomically(folder / SAMPLES_FILE, json.dumps(times))
 
@@ -144,7 +144,7 @@ def read_samples(folder: Path | None) -> dict[str, Any]:
 
 
 def main(stem: str, grid: str, parent: int, rows: list[int]) -> None:
-    """Fill compiler caches by `rows` (from 0), ignoring errors. Exit with `parent`."""
+    """Compile kernels of `rows` (from 0), ignoring errors. Exit when `parent` ends."""
     # Watch the parent first, because it may end during the slow imports.
     end_with_parent(parent)
     module, configs = import_module(STEMS[stem].module), grid_configs(stem, grid)

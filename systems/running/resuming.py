@@ -36,7 +36,7 @@ def partial_path(path: Path) -> Path:
 
 @contextmanager
 def lock_record(path: Path) -> Iterator[None]:
-    """Lock a record; raise CannotStart if another process has locked it."""
+    """Lock a record in this context. Raise CannotStart if another process locked it."""
     # Import here, because Windows has no fcntl but needs this module's paths.
     import fcntl
 
@@ -91,14 +91,14 @@ def new_record(
 
 
 def is_same_code(record: Record, configs: list[Any]) -> bool:
-    """Return whether the code is the same as when the record was begun."""
+    """Return whether the experiment's code still has the hash in the record."""
     attention = software.attention_names(map(asdict, configs))
     return source_hash(STEMS[record.stem].module, attention) == record.source_hash
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the partial record minus failed rows, or `fresh` if it is unusable. The
-    unusable file is renamed, because its rows may be of use to other code or versions.
+    """Return the partial record minus failed rows, or `fresh` if missing or unusable.
+    An unusable file is renamed, for other code or versions. Raise UnreadableError.
     """
     try:
         old = store.read(partial)

@@ -27,7 +27,7 @@ COMMIT = "GIT_COMMIT"
 
 
 def installed_versions() -> dict[str, str]:
-    """Return versions of Python, torch, Triton, FlashAttention-4, CUDA and cuDNN."""
+    """Return {name: version} of Python, torch, Triton, FA4, CUDA, cuDNN, if present."""
     by_name = {"python": platform.python_version()}
     for name in ("torch", "triton", PEER):
         with suppress(metadata.PackageNotFoundError):
@@ -49,7 +49,7 @@ def drop_unused_peer(software: dict[str, str], configs: list[Any]) -> dict[str, 
 
 
 def find_commit() -> Git | None:
-    """Return GIT_COMMIT's or git's commit, or None. Raise CannotStart if malformed."""
+    """Return GIT_COMMIT (raise CannotStart if malformed), else git's commit or None."""
     # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.
     if (commit := os.environ.get(COMMIT)) is not None:
         # Git's hashes have 40 digits (SHA-1) or 64 (SHA-256), abbreviations at least 7.
@@ -79,7 +79,7 @@ def find_commit() -> Git | None:
 
 
 def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the attention implementations that configurations name."""
+    """Return the names in the configurations' field "attention", sorted, each once."""
     return sorted({config["attention"] for config in configs if "attention" in config})
 
 
@@ -94,7 +94,7 @@ def tuning_digest(
 
 
 def is_tuning_current(record: Record) -> bool:
-    """Return whether a record was measured with the current launch configurations."""
+    """Return whether the record's digest of tuned configurations is the current one."""
     module, triton = STEMS[record.stem].module, record.software.get("triton", "")
     attention = attention_names(row.config for row in record.rows)
     current = tuning_digest(module, attention, record.device.slug, triton)
@@ -108,7 +108,7 @@ def launches_kernels(module: str, attention: Iterable[str]) -> bool:
 
 
 def kernel_status(device: Device) -> dict[str, str]:
-    """Return for each backend whether it runs, {} if unknown. Imports torch."""
+    """Return {backend: "runs, ..." or why not}; {} if unknown. This imports torch."""
     if device.capability is None:
         return {}
     if text := find_missing("torch", "triton"):

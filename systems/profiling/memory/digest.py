@@ -63,8 +63,8 @@ def category_timelines(history: History) -> dict[str, list[int]]:
 def sample_timeline(
     layers: dict[str, list[int]], total: list[int]
 ) -> dict[str, list[int]]:
-    """Sample the first and last event, and in each of about `TIMELINE_POINTS` intervals
-    the event with the most bytes in use.
+    """Return {"event": numbers, category: bytes} for the first and last event, and the
+    event with the most bytes in use in each of about `TIMELINE_POINTS` intervals.
     """
     count = len(total)
     length = -(-count // TIMELINE_POINTS)
@@ -80,8 +80,8 @@ def sample_timeline(
 
 
 def group_blocks(blocks: list[Block]) -> list[dict[str, Any]]:
-    """Group blocks of equal size, category, phase, owner and code, largest first. An
-    owner has "*" instead of numbers (`layers.*.w1.weight`), and is "" if unknown.
+    """Return groups of blocks equal in size, category, phase, owner and code, with a
+    count, largest first. Owners have "*" for numbers (`layers.*.w1.weight`) or are "".
     """
     names = ("bytes", "category", "phase", "owner", "code")
     counts = Counter(
@@ -102,7 +102,7 @@ def group_blocks(blocks: list[Block]) -> list[dict[str, Any]]:
 
 
 def allocation_site(block: Block) -> str:
-    """Return the two innermost frames in `systems` that allocated a block, or ""."""
+    """Return up to two innermost frames in `systems` as "file:line function", or ""."""
     frames = [
         f"{Path(file).name}:{line} {function}"
         for function, file, line in block.stack
