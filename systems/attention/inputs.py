@@ -23,7 +23,7 @@ def check_inputs(
     scale: float | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Raise TypeError or ValueError for unsupported q, k, v, `causal` or `scale`."""
+    """Raise TypeError or ValueError unless q, k, v (of `dtypes`) and options fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -67,7 +67,7 @@ def check_properties(
     v: TensorProperties,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Raise TypeError or ValueError for unsupported properties of q, k or v."""
+    """Raise TypeError or ValueError for wrong shapes, dtypes, devices or layouts."""
     q_shape, q_dtype, q_device, _ = q
     for name, (shape, dtype, device, layout) in (("q", q), ("k", k), ("v", v)):
         rank = len(shape)

@@ -149,8 +149,8 @@ inputs.register_vmap_loop(backward_operator)
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
-    """Autograd Function: `FlashAttentionPyTorch.apply(q, k, v, is_causal)` for (batch,
-    n, d) or (batch, heads, n, d), floats of 16 to 64 bits; heads of q and k must agree.
+    """Autograd Function: `apply(q, k, v, is_causal, scale)`, with q (batch, n, d) or
+    (batch, heads, n, d), floats of 16 to 64 bits; q and k need equally many heads.
 
     Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """

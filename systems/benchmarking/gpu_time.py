@@ -53,8 +53,8 @@ def measure(
     On a CPU, return no times.
 
     Call it last, because the profiler slows down later launches. `between` runs before
-    each pass. `cold` empties the L2 cache before each phase. `counted` adds the number
-    of kernels per phase. If profiling fails, return the reason as `no_gpu_time`.
+    each pass. `cold` empties the L2 cache before each phase. `counted` adds the result
+    of `probes.kernel_counts`. If profiling fails, return the reason as `no_gpu_time`.
     """
     try:
         by_phase = probes.phase_kernels(

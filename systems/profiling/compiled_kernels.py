@@ -79,6 +79,6 @@ def count_ops(body: list[str], name: str) -> int:
 
 
 def instructions_per_score(assembly: str) -> float:
-    """Return the shortest loop's instructions per attention score; 0 if none exists."""
+    """Return instructions per exponential of `find_loops`' shortest loop, 0 if none."""
     body = min(find_loops(assembly), key=len, default=[])
     return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0

@@ -1,5 +1,5 @@
 """Inspect a step instead of timing it: kernels of each phase, time of each kernel, and
-memory saved for the backward pass. A step calls `phase(name)` around each phase: the
+memory in use or saved for backward. A step calls `phase(name)` around each phase: the
 `phase` of a clock times the work, the `phase` of a probe records it.
 """
 

@@ -93,7 +93,7 @@ def sm_clock_mhz() -> int | None:
 
 
 def is_gpu_shared() -> bool:
-    """Return whether other processes use the GPU. Call this before using the GPU."""
+    """Return whether others use the GPU (process or 10 % of memory). Call it first."""
     handle = first_gpu_handle()
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
     # A container hides other processes, but not their memory.

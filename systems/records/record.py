@@ -127,7 +127,7 @@ def record_faults(record: Record) -> Iterator[str]:
 
 
 def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:
-    """Yield a message for each fault of metrics: infinite numbers, impossible times and
+    """Yield a message for each fault of metrics: NaN, infinity, impossible times and
     bytes, unsafe texts. A reported metric may be text ("about 14").
     """
     for name, value in metrics.items():

@@ -116,7 +116,7 @@ def statements_run_on_import(module: str) -> list[Statement]:
 
 @cache
 def load_module(name: str) -> tuple[dict[str, Place], list[Statement]]:
-    """Return a module's imports by name, and its statements, none if not hashed."""
+    """Return a module's imports by name and its statements, ({}, []) if not hashed."""
     # Skip packages: no __init__ has code that changes a measured result.
     path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
     if name == FOREIGN or name.startswith(NOT_MEASURING) or not path.is_file():

@@ -1,7 +1,7 @@
 """Compile the kernels of rows before they are measured, in parallel processes.
 
-Each process runs some of the rows once and discards the results, or calls the
-experiment's `precompile`. Measuring then finds the kernels in the compilers' caches.
+Each process gets its parent's ID and row numbers. For each row it runs one turn, or the
+experiment's `precompile`, so that measuring finds kernels in the compilers' caches.
 
     python -m systems.running.precompile flash_accuracy full PARENT 0 16 32
 """

@@ -39,7 +39,7 @@ from systems.attention.triton.primitives import LOG2E
 
 
 class ForwardPlan(NamedTuple):
-    """A forward launch with the TMA descriptors of q, k and v, and its schedule."""
+    """A forward launch, TMA descriptors of q, k and v, and `make_schedule`'s result."""
 
     launch: Launch
     descriptors: list[Descriptor]

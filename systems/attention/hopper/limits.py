@@ -40,7 +40,7 @@ def missing_requirement(capability: tuple[int, int], version: str) -> str:
 
 @cache
 def missing_on_device(device: torch.device) -> str:
-    """Return what the Hopper kernels lack here with the installed Triton, or ""."""
+    """Return what the Hopper kernels lack on a GPU with the installed Triton, or ""."""
     if knobs.runtime.interpret:
         return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
     return missing_requirement(

@@ -1,6 +1,6 @@
-"""Choose whether the Hopper backward pass has one kernel or two. For one, also choose
-the walk: the order in which programs, each with a tile of keys, process the tiles of
-queries and add to dq. All limits were timed on an H200.
+"""Choose whether the Hopper backward pass has one kernel or two, and for one kernel the
+walk: the order in which programs, each with a tile of keys, process the tiles of
+queries and add to dq. The limits were timed on an H200.
 """
 
 from functools import lru_cache
@@ -56,7 +56,7 @@ class OrderedWalk(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Return the shift walk's heads at once on `processors` SMs; 0 if limits forbid."""
+    """Return how many heads a shift walk runs at once on all SMs; 0 if it is unfit."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
     min_keys = SHIFT_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)

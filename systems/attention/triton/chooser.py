@@ -35,7 +35,7 @@ def pad_head_dim(d: int) -> int:
 
 
 def select_by_mask(entry: Config | ConfigPair, causal: bool) -> Config:
-    """Return a table entry's configuration for this mask."""
+    """Return a table entry's configuration, with a causal mask or without."""
     if isinstance(entry, ConfigPair):
         return entry.causal if causal else entry.full
     return entry

@@ -73,8 +73,8 @@ def output_layout(x: Layout, splits: int) -> Layout:
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if 8, but not 16, divides all strides except those of d, else 1. Triton
-    itself detects divisibility by 16.
+    """Return 8 if 8, but not 16, divides all strides except those of d and of sizes of
+    1, else 1. Triton itself detects divisibility by 16.
     """
     divisor = gcd(
         *(

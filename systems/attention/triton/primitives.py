@@ -86,7 +86,7 @@ def first_step(split, steps, SPLITS: tl.constexpr):
 
 @triton.jit
 def round_to(x, TYPE: tl.constexpr):
-    """Round float32 to the nearest value of TYPE."""
+    """Return float32 x, rounded to the nearest value of TYPE."""
     if INTERPRETED and TYPE == tl.bfloat16 and x.dtype != TYPE:
         # The interpreter would truncate, so round to nearest even here: add half a unit
         # and clear the lower bits.
@@ -222,7 +222,7 @@ def load_limbs(
 
 @triton.jit
 def transpose_limbs(x):
-    """Transpose each limb of a tile."""
+    """Return the limbs of a tile, each transposed."""
     limbs = (tl.trans(x[0]),)
     for i in tl.static_range(1, len(x)):
         limbs = limbs + (tl.trans(x[i]),)  # noqa: RUF005

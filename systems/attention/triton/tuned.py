@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_valid_entry(entry: dict[str, Any]) -> bool:
-    """Return whether values are valid, or raise KeyError, TypeError or ValueError."""
+    """Return whether an entry is valid, or raise KeyError, TypeError or ValueError."""
     arithmetic, kernel, d, causal = entry_key(entry)
     q, k, warps, stages, registers, ahead, recompute = entry["config"]
     return (
