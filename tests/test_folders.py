@@ -35,9 +35,7 @@ def imported_names(path: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def import_graph() -> dict[str, set[str]]:
     """Return the project's modules that each module imports."""
-    files = (
-        path for top in ("systems", "tools") for path in (ROOT / top).rglob("*.py")
-    )
+    files = (p for top in ("systems", "tools") for p in (ROOT / top).rglob("*.py"))
     paths = {module_name(path): path for path in files}
     names = {module: set(imported_names(path)) for module, path in paths.items()}
     # A name that is no module is defined in the module before its last dot.

@@ -38,6 +38,7 @@ from tools.rendering import (  # noqa: E402
     check_guide,
     fail,
     report_errors,
+    require_rendered_folder,
     write_rendered,
 )
 from tools.states import print_states  # noqa: E402
@@ -116,6 +117,8 @@ def command(
             fail(f"{name} goes with measuring, not with {action}")
     if others or (listed and generated):
         fail(f"{[*others, '--generated'][0]} does not go with {action}")
+    if generated and (quick or no_render):
+        fail("--generated goes with rendering, not with --quick or --no-render")
     hint = "; every finished configuration is kept, run the same command to go on"
     with report_errors(hint if action == "measuring" else ""):
         require_results_folder(action, results, generated)
@@ -152,6 +155,8 @@ def require_results_folder(action: str, results: Path, generated: Path | None) -
             f"this guide's own tables do not show {results}: add --generated FOLDER "
             "to name the folder of its tables"
         )
+    if generated and action != "--check":
+        require_rendered_folder(generated)
 
 
 def summarize_and_render(

@@ -69,6 +69,14 @@ def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
         gc.enable()
 
 
+def require_rendered_folder(generated: Path) -> None:
+    """Make a folder to render to. Exit if it holds more than rendered files."""
+    generated.mkdir(parents=True, exist_ok=True)
+    present = [*generated.iterdir()]
+    if present and generated / MARK not in present or any(map(Path.is_dir, present)):
+        fail(f"--generated {generated}: holds files that were not rendered")
+
+
 def write_rendered(results: Path, generated: Path | None = None) -> int:
     """Render into docs/generated or the folder `generated`, delete rendered files of
     earlier runs, and return 0. Exit if `generated` holds files that were not rendered.
@@ -76,11 +84,8 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     from tools.render import load
 
     folder = generated or load.GENERATED
-    present = read_texts(folder)
-    if generated and present and MARK not in present:
-        fail(f"--generated {generated}: holds files that were not rendered")
-    # Fail before rendering, which takes seconds, if the folder can't be made.
     folder.mkdir(parents=True, exist_ok=True)
+    present = read_texts(folder)
     wanted = render_texts(load.load_records(results))
     changed = [name for name in wanted if wanted[name] != present.get(name)]
     extra = present.keys() - wanted.keys()

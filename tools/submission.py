@@ -154,7 +154,8 @@ def write_zip(target: Path) -> None:
 
 
 def run_git(*options: str) -> str:
-    return run_command("code.zip holds what is committed", "git", *options)
+    remedy = "without a repository: git init && git add -A && git commit -m Start"
+    return run_command(f"code.zip holds what is committed ({remedy})", "git", *options)
 
 
 def main(

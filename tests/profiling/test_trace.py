@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 
 from systems.benchmarking import phases
 from systems.profiling import nsys, torch_trace
-from systems.profiling.trace import (
-    Launch,
-    Span,
-    TraceError,
-    find_open_spans,
-    span_ms,
-)
+from systems.profiling.trace import Launch, Span, TraceError, find_open_spans, span_ms
 
 MARKS = ("step", "forward", "attention softmax", "backward")
 MAIN, AUTOGRAD = 100, 107

@@ -82,6 +82,7 @@ WRONG = {
     "--colour": "No such option: --colour",
     "--list --render": "--render does not go with --list",
     "--list --generated x": "--generated does not go with --list",
+    "--quick --generated x": "--generated goes with rendering, not with --quick",
     "--render --only warmup": "--only goes with measuring, not with --render",
     "--check --no-render": "--no-render goes with measuring, not with --check",
     # An unset shell variable gives an empty argument.
@@ -344,9 +345,8 @@ def test_invalid_results_folder_is_rejected(rerun, tmp_path, name):
     held = "contains records; give its parent folder"
     text = held if name == "gpu" else "no such folder"
     shown = str(other).replace("\n", r"\n")
-    message = f"error: --results {shown}: {text}\n"
-    assert (done.code, done.out, done.err) == (2, "", message)
-    assert file_contents(tmp_path) == before
+    assert (done.code, done.out) == (2, "") and file_contents(tmp_path) == before
+    assert done.err == f"error: --results {shown}: {text}\n"
 
 
 def test_results_elsewhere_keep_the_guide_s_tables(rerun, tmp_path):
@@ -366,15 +366,18 @@ def test_results_elsewhere_keep_the_guide_s_tables(rerun, tmp_path):
 
 
 def test_rendering_rejects_folders_of_other_files(rerun, tmp_path):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home/thesis.tex").touch()
-    done = rerun("--render", "--generated", str(tmp_path / "home"))
-    assert done.code == 2 and "holds files that were not rendered" in done.err
-    assert list(file_contents(tmp_path / "home")) == ["thesis.tex"]
-    (tmp_path / "home/facts.yml").touch()
-    done = rerun("--render", "--generated", str(tmp_path / "home"))
+    (home := tmp_path / "home").mkdir()
+    (home / "thesis.tex").touch()
+    before, held = file_contents(tmp_path), "holds files that were not rendered"
+    for name, text in {"home": held, "results": held, "home/thesis.tex": "use"}.items():
+        # Measuring does not begin.
+        for action in ("--render", "--only model_sizes --force"):
+            done = rerun(*action.split(), "--generated", str(tmp_path / name))
+            assert done.code == 2 and text in done.err and not done.out
+    (home / "facts.yml").touch()
+    done = rerun("--render", "--generated", str(home))
     assert done.code == 2 and "holds thesis.tex, which was not rendered" in done.err
-    assert sorted(file_contents(tmp_path / "home")) == ["facts.yml", "thesis.tex"]
+    assert file_contents(tmp_path) == before | {"home/facts.yml": b""}
 
 
 def test_no_signal_is_lost_in_a_garbage_collection(monkeypatch):

@@ -87,7 +87,7 @@ def test_errors_keep_the_old_archive(run_main, tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     code, text = run_main()
     assert code == 2 and text.count("\n") == 1
-    assert text.startswith("error: code.zip holds what is committed: ")
+    assert text.startswith("error: code.zip holds what is committed (without a")
     assert [path.name for path in tmp_path.iterdir()] == ["code.zip"]
     assert (tmp_path / "code.zip").read_text() == "a good one"
 

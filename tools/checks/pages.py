@@ -1,5 +1,5 @@
 """Find faults in the guide's sources for `regen_tables.py --check`, such as measured
-numbers typed by hand, unused facts, and marked sections of code that no page shows.
+numbers typed by hand, and marked sections of code that no page shows.
 
 Pages include measured numbers as facts (numbers in sentences), tables or figures, which
 are rendered from records. Other numbers, such as settings, are written as inline code.
@@ -7,10 +7,7 @@ are rendered from records. Other numbers, such as settings, are written as inlin
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-
-import msgspec
 
 # Matches what may separate a number from its unit: spaces, * or _, one line break.
 GAP = r"(?:[^\S\n]|[*_]|&nbsp;|\n(?![^\S\n]*\n))*"
@@ -45,7 +42,6 @@ NOT_PROSE = re.compile(
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-FACT = re.compile(r"\bfacts\.(\w+\.\w+)")
 INCLUDE = re.compile(r'^ *--8<-- "([^":]+):([^"]+)"$', re.MULTILINE)
 SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
@@ -72,20 +68,7 @@ def check_pages(root: Path) -> list[str]:
         findings += [f"{place}:{n}: {fault}" for n, fault in find_typed_numbers(text)]
         findings += [f"{place}: has a merge conflict"] * ("\n>>>>>>> " in text)
         findings += [f"{place}: is not UTF-8"] * ("\N{REPLACEMENT CHARACTER}" in text)
-    readme = root / "README.md"
-    texts = [*pages.values(), *([readme.read_text("utf-8")] if readme.exists() else [])]
-    return [*findings, *find_unused_facts(root, set(FACT.findall("".join(texts))))]
-
-
-def find_unused_facts(root: Path, used: set[str]) -> Iterator[str]:
-    """Yield a finding for each fact in docs/generated/facts.yml that is not `used`."""
-    path, kind = root / "docs/generated/facts.yml", dict[str, dict[str, dict[str, str]]]
-    # `--check` itself reports a file that is missing or damaged.
-    with suppress(OSError, LookupError, msgspec.DecodeError):
-        facts = msgspec.yaml.decode(path.read_bytes(), type=kind)["facts"]
-        names = {f"{stem}.{name}" for stem, texts in facts.items() for name in texts}
-        for name in names - used:
-            yield f"no page uses the fact {name}: delete it in tools/render"
+    return findings
 
 
 def find_broken_snippets(text: str, used: set[str]) -> Iterator[str]:

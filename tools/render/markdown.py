@@ -100,7 +100,10 @@ def snippet_sections(parts: Mapping[str, str]) -> str:
 
 
 # Replaces a table without records.
-NOTHING_YET = "Not measured yet: run `python tools/regen_tables.py`.\n"
+NOTHING_YET = (
+    "Not measured yet: run `python tools/regen_tables.py` on a GPU (`--quick` leaves "
+    "these rows out).\n"
+)
 # Replaces a table whose rows ran out of memory.
 NOTHING_FITS = (
     "Nothing to show: the rows that this needs ran out of memory, or this record lacks "

@@ -59,18 +59,6 @@ def write_tree(root: Path, page: str = PAGE, source: str = SOURCE) -> Path:
 
 
 LAST = PAGE.count("\n") + 2
-
-
-def test_unused_facts_are_found(tmp_path):
-    root = write_tree(tmp_path)
-    facts = 'facts:\n  stem:\n    time: "1"\n    share: "2"\n'
-    for text in ("", "facts:\n", "<<<<<<< a\n" + facts, facts):
-        (root / "docs/generated/facts.yml").write_text(text)
-        assert check_pages(root) == []
-    (root / "docs/generated/facts.yml").write_text(facts + '    never: "3"\n')
-    assert [x[:32] for x in check_pages(root)] == ["no page uses the fact stem.never"]
-
-
 NUMBERS = r"""
 12 ms, 1.5 µs, 3.5us, 0.25 s, 40 seconds, 5 min, 10-20 ms, 12&nbsp;ms, **2.5** ms,
 51.2 TFLOP/s, 9 GFLOP/s, 8 FLOP/s, 4.8 TB/s, 900 GB/s, 20 GiB/s, 12,345 tokens/s,

@@ -46,9 +46,8 @@ def test_columns_are_medians_and_sums_of_phases(small_frame):
 def test_rows_are_selected_and_sorted(small_frame):
     assert small_frame.where(mode="forward").column("bytes") == [2]
     assert len(small_frame.where(bool, size=("small", "2.7B"))) == 4
-    ordered = small_frame.where(mode="step").arrange(
-        size=["small", "2.7B"], precision=["fp32"]
-    )
+    steps = small_frame.where(mode="step")
+    ordered = steps.arrange(size=["small", "2.7B"], precision=["fp32"])
     assert ordered.column("bytes") == [16, 64]
     assert frame(None) == [] and not frame(None).one(size="small")
 
@@ -57,10 +56,9 @@ def test_missing_numbers_have_reasons_and_misspelt_columns_raise(small_frame):
     full, absent = small_frame.one(**FULL.config), small_frame.one(size="xl")
     assert f"{full['bytes']}, {absent['bytes']}" == "out of memory, not measured"
     assert str(full["forward ±"]) == str(full["step_ms"] / 2) == "out of memory"
-    with pytest.raises(KeyError, match="bites"):
-        small_frame[0]["bites"]
-    with pytest.raises(KeyError, match="loss_ms"):
-        small_frame[0]["loss_ms"]
+    for name in ("bites", "loss_ms"):
+        with pytest.raises(KeyError, match=name):
+            small_frame[0][name]
     assert str(small_frame[0].get("loss_ms")) == "not measured"
     assert (small_frame[0].get("at_once", 1), full.get("at_once", 1)) == (1, 1)
 

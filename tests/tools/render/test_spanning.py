@@ -55,8 +55,8 @@ def test_spanning_pages_without_records_say_not_measured(records):
     files, facts = ladder.fragments({}), envelope.facts({})
     assert {*ladder.facts({}).values()} == {"not measured"}
     assert calculator.facts({})["worst"] == "not measured"
-    assert "Not measured" in files["ladder-needs.md"]
-    assert "Not measured" in files["ladder-bars.md"]
+    for name in ("ladder-needs.md", "ladder-bars.md"):
+        assert "Not measured" in files[name]
     assert read_script(calculator.fragments({})["calculator.js"])["memory"] == []
     assert facts.keys() == envelope.facts(records).keys()
     assert facts["kernel_profile"]["softmax_bytes"] == "4.83 GB"
@@ -70,9 +70,8 @@ def test_ladder_shows_what_its_gpu_ran():
     more = {"kernels": [kernel | {"per_score": 6.25}] * 2}
     rows = [replace(r, metrics=r.metrics | more) for r in ours.rows]
     found = replace(ours, rows=rows)
-    assert "| 255 / 255 | 8 / 8 | 2 / 2 | 2 × 4 / 2 × 4 | 6.2 / 6.2 |" in (
-        ladder.resources_table(found)
-    )
+    shown = ladder.resources_table(found)
+    assert "| 255 / 255 | 8 / 8 | 2 / 2 | 2 × 4 / 2 × 4 | 6.2 / 6.2 |" in shown
     other = replace(found, device=replace(ours.device, capability="7.5"))
     assert "? × 4 / ? × 4" in ladder.resources_table(other)
     # Records of earlier versions have no kernels.
@@ -127,14 +126,17 @@ def test_glossary_terms_are_unique():
 
 
 def test_copied_answer_has_facts_and_working_links(tmp_path):
+    code = "\n```\n## 1\n\nTime\n---\n```\n~~~py\n# 2\n~~~\n"
     answer = (
         "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md)."
-        '{@ if facts.a.b == "2" @} No.{@ endif @}\n\n```\n## 1\n```\nEnd.'
+        f'{{@ if facts.a.b == "2" @}} No.{{@ endif @}}\n\n# (a)\n{code}'
+        "## Answer\n\nWhy\n===\n\n#####d\n## Try it in (b)"
     )
-    for after in ("## Run it", "??? provenance", ""):
+    for after in ("## Try it", "## Exercise { #exercise }", "## Exercises { #e }"):
         (tmp_path / "a.md").write_text(f"# T\n\n## Answer\n\n{answer}\n\n{after}\n")
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
-        filled += "\n\n```\n## 1\n```\nEnd."
+        filled += f"\n\n### (a)\n{code}#### Answer\n\n#### Why\n\n"
+        filled += "###### d\n#### Try it in (b)"
         assert page_answer("a", FACTS, tmp_path) == filled
     # Answers that are not measured are left out.
     (text,) = answer_fragments(FACTS, {"warmup": False}).values()
@@ -146,14 +148,15 @@ def test_own_answer_needs_no_record(tmp_path, monkeypatch):
     monkeypatch.setattr(writeup, "DOCS", tmp_path)
     monkeypatch.setattr(writeup.answer_section, "__defaults__", (tmp_path,))
     for text, known in (("Mine.", True), ("{$ facts.a.b $}", False)):
-        (tmp_path / "warmup.md").write_text(f"## Answer\n\n{text}\n")
+        (tmp_path / "warmup.md").write_text(f"## Answer\n\n{text}\n\n## Try it\n")
         assert writeup.answered_pages({})["warmup"] == known
 
 
 def test_missing_answer_or_fact_names_the_page(tmp_path):
-    (tmp_path / "a.md").write_text("# T\n")
-    with pytest.raises(RecordError, match=r'a\.md has no section "## Answer"'):
-        page_answer("a", FACTS, tmp_path)
-    (tmp_path / "a.md").write_text("# T\n\n## Answer\n\n{$ facts.a.c $}\n")
+    for text in ("", "\n## Answer\n\n## Try it\n", "\n## Answer\nMine.\n"):
+        (tmp_path / "a.md").write_text(f"# T\n{text}")
+        with pytest.raises(RecordError, match=r"a\.md:3: no answer between"):
+            page_answer("a", FACTS, tmp_path)
+    (tmp_path / "a.md").write_text("## Answer\n\n{$ facts.a.c $}\n\n## Try it\n")
     with pytest.raises(RecordError, match=r"a\.md: .*'c'"):
         page_answer("a", FACTS, tmp_path)

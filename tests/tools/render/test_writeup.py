@@ -4,6 +4,7 @@ import copy
 import re
 
 import yaml
+from msgspec.structs import replace
 
 from systems import ROOT
 from systems.experiments import STEMS
@@ -64,8 +65,11 @@ def test_problems_and_claims_match(records):
 def test_answers_need_all_records_of_the_primary_gpu(records):
     answer = next(a for a in ANSWERS if a.page == "mixed_precision")
     assert writeup.answered_pages(records)["mixed_precision"]
-    assert "not measured yet" not in writeup.question_text(answer, known=True)
-    assert "not measured yet" in writeup.question_text(answer, known=False)
+    assert "{ .status }" not in writeup.question_text(answer, True, records)
+    assert "not measured yet" in writeup.question_text(answer, False, records)
+    quick = {"end_to_end": [replace(records["end_to_end"][0], grid="quick")]}
+    shown = writeup.question_text(answer, True, quick)
+    assert "any other row: `python -m systems.experiments.end_to_end --help`" in shown
     # Reported records or some of the stems are not enough for an answer.
     reported = [r for r in records["end_to_end"] if r.kind == "reported"]
     less = records | {"end_to_end": reported}
@@ -82,6 +86,8 @@ def test_gpu_with_few_records_shows_only_its_own_numbers(records, monkeypatch):
     assert "H100 80 GB, measured | A100 |" in head and "`peak_memory`" in known
     assert "NVIDIA H100 80GB HBM3, driver" in files["student-check.md"]
     assert files["student-measured.md"] == NOTHING_YET
+    quick = [replace(r, grid="quick") for r in records["warmup"]]
+    assert "--quick --only" in student.measuring_output({"warmup": quick})
     assert '"measured_on":"h100"' in files["calculator.js"]
     assert "H100" not in envelope.predict_by_gpu(lambda peak: 1.0)
 
@@ -121,6 +127,16 @@ def test_meta_device_claims_have_no_tab(records):
     # Without records of GPUs, claims of the meta device are judged.
     alone = writeup.claim_tabs(problem, {**records, "peak_memory": []})
     assert alone.count(holds) == 1 and "===" not in alone
+
+
+def test_pages_use_every_fact():
+    """`--check` does not look for others: an own answer may use fewer facts."""
+    facts = yaml.safe_load((DOCS / "generated/facts.yml").read_bytes())["facts"]
+    names = {f"{stem}.{name}" for stem, texts in facts.items() for name in texts}
+    pages = [ROOT / "README.md", *DOCS.glob("*.md")]
+    text = "".join(page.read_text("utf-8") for page in pages)
+    used = set(re.findall(r"\bfacts\.(\w+\.\w+)", text))
+    assert not names - used, "delete them in tools/render"
 
 
 def nav_pages(entries):

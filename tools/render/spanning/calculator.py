@@ -122,9 +122,8 @@ def pass_instructions(p: Pass) -> dict[str, Any]:
 
 def measured_steps(found: Found) -> Frame:
     """Return the training steps whose memory was measured."""
-    return peak_memory.passes(primary_record(found, "peak_memory")).where(
-        bool, mode="step"
-    )
+    record = primary_record(found, "peak_memory")
+    return peak_memory.passes(record).where(bool, mode="step")
 
 
 def measured_peaks(found: Found) -> list[dict[str, Any]]:
@@ -151,22 +150,15 @@ def timed_steps(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def largest_error(found: Found) -> float:
-    """Return the largest relative error of the predicted peaks of requested bytes."""
-    return nanmax(
-        abs(peak_bytes(peak_memory.make_pass(c)) / c["requested"] - 1)
-        for c in measured_steps(found)
-    )
-
-
 def facts(found: Found) -> dict[str, str]:
+    """Return facts on predicted peaks of requested bytes, and on their rounding."""
+    steps = measured_steps(found)
+    ratios = (peak_bytes(peak_memory.make_pass(c)) / c["requested"] for c in steps)
+    rounding = (100 * (c["peak"] / c["requested"] - 1) for c in steps)
     return {
-        "steps": str(len(measured_steps(found))),
-        "worst": fmt(100 * largest_error(found), "{:.2f} %"),
-        "rounding": span(
-            (100 * (c["peak"] / c["requested"] - 1) for c in measured_steps(found)),
-            "{:.1f}",
-        ),
+        "steps": str(len(steps)),
+        "worst": fmt(100 * nanmax(abs(x - 1) for x in ratios), "{:.2f} %"),
+        "rounding": span(rounding, "{:.1f}"),
     }
 
 

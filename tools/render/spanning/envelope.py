@@ -179,10 +179,9 @@ def step_facts(record: Record | None) -> dict[str, str]:
     for context in (128, 256, 1024):
         took = small.one(context=context).gpu_ms()
         found[f"forward_gpu_small_{context}_bf16"] = fmt(took, "{:.5f} ms")
-    took = small.one(context=128).ms()
-    found["forward_small_128_bf16"] = fmt(took, "{:.5f} ms")
     took = large.one(mode="forward", precision="fp32").ms()
     return found | {
+        "forward_small_128_bf16": fmt(small.one(context=128).ms(), "{:.5f} ms"),
         "forward_2_7B_512_fp32": fmt(took, "{:.0f} ms"),
         "forward_elsewhere": predict_by_gpu(lambda peak: 1e3 * forward / peak.fp32),
         "step_elsewhere": predict_by_gpu(
@@ -211,8 +210,7 @@ def warmup_facts(record: Record | None) -> dict[str, str]:
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
     """Predict the speedup of a step of 2.7B if bf16 speeds up matmuls alone."""
-    config = {"size": "2.7B", "context": 512, "mode": "step", "precision": "fp32"}
-    step = frame(profile).one(**config)
+    step = frame(profile).one(size="2.7B", context=512, mode="step", precision="fp32")
     share = total_ms(step, category="matmul") / total_ms(step)
     peak = peak_rates(primary_gpu())
     ratio = peak.bf16 / peak.fp32
@@ -269,10 +267,8 @@ def head_facts(record: Record | None) -> dict[str, str]:
     moved = 9 * 2 * n**2
     flops = attention_flops("forward", d=d, batch=1, heads=1, n=n, causal=True)
     heads = frame(record, dtype="bf16", d=d, n=n)
-    plain, flash = (
-        heads.one(implementation=name).kernel_ms("forward")
-        for name in ("plain", "ours")
-    )
+    plain = heads.one(implementation="plain").kernel_ms("forward")
+    flash = heads.one(implementation="ours").kernel_ms("forward")
     return {
         "head_moved": fmt(1e3 * moved / peak.bandwidth, "{:.5f} ms"),
         "head_elsewhere": predict_by_gpu(lambda peak: 1e3 * moved / peak.bandwidth),
@@ -290,12 +286,10 @@ def attention_facts(profile: Record | None, record: Record | None) -> dict[str, 
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)
-    eager, flash = (
-        frame(record).one(size="2.7B", context=1024, attention=name).ms("forward")
-        for name in ("eager", "flash")
-    )
+    found = frame(record, size="2.7B", context=1024)
+    eager, flash = (found.one(attention=name) for name in ("eager", "flash"))
     return {
         "attention_share": fmt(share, percent),
         "gain_at_most": fmt(1 / (1 - share), "{:.5f}"),
-        "gain_forward": fmt(eager / flash, "{:.5f}"),
+        "gain_forward": fmt(eager.ms("forward") / flash.ms("forward"), "{:.5f}"),
     }

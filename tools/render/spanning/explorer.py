@@ -82,9 +82,8 @@ def record_lines(record: Record) -> Iterator[list[Any]]:
 
 
 def first_value(row: Row, keys: tuple[str, ...]) -> Any:
-    return next(
-        (row.config[key] for key in keys if row.config.get(key) is not None), ""
-    )
+    values = (row.config.get(key) for key in keys)
+    return next((value for value in values if value is not None), "")
 
 
 def describe_settings(row: Row) -> str:

@@ -44,8 +44,7 @@ def memory_figure(found: Found) -> str:
         f"{weights / 4e9:.1f} billion parameters) holds {gib(weights)} GiB of weights "
         "and twice that in optimizer state; the rest is mostly saved activations."
     )
-    rounded = typeset(fmt(allocated, lambda v: f"{gib(v)} GiB"))
-    more = HOOK.format(allocated=rounded)
+    more = HOOK.format(allocated=typeset(fmt(allocated, lambda v: f"{gib(v)} GiB")))
     drawn = timeline_figure("step", 512, record, finding, more) if record else ""
     return drawn or missing_notice([record] if record else [])
 

@@ -126,9 +126,8 @@ def bars_figure(record: Record) -> str:
             speedup = f", {gain:.2f}×" if y and gain else ""
             plots.label_bar(axes, f"{time:.2f} ms{speedup}", max(above, time), y)
         for y, x in enumerate(rungs):
-            expected = (
-                x["ms"] * x["speedup"] / (FORWARD[x["step"]].predicted or MISSING)
-            )
+            predicted = FORWARD[x["step"]].predicted or MISSING
+            expected = x["ms"] * x["speedup"] / predicted
             if dropna([expected]):
                 axes.plot([expected] * 2, [y - 0.42, y + 0.42], color=INK, lw=2)
         plots.label_bars(axes, rungs.column("name"))

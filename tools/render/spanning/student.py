@@ -114,7 +114,8 @@ def measuring_output(found: Found) -> str:
     console = Console(file=StringIO(), width=80, color_system=None)
     with console.capture() as captured:
         console.print(outcome_table([("warmup", "measured", statuses, seconds)]))
-    command = "$ python tools/regen_tables.py --only warmup"
+    grid = " --quick" * (record.grid == "quick")
+    command = f"$ python tools/regen_tables.py{grid} --only warmup"
     return "\n".join(["```console", command, *captured.get().splitlines(), "```", ""])
 
 

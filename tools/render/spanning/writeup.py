@@ -21,11 +21,14 @@ from tools.render.markdown import add_caption, items_table, make_tabs, snippet_s
 from tools.render.rows import measured_records
 
 PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
-NOT_MEASURED_YET = "not measured yet"
 DOCS = ROOT / "docs"
-# Code blocks may hold lines that look like headings.
-ANSWER = re.compile(
-    r"^## Answer\n((?:^```.*?^```|.)*?)(?=^## |^\?\?\? prov|\Z)", re.DOTALL | re.M
+# An answer ends at the page's own next heading, because it may have headings, too.
+ANSWER = re.compile(r"^## Answer\n(.*?)^## (?:Try it$|Exercises? \{)", re.DOTALL | re.M)
+# A code block, or a heading: its marks, or its title above a line.
+HEADING = re.compile(
+    r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence) *$|^(?P<marks>#+) *"
+    r"|(?:\A|(?<=\n\n))(?P<title>\S[^\n]*)\n[=-]+ *$",
+    re.DOTALL | re.M,
 )
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 # Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
@@ -89,7 +92,8 @@ def fragments(found: Found) -> dict[str, str]:
     parts = {"overview": overview_table(problems)}
     for problem in problems:
         for answer in problem.answers:
-            parts[f"asked-{answer.page}"] = question_text(answer, known[answer.page])
+            text = question_text(answer, known[answer.page], found)
+            parts[f"asked-{answer.page}"] = text
         parts[f"claims-{problem.name}"] = claim_tabs(problem, found)
     return {"writeup.md": snippet_sections(parts)}
 
@@ -110,11 +114,15 @@ def overview_table(problems: list[Problem]) -> str:
     return add_caption(caption, listed)
 
 
-def question_text(answer: Answer, known: bool) -> str:
-    """Return the question and a link to its page; if not `known`, NOT_MEASURED_YET."""
+def question_text(answer: Answer, known: bool, found: Found) -> str:
+    """Return the question, a link to its page, and what it lacks: all rows, or some."""
     parts = f" {answer.parts}" if answer.parts else ""
     text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
-    return text if known else f"{text}\n\n{NOT_MEASURED_YET}\n{{ .status }}"
+    reduced = [s for s in answer.stems for r in found.get(s, []) if r.grid == "quick"]
+    commands = ", ".join(f"`python -m systems.experiments.{s} --help`" for s in reduced)
+    status = f"measured by `--quick`; any other row: {commands}" if reduced else ""
+    status = status if known else "not measured yet"
+    return f"{text}\n\n{status}\n{{ .status }}" if status else text
 
 
 def all_claims() -> list[Claim]:
@@ -127,11 +135,8 @@ def claim_tabs(problem: Problem, found: Found) -> str:
     stems = [stem for answer in problem.answers for stem in answer.stems]
     claims = [claim for claim in all_claims() if claim.problem == problem.name]
     claims.sort(key=lambda claim: [*stems, claim.stem].index(claim.stem))
-    measured = [
-        r
-        for stem in dict.fromkeys(c.stem for c in claims)
-        for r in measured_records(found.get(stem, []))
-    ]
+    claimed = dict.fromkeys(claim.stem for claim in claims)
+    measured = [r for s in claimed for r in measured_records(found.get(s, []))]
     by_gpu: dict[str, dict[str, Record]] = {}
     for record in sorted(measured, key=lambda r: r.device.slug != primary_gpu()):
         if record.device.is_gpu:
@@ -163,17 +168,35 @@ def answer_fragments(
 
 def answer_section(page: str, docs: Path = DOCS) -> str:
     """Return the section "Answer" of a page."""
-    found = ANSWER.search((docs / f"{page}.md").read_text("utf-8", "replace"))
-    if found is None:
-        raise RecordError(f'docs/{page}.md has no section "## Answer" to copy')
+    text = (docs / f"{page}.md").read_text("utf-8", "replace")
+    found = ANSWER.search(text)
+    if found is None or not found[1].strip():
+        line = f"\n{text}".partition("\n## Answer\n")[0].count("\n") + 1
+        raise RecordError(
+            f'docs/{page}.md:{line}: no answer between the headings "## Answer" and '
+            '"## Try it" (or "## Exercise { ... }"): write it, keep both headings'
+        )
     return found[1].strip()
+
+
+def lower_headings(text: str) -> str:
+    """Shift the headings outside code blocks, so that the highest has level 3."""
+    levels = [len(x["marks"] or "##") for x in HEADING.finditer(text) if not x["fence"]]
+    shift = 3 - min(levels, default=3)
+
+    def replace(x: re.Match[str]) -> str:
+        marks = "#" * min(6, len(x["marks"] or "##") + shift)
+        return x[0] if x["fence"] else f"{marks} {x['title'] or ''}"
+
+    return HEADING.sub(replace, text)
 
 
 def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
-    """Return the answer of a page, with links that work from other pages."""
-    text = LINK_IN_PAGE.sub(f"({page}.md#", answer_section(page, docs))
+    """Return a page's answer with links and headings that suit the write-up."""
+    text = lower_headings(answer_section(page, docs))
+    text = LINK_IN_PAGE.sub(f"({page}.md#", text)
     try:
         return TEMPLATES.from_string(text).render(facts=facts)
     except TemplateError as error:

@@ -159,8 +159,7 @@ def facts(record: Record | None) -> dict[str, str]:
     found = steps(record)
     model = found.where(compiled="model")
     small, large = (
-        {p: model.one(size=size, precision=p) for p in PRECISIONS}
-        for size in SHOWN_SIZES
+        {p: model.one(size=s, precision=p) for p in PRECISIONS} for s in SHOWN_SIZES
     )
     graph = found.where(execution="graph", precision="bf16")
     gains = {p: model.where(precision=p).column("step_gain") for p in PRECISIONS}

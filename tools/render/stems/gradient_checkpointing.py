@@ -44,8 +44,6 @@ NAMES = {
     "attention": "attention alone",
     "by_hand": "every block by itself, by hand",
 }
-# Predicted slowdown by recomputation, which takes one more forward pass.
-BY_FLOPS = f"{(1 + 3) / 3:.2f} (by FLOPs)"
 PASS = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
 SHAPE = {"size": "2.7B", "context": 2048, "precision": "bf16", "batch": 4}
 fragments = Fragments()
@@ -103,10 +101,6 @@ def select_runs(found: Frame) -> Frame:
 
 def row_with_smallest(found: Frame, name: str) -> Line:
     return min((x for x in found if x[name]), key=lambda x: x[name], default=Line())
-
-
-def name_run(x: Line) -> str:
-    return "1 block" if x["run"] == 1 else f"{x['run']} blocks"
 
 
 @fragments.add_file(
@@ -249,6 +243,10 @@ def facts(record: Record | None) -> dict[str, str]:
     n = p.shape.num_layers
     root, weighed = best_run_lengths(p)
     slower = fmt(best["step_ms"] / none["step_ms"], "{:.2f}")
+    if slower == OUT_OF_MEMORY:
+        # Recomputation takes one more forward pass.
+        slower = f"{(1 + 3) / 3:.2f} (by FLOPs)"
+    kept = row_with_smallest(predicted, "predicted_kept")["run"]
     peaks = {
         "none": none,
         "half": found.one(strategy="half_blocks"),
@@ -268,9 +266,9 @@ def facts(record: Record | None) -> dict[str, str]:
         "weights": format_gib(weight_bytes(p)),
         "copies": format_gib(weight_copy_bytes(p)),
         "block": format_gib(block_saved_bytes(p)),
-        "kept_run": name_run(row_with_smallest(predicted, "predicted_kept")),
+        "kept_run": f"{kept} block{'s' * (kept > 1)}",
         "slower_gpu": fmt(best.get("step_gpu_ms") / none.get("step_gpu_ms"), "{:.2f}"),
-        "slower": BY_FLOPS if slower == OUT_OF_MEMORY else slower,
+        "slower": slower,
         "block_over_input": f"{block_saved_bytes(p) / residual_bytes(p):.0f}",
         "root": f"{root:.1f}",
         "weighed": f"{weighed:.1f}",

@@ -177,11 +177,11 @@ def loss_figure(record: Record) -> Drawn:
         ran = runs(record).where(bool, precision="fp32")
         fp32 = list(zip(*ran.column("loss"), strict=True))
         plain = {"marker": ""}
+        flat = {"color": DARK, "linewidth": 1, **plain}
         plots.curve(
             loss, range(1, len(fp32) + 1), map(fmean, fp32), **plain, label="fp32"
         )
         if entropy := ran.one()["floor"]:
-            flat = {"color": DARK, "linewidth": 1, **plain}
             plots.curve(loss, (1, len(fp32)), [entropy] * 2, label="entropy", **flat)
         loss.set_ylim(bottom=0)
         loss.set(xlabel="step", title="training loss, nats per token")
@@ -192,7 +192,6 @@ def loss_figure(record: Record) -> Drawn:
             apart.fill_between(steps, least, most, color=color, alpha=0.2, lw=0)
             label = PRECISIONS[precision]
             plots.curve(apart, steps, mean, **plain, color=color, label=label)
-        flat = {"color": DARK, "linewidth": 1, **plain}
         plots.curve(apart, (1, len(fp32)), (0, 0), **flat)
         apart.set(xlabel="step", title="loss minus fp32's")
 

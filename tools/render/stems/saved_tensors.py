@@ -187,9 +187,7 @@ def operations_figure(record: Record) -> Drawn:
 def facts(record: Record | None) -> dict[str, str]:
     block = blocks(record).one(context=CONTEXTS[-1])
     example = rows(record).where(heads=16)
-    norm, compiled = (
-        example.one(part="norm", compiled=compiled) for compiled in (False, True)
-    )
+    norm, compiled = (example.one(part="norm", compiled=c) for c in (False, True))
     five = (
         f"{x['operation']} {percent(x['share'])}"
         for x in largest_operations(record).where(context=CONTEXTS[-1])
@@ -219,6 +217,5 @@ def saved_bytes_as_predicted(record: Record) -> Judgement:
         f"{sum(x['predicted'].values()):,} predicted"
         for x in found
     )
-    if not found:
-        return None
-    return all(x["counted"] == x["predicted"] for x in found), f"{numbers}."
+    right = all(x["counted"] == x["predicted"] for x in found)
+    return (right, f"{numbers}.") if found else None

@@ -157,21 +157,20 @@ def facts(record: Record | None) -> dict[str, str]:
     found, of_steps = passes(record).where(batch=BATCH), steps(record)
     flops_growth = matmul_flops("small", 512) / matmul_flops("small", 128)
     forward, bf16 = found.where(mode="forward"), of_steps.where(precision="bf16")
-    short, fp32 = {"context": 128, "precision": "fp32"}, {"precision": "fp32"}
+    short = {"context": 128, "precision": "fp32"}
+    small_128 = forward.one(size="small", **short)
     large_512 = forward.one(size="2.7B", context=512, precision="fp32")
     small_bf16 = forward.one(size="small", context=512, precision="bf16")
     assigned = found.where(lambda x: x["variation"] >= 0, mode=("forward", "step"))
     waiting = assigned.where(lambda x: x["step_ms"] > LAUNCH_BOUND * x.gpu_ms())
     gains = dropna(bf16.column("pass_gain"))
     memory = record.device.memory_bytes if record else None
-    step_fp32, step_bf16 = (
-        of_steps.one(size="2.7B", context=512, precision=p) for p in ("fp32", "bf16")
-    )
+    large = of_steps.where(size="2.7B", context=512)
+    step_fp32, step_bf16 = (large.one(precision=p) for p in ("fp32", "bf16"))
+    ratios = of_steps.where(precision="fp32").column("backward_over_forward")
     timed = {"forward": forward, "backward": of_steps, "optimizer": of_steps}
     return {
-        "forward_small_128_fp32": fmt(
-            forward.one(size="small", **short)["step_ms"], "{:.5f} ms"
-        ),
+        "forward_small_128_fp32": fmt(small_128["step_ms"], "{:.5f} ms"),
         **{
             f"mean_{phase}_{key}_128_fp32": fmt(
                 rows.one(size=size, **short)[f"{phase} ±"]
@@ -196,9 +195,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "gains": span(gains, "{:.5f}"),
         "speedup_2_7B_512": fmt(step_bf16["gain"], "{:.5f}"),
         "gpu_speedup_2_7B_512": fmt(step_bf16["step_kernel_gain"], "{:.5f}"),
-        "backward_over_forward": span(
-            of_steps.where(**fp32).column("backward_over_forward"), "{:.5f}"
-        ),
+        "backward_over_forward": span(ratios, "{:.5f}"),
         **{
             f"steady_{p}": fmt(count_true(v < 0.02 for v in of.column("variation")))
             for p in ("fp32", "bf16")
