@@ -145,7 +145,7 @@ def weighted_sum(
     x: Float[Tensor, "... d"], w: Float[Tensor, " d"]
 ) -> Float[Tensor, "..."]:
     """Return Σ_d w_d x_d for each row of x, summed in float32, in the dtype of x
-    (float32, float16 or bfloat16). It has no second derivative. Raises TypeError or
+    (float32, float16 or bfloat16). It has no second derivative. Raise TypeError or
     ValueError for unsupported arguments.
     """
     for name, t in (("x", x), ("w", w)):

@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return candidates: the current configuration first, variants, other GPUs'."""
+    """Return candidates: first the current one, then variants and other GPUs'."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (

@@ -66,7 +66,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return steps, and forward passes alone where a step may not fit or to compare."""
+    """Return steps, and forward passes at 512 in fp32 or where steps exceed 40 GiB."""
     if quick:
         return [Config("small", 128, m, batch=1, warmup=1, passes=2) for m in MODES]
     cells = [*product(("fp32", "bf16"), TABLE_1, (128, 256, 512, 1024))]
@@ -83,7 +83,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Profile the passes: wall-clock samples, GPU times and kernels, in ms per pass."""
+    """Return wall-clock and GPU ms and kernels per pass. Raise ValueError on a CPU."""
     device = require_gpu()
     metrics: dict[str, Any] = {"profiler": config.profiler, "passes": config.passes}
     if config.profiler == "nsys":

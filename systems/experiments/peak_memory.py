@@ -96,7 +96,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Measure the peak, its bytes by category, and the largest allocations."""
+    """Return peaks, bytes by category, large allocations; raise ValueError on a CPU."""
     c, device = config, require_gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention

@@ -99,7 +99,7 @@ def checkpoint_halves(blocks: Iterable[Block], x: Tensor) -> Tensor:
 
 def checkpoint_chain(model: BasicsTransformerLM) -> None:
     """Save only the input of the first block. For the backward pass of a block, all
-    blocks up to it are recomputed: N (N + 3) / 2 computations for N blocks.
+    blocks up to it are recomputed: for N blocks, N (N + 3) / 2 block passes in all.
     """
     model.set_run_blocks(checkpoint_function(checkpoint_all_but_last))
 

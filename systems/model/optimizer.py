@@ -19,7 +19,7 @@ class AdamW(torch.optim.Optimizer):
     """AdamW. State per parameter: m (first moment), v (second moment), t (the number of
     the next step, from 1).
 
-    m and v have the shape and dtype of their parameter. Raises ValueError for options
+    m and v have the shape and dtype of their parameter. Raise ValueError for options
     out of range.
     """
 

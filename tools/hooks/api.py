@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 class ReferenceFilter(Extension):
-    """Marks names that pages link to; hides kernels and helpers of experiments."""
+    """Extension that marks linked names and hides kernels and experiments' helpers."""
 
     def __init__(self) -> None:
         texts = (page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))

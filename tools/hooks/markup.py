@@ -114,7 +114,7 @@ def finish_page(page_html: str) -> str:
 
 
 def map_text(page_html: str, change: Callable[[str], str]) -> str:
-    """Apply `change` to the text of a page outside of tags, code and maths."""
+    """Apply `change` to a page's text, outside of tags and elements such as code."""
     return TEXT.sub(
         lambda part: change(part[0]) if part["text"] else part[0], page_html
     )

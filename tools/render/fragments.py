@@ -49,8 +49,8 @@ class Fragments:
     def figure(
         self, file: str, name: str, **sizes: float
     ) -> Callable[[Callable[[Record], Drawn]], ShowOne]:
-        """Register a function of a record that returns what `plots.plot` draws, in a
-        figure with this name and these `sizes`.
+        """Register the decorated function, which returns what `plots.plot` draws of a
+        record (None: nothing), as `file`; `name` and `sizes` are arguments of it.
         """
 
         def register(draw: Callable[[Record], Drawn]) -> ShowOne:

@@ -172,7 +172,7 @@ def label_bars(axes: Axes, names: Sequence[str]) -> None:
 
 
 def label_bar(axes: Axes, text: str, x: float, y: float) -> None:
-    """Write a number beside the end of a bar."""
+    """Write a text beside the end of a bar."""
     axes.annotate(text, (x, y), xytext=(6, 0), va="center", **OFFSET)
 
 

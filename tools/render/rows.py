@@ -63,7 +63,7 @@ def peak_rates(slug: str) -> Peak:
 
 
 def fmt(value: Any, text: Text = "{}") -> str:
-    """Format a value. Missing values become their reason; strings stay unchanged."""
+    """Format a value: Missing as its reason, booleans as yes or no, text unchanged."""
     if isinstance(value, Missing):
         return value.words
     if isinstance(value, bool) and text == "{}":
@@ -95,7 +95,7 @@ def nanmax(values: Iterable[float]) -> float:
 
 
 def span(values: Iterable[float], text: Text = "{:.2f}") -> str:
-    """Format the range of values, such as "1.20 to 3.40", or "1.20" if they agree."""
+    """Format a range: "1.20 to 3.40", or "1.20" if equal, or why all are missing."""
     values = list(values)
     if not (numbers := dropna(values)):
         return find_missing_value(values).words

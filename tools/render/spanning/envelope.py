@@ -202,7 +202,7 @@ def agreement_facts(profile: Record | None) -> dict[str, str]:
 
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
-    """Return the factor by which a slow first step raises the mean of ten steps."""
+    """Predict the factor by which a slow first step raises the mean of ten steps."""
     cold = warmup.medians_by_warmup(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
     return {"mean_predicted": fmt((slow + 9) / 10, "{:.5f}")}

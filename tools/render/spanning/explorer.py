@@ -28,7 +28,7 @@ UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP"}
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return `explorer.js`."""
+    """Return {"explorer.js": text}, which sets `window.RESULTS` for the explorer."""
     texts: dict[str, int] = {}
     lines: list[str] = []
     before: list[int] = []

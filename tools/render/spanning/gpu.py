@@ -60,7 +60,7 @@ def draw_timelines(record: Record | None) -> str:
 
 
 def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
-    """Draw launches of `count` kernels, one per `launch_us`, and their runs."""
+    """Draw `count` launches on the CPU, one per `launch_us`, and the kernels' runs."""
     kernel_us = x["each_us"]
     starts, free = [], 0.0
     for i in range(count):
@@ -79,7 +79,7 @@ def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
 
 
 def draw_utilization(axes: Axes, x: Line) -> None:
-    """Draw a bar for each resource's utilization."""
+    """Draw utilization as bars: memory and arithmetic, or if unknown the GPU's."""
     shares = {"memory": x["of_memory"], "arithmetic": x["of_fp32"]}
     if not x["of_memory"]:
         shares = {"GPU busy": x["busy"]}

@@ -62,7 +62,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, phase: str, job: str = FLOOR) -> float:
-    """Return a lower bound in ms on the time of a phase, by a resource in LIMITS."""
+    """Return a lower bound in ms on a phase by one resource, such as "exponentials"."""
     kernel = {"forward": "forward", "backward": "one_pass"}[phase]
     return bounds_ms(record, kernel, SHAPE)[job] if record else MISSING
 
