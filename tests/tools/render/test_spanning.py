@@ -153,9 +153,10 @@ def test_own_answer_needs_no_record(tmp_path, monkeypatch):
 
 
 def test_missing_answer_or_fact_names_the_page(tmp_path):
-    for text in ("", "\n## Answer\n\n## Try it\n", "\n## Answer\nMine.\n"):
+    own, end = "\n## Answer\n", "\n## Try it\n"
+    for text in ("", own + end, f"{own}Mine.\n", f"{own}Mine.\n{end}More.\n{end}"):
         (tmp_path / "a.md").write_text(f"# T\n{text}")
-        with pytest.raises(RecordError, match=r"a\.md:3: no answer between"):
+        with pytest.raises(RecordError, match=r"a\.md:3: write an answer between"):
             page_answer("a", FACTS, tmp_path)
     (tmp_path / "a.md").write_text("## Answer\n\n{$ facts.a.c $}\n\n## Try it\n")
     with pytest.raises(RecordError, match=r"a\.md: .*'c'"):

@@ -170,11 +170,11 @@ def answer_section(page: str, docs: Path = DOCS) -> str:
     """Return the section "Answer" of a page."""
     text = (docs / f"{page}.md").read_text("utf-8", "replace")
     found = ANSWER.search(text)
-    if found is None or not found[1].strip():
+    if not (found and found[1].strip()) or text.count("\n## Try it\n") > 1:
         line = f"\n{text}".partition("\n## Answer\n")[0].count("\n") + 1
         raise RecordError(
-            f'docs/{page}.md:{line}: no answer between the headings "## Answer" and '
-            '"## Try it" (or "## Exercise { ... }"): write it, keep both headings'
+            f'docs/{page}.md:{line}: write an answer between the headings "## Answer" '
+            'and "## Try it" (or "## Exercise { ... }"), and keep one of each'
         )
     return found[1].strip()
 
