@@ -64,7 +64,7 @@
   function format(value, digits = 21) {
     if (typeof value !== "number") return value ?? ""
     const large = Math.abs(value) >= 1e15 || (value !== 0 && Math.abs(value) < 1e-3)
-    return large ? value.toExponential(3) : value.toLocaleString("en", { maximumSignificantDigits: digits })
+    return large ? Number(value.toPrecision(digits)).toExponential() : value.toLocaleString("en", { maximumSignificantDigits: digits })
   }
 
   function fillLists() {
@@ -172,18 +172,24 @@
     const most = Math.max(...found.map((line) => line[at("value")]))
     const scale = scaleOf(most, found[0][at("unit")])
     const width = chart.clientWidth
+    pen.font = `12px ${getComputedStyle(chart).fontFamily}`
     const title = `${[...metrics][0]}${scale.unit ? `, ${scale.unit}` : ""}`
-    const svg = mark("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `${title}: the lines of the table below` })
+    const svg = mark("svg", { width, role: "img", "aria-label": `${title}: the lines of the table below` })
     svg.append(mark("text", { x: 0, y: 12, class: "title" }, title))
-    ;({ curves: drawLines, bars: drawBars })[kind](svg, series, scale, width)
+    const height = { curves: drawLines, bars: drawBars }[kind](svg, series, scale, width)
+    for (const [name, value] of Object.entries({ height, viewBox: `0 0 ${width} ${height}` })) svg.setAttribute(name, value)
     chart.replaceChildren(svg)
   }
+
+  const pen = document.createElement("canvas").getContext("2d")
+  const widthOf = (text) => Math.ceil(pen.measureText(text).width)
+  const widest = (texts) => Math.max(0, ...texts.map(widthOf))
 
   // A name in rows of at most this width.
   const wrapped = (name, width) =>
     name.split(" ").reduce((rows, word) => {
       const joined = [...rows.slice(-1), word].join(" ")
-      return joined.length * 6.6 < width ? [...rows.slice(0, -1), joined] : [...rows, word]
+      return widthOf(joined) <= width ? [...rows.slice(0, -1), joined] : [...rows, word]
     }, [])
 
   function drawLines(svg, series, scale, width) {
@@ -194,22 +200,25 @@
     const logarithmic = low > 0 && high / low > 8
     const of = logarithmic ? Math.log : (v) => v
     const floor = logarithmic ? low : 0
-    const named = Math.min(width * 0.4, 7 * Math.max(0, ...[...series.keys()].map((name) => name.length)) + 8)
-    const [left, right, top, bottom] = [46, width - named - 6, 26, HEIGHT - 34]
+    const named = Math.min(width * 0.4, widest([...series.keys()]))
+    const ticks = logarithmic ? ticksOfDecades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((share) => share * high)
+    for (const points of series.values()) points.sort((a, b) => a.x - b.x)
+    const room = (rows) => 14 * rows.length + 4
+    const labels = [...series].map(([name, points]) => ({ rows: wrapped(name, named), value: points.at(-1).y / scale.by }))
+    // As high as the names need.
+    const height = Math.max(HEIGHT, labels.reduce((sum, { rows }) => sum + room(rows), 46))
+    const [left, right, top, bottom] = [widest(ticks.map((tick) => format(tick, 3))) + 12, width - named - 8, 26, height - 34]
     const x = (v) => left + 14 + ((right - left - 20) * contexts.indexOf(v)) / Math.max(1, contexts.length - 1)
     const y = (v) => bottom - ((bottom - top) * (of(v) - of(floor))) / (of(high) - of(floor) || 1)
     // Where the contexts' numbers would touch, every second or third of them.
     const every = Math.ceil((contexts.length * 44) / (right - left))
     for (const context of contexts.filter((_, i) => (contexts.length - 1 - i) % every === 0)) svg.append(mark("text", { x: x(context), y: bottom + 16, "text-anchor": "middle" }, format(context)))
-    svg.append(mark("text", { x: (left + right) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "context, tokens"))
-    const ticks = logarithmic ? ticksOfDecades(low, high) : [0, 0.25, 0.5, 0.75, 1].map((share) => share * high)
+    svg.append(mark("text", { x: (left + right) / 2, y: height - 2, "text-anchor": "middle" }, "context, tokens"))
     for (const tick of ticks) {
       svg.append(mark("line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: "grid" }))
       svg.append(mark("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick, 3)))
     }
-    const labels = []
     for (const [name, points] of series) {
-      points.sort((a, b) => a.x - b.x)
       const group = mark("g", { class: "series" })
       group.append(mark("polyline", { points: points.map((p) => `${x(p.x)},${y(p.y / scale.by)}`).join(" ") }))
       for (const p of points) {
@@ -218,16 +227,16 @@
         group.append(dot)
       }
       svg.append(group)
-      labels.push({ rows: wrapped(name, named), y: y(points.at(-1).y / scale.by) })
     }
-    // Names that would cover each other move down.
+    // Names that would cover each other move down, and up again from the bottom.
+    for (const label of labels) label.y = y(label.value)
     labels.sort((a, b) => a.y - b.y)
     labels.forEach((label, i) => {
-      if (i) label.y = Math.max(label.y, labels[i - 1].y + 14 * labels[i - 1].rows.length)
+      if (i) label.y = Math.max(label.y, labels[i - 1].y + room(labels[i - 1].rows))
     })
-    const last = labels.at(-1)
-    const over = Math.max(0, last.y + 14 * (last.rows.length - 1) - bottom)
-    for (const { rows, y: place } of labels) rows.forEach((row, i) => svg.append(mark("text", { x: right + 6, y: place - over + 4 + 14 * i }, row)))
+    labels.reduceRight((below, label) => (label.y = Math.min(label.y, below - room(label.rows))), bottom + 14)
+    for (const { rows, y: place } of labels) rows.forEach((row, i) => svg.append(mark("text", { x: right + 6, y: place + 4 + 14 * i }, row)))
+    return height
   }
 
   function ticksOfDecades(low, high) {
@@ -241,7 +250,7 @@
   function drawBars(svg, series, scale, width) {
     const bars = [...series].flatMap(([name, points]) => points.map((p) => [[name, p.x && `context ${p.x.toLocaleString("en")}`].filter(Boolean).join(", "), p.y / scale.by]))
     // Names stand before their bars; where they would take more than half of the width, above them, in as many rows as they need.
-    const named = 6.6 * Math.max(...bars.map(([name]) => name.length)) + 8
+    const named = widest(bars.map(([name]) => name)) + 8
     const above = named > width / 2
     const room = above ? 0 : named
     const step = above ? 20 : Math.min(26, (HEIGHT - 30) / bars.length)
@@ -257,8 +266,7 @@
       svg.append(mark("text", { x: room + length(value) + 5, y: top + (above ? 11 : step / 2 + 4) }, format(value, 3)))
       top += step
     }
-    const height = Math.max(HEIGHT, top)
-    for (const [name, value] of Object.entries({ height, viewBox: `0 0 ${width} ${height}` })) svg.setAttribute(name, value)
+    return Math.max(HEIGHT, top)
   }
 
   function download(name, type, text) {

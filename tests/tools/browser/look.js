@@ -141,6 +141,15 @@ window.look = (() => {
         return [...table.rows].filter(close).slice(0, 1).map((row) => `cells touch: ${row.innerText}`)
     })
 
+    // Words of the explorer's chart that cover each other.
+    const covering = () => {
+        const words = all("#explorer svg text").map((one) => [name(one), box(one)])
+        const cover = (one, other) => one.left < other.right && other.left < one.right
+            && one.top < other.bottom - 1 && other.top < one.bottom - 1
+        return words.flatMap(([a, one], i) => words.slice(i + 1)
+            .flatMap(([b, other]) => (cover(one, other) ? [`covers: ${a}, ${b}`] : [])))
+    }
+
     // Words that are broken in two, where no name of the code is.
     const broken = () => {
         const found = []
@@ -201,7 +210,7 @@ window.look = (() => {
     ].map((kind) => [kind, all(`article ${kind}`).length]))
 
     return {
-        broken, captions, commands, counts, cutNarrowly, figures, fits, layout, markFirst, openFolds,
+        broken, captions, commands, counts, covering, cutNarrowly, figures, fits, layout, markFirst, openFolds,
         opening, prose, rowsOpen, squeezed, touching, unexplained,
     }
 })()

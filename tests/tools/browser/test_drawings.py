@@ -21,6 +21,8 @@ def test_colours_switch_except_in_print(page: Page, pages: list[Path]) -> None:
         assert (word.evaluate(ink) != light) == (scheme == "slate")
     page.emulate_media(media="print")
     assert word.evaluate(ink) == light
+    scheme = page.locator(":root").evaluate("x => getComputedStyle(x).colorScheme")
+    assert scheme == "light", "margins would be dark"
 
 
 def test_drawings_step_by_keys_and_print_end(page: Page, pages: list[Path]) -> None:

@@ -107,4 +107,6 @@ def test_404_page_works_without_a_site_url(
         assert page.evaluate("document.body.scrollWidth") == PHONE["width"]
         page.goto(f"{address}explorer.html")
         expect(page.locator("#explorer :is(a, button):visible")).to_have_count(0)
+        page.goto(f"{address}index.html")
+        expect(page.locator("article input:visible")).to_have_count(0)
     context.close()
