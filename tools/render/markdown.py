@@ -226,8 +226,7 @@ def record_link(record: Record) -> str:
 
 def rows_link(record: Record) -> str:
     """Return a link to a record's rows in the explorer, or "" if it omits them."""
-    shown = (x.status != "ok" or METRICS.keys() & x.metrics for x in record.rows)
-    if not any(shown):
+    if not any(x.status != "ok" or METRICS.keys() & x.metrics for x in record.rows):
         return ""
     chosen = urlencode({"GPU": explorer_name(record), "stem": record.stem})
     return f'<a href="explorer.html#{escape(chosen)}">CSV</a>'

@@ -199,9 +199,8 @@ def fill_heat_map(
 
 def draw_legend(figure: Figure, colors: dict[str, str]) -> None:
     """Draw a legend of areas or bars above the panels."""
-    handles = [Patch(color=color, label=name) for name, color in colors.items()]
     figure.legend(
-        handles=handles,
+        handles=[Patch(color=color, label=name) for name, color in colors.items()],
         loc="outside upper left",
         ncols=2 if is_narrow(figure) else 6,
         handlelength=0.9,

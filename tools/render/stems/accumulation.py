@@ -178,11 +178,10 @@ def sums_figure(record: Record) -> Drawn:
 def facts(record: Record | None) -> dict[str, str]:
     found = sums(record)
     ran = found.where(bool)
-    names = (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
     return {
         **{
             name: fmt(found.one(name=name, steps=1000)["total"], "{:.6f}")
-            for name in names
+            for name in (*SNIPPETS, "bf16_in_bf16", "bf16_in_fp32")
         },
         "agreeing": fmt(count_true(dropna(ran.column("alike")))),
         "stalls_as_predicted": fmt(count_true(ran.column("as_predicted"))),

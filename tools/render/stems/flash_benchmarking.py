@@ -205,6 +205,9 @@ def facts(record: Record | None) -> dict[str, str]:
     limb_peak = peak_tflops(record, "bf16") / LIMB_PRODUCTS
     parts = [(dtype, found.where(dtype=dtype), "both") for dtype in DTYPES]
     parts += [(of, found, of) for of in PASSES[:2]]
+    hopper = found.where(lambda x: x["ours"].get("ran") == "hopper")
+    lengths, heads = (span(hopper.column(name), "{:,}") for name in ("n", "d"))
+    ran = f"in bf16 at {lengths} tokens, head dimension {heads}"
     won = dropna(x["sdpa"].ms("both") < x["ours"].ms("both") for x in found)
     return {
         **prediction_facts(longest),
@@ -216,6 +219,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),
         "faster_bf16_65536": fmt(longest["both / plain"], "{:.5f}"),
         "faster_sdpa_65536": fmt(longest["both / sdpa"], "{:.5f}"),
+        "hopper_ran": ran if hopper else "nowhere",
         "sdpa_wins_do_bench": fmt(count_true(won)),
         "growth_128_1024": fmt(growth, "{:.5f}"),
         "memory_ours_bf16": format_mib(longest["ours.mib"] * MIB),
@@ -237,9 +241,7 @@ def prediction_facts(longest: Line) -> dict[str, str]:
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     return {
         "moves_forward": f"{PLAIN_MOVES['forward']:g}",
-        "moves_backward": f"{PLAIN_MOVES['backward']:g}".replace(
-            ".5", "\N{VULGAR FRACTION ONE HALF}"
-        ),
+        "moves_backward": f"{PLAIN_MOVES['backward']:g}".replace(".5", "½"),
         "plain_moved": f"{PLAIN_BYTES / 1e9:.0f} GB",
         "ours_flops": f"{FLASH_FLOPS / 1e12:.2f} TFLOP",
         "plain_predicted": fmt(plain_ms, "{:.3g} ms"),
@@ -260,8 +262,7 @@ def prediction_facts(longest: Line) -> dict[str, str]:
     "length, dtype and head dimension.",
 )
 def fused_keeps_up(record: Record) -> Judgement:
-    every = shapes(record)
-    found = dropna(r for of in PASSES for r in every.column(f"{of} / plain"))
+    found = dropna(r for of in PASSES for r in shapes(record).column(f"{of} / plain"))
     numbers = f"In {len(found)} pairs, plain PyTorch takes {span(found)} times as long."
     return found and (min(found) >= 1, numbers)
 

@@ -45,7 +45,7 @@ def medians_by_warmup(record: Record | None) -> Frame:
         line |= dict.fromkeys(("mean", "range", "spread"), line.missing)
         if samples := [time for x in same for time in x.samples(*PASSES)]:
             s = summarize(samples)
-            line["mean"] = s.mean
+            line |= {"mean": s.mean, "std": s.std}
             line["range"] = span(same.column("settled"), "{:.1f}")
             line["spread"] = f"{s.mean:.1f}" + f" ± {s.std:.1f}" * (s.std >= 0)
             columns = {name: dropna(same.column(name)) for name in MEDIANS}
@@ -116,7 +116,10 @@ def facts(record: Record | None) -> dict[str, str]:
     found = medians_by_warmup(record).where(**cell)
     cold = found.one(warmup=0)
     warm = processes(record).where(lambda x: x["warmup"] > 0, **cell)
+    spread = "{0[mean]:.0f} ± {0[std]:.0f} ms"
     return {
+        "cold": fmt(cold["mean"] and cold, spread),
+        "warm": fmt((five := found.one(warmup=5))["mean"] and five, spread),
         "first_step": fmt(cold["first"], "{:.0f} ms"),
         "first_over_settled": fmt(cold["first"] / cold["settled"], "{:.0f}"),
         "mean_over_settled": fmt(cold["mean"] / cold["settled"], "{:.5f}"),

@@ -76,9 +76,8 @@ def peak_tensors_table(record: Record) -> str:
     n = oom_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
-    rest = sum(parts.values()) - sum(large.values())
     whole = {
-        "everything else": rest,
+        "everything else": sum(parts.values()) - sum(large.values()),
         f"all, N = {n}, d = {WIDTH}, b = {BATCH}, fp32": sum(parts.values()),
     }
     rows = [[name, format_gib3(size)] for name, size in (large | whole).items()]
