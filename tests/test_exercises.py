@@ -65,6 +65,7 @@ MISTAKES = {
         (f"x = {LOAD_X.replace('stride_x', 'd')})", "8 numbers, a .* row · stride"),
         ("x = tl.make_tensor_descriptor(x_ptr, [d], [1], [8]).load([0])", "none of"),
         (MASKED_X, "`other` must be -inf"),
+        (MASKED_X.replace("0.0", "float('nan')"), "nan\n.* NaN: .* -inf as `other`"),
         (MASKED_X.replace("0.0", "-1e9"), "-2e38:\n.* `other` must be -inf"),
         ("e = tl.exp(x)", "near 400:\n.* subtract the largest"),
         ({"x": MASKED_X, "e": MASKED_E}, "-2e38:\n.* `other` must be -inf"),
@@ -97,6 +98,7 @@ MISTAKES = {
         ("m_new = tl.max(s, 1)", "above 100 .*m_new is the largest of m and"),
         ("m_new = tl.maximum(m, tl.max(s, 0))", "above 100 .*for each query"),
         (LAST_KEY, "above 100 .*m_new is the largest of m and"),
+        ("a = tl.dot(p, v, acc=a * shrink[:, None])", "line 54 .* rounds to TF32"),
     ],
     "5_dq_loop": [
         ("return p, p * dp", "delta is missing"),

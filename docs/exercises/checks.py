@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import numpy
 import torch
@@ -29,6 +30,8 @@ OUTSIDE = (
     "an address outside of all tensors: check the indices of this program's rows and "
     "columns, and multiply each once by that tensor's own stride"
 )
+NO_OTHER = "what lies past the end makes NaN: give tl.load a mask, and -inf as `other`"
+ROUNDED = 'tl.dot needs float32 and input_precision="ieee": else a GPU rounds to TF32'
 NO_MAXIMUM = (
     "exp overflowed: subtract the largest number before exp, "
     "so that no exponent is positive"
@@ -115,14 +118,16 @@ def watched_memory(stray: str) -> Iterator[None]:
     """Raise IndexError where a kernel leaves the memory of its tensors, which could end
     Python. Note loads that read NaN, also where the result is never stored, or raise
     `Wrong` with the text `stray`, if there is one; load NaN where a mask leaves out
-    what no `other` replaces, which a GPU leaves undefined.
+    what no `other` replaces, which a GPU leaves undefined. Raise ValueError for
+    a matmul that a GPU rounds to TF32, or of another dtype.
     """
     # Import here, because TRITON_INTERPRET must be set before.
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store
-    convert, memory = interpreter._implicit_cvt, list[tuple[int, int]]()
+    dot, convert = builder.create_dot, interpreter._implicit_cvt
+    memory = list[tuple[int, int]]()
     strays.clear()
 
     def noted(argument):
@@ -156,16 +161,20 @@ def watched_memory(stray: str) -> Iterator[None]:
         inside(pointers, mask)
         return store(self, pointers, value, mask, *options)
 
-    builder.create_masked_load = watched_load
-    builder.create_masked_store = watched_store
-    interpreter._implicit_cvt = noted
+    def watched_dot(self, a, b, sums, precision, *options):
+        if a.data.dtype != numpy.float32 or precision.name != "IEEE":
+            raise ValueError(ROUNDED)
+        return dot(self, a, b, sums, precision, *options)
+
+    watched = {"create_masked_load": watched_load, "create_masked_store": watched_store}
+    watched["create_dot"] = watched_dot
     # Then torch.empty gives NaN, so what no program writes is wrong.
     torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with patch.multiple(builder, **watched):
+            with patch.object(interpreter, "_implicit_cvt", noted):
+                yield
     finally:
-        builder.create_masked_load, builder.create_masked_store = load, store
-        interpreter._implicit_cvt = convert
         torch.use_deterministic_algorithms(False)
 
 
@@ -231,7 +240,7 @@ def compare(
         return
     causes = [words for words, tensor in mistakes.items() if close(found, tensor).all()]
     if not found.isfinite().all():
-        misread = any(strays) and not_finite == NO_MAXIMUM
+        misread = any(strays) and not_finite in (NO_MAXIMUM, NO_OTHER)
         causes.append(PAST_THE_END if misread else not_finite)
     causes.append(
         "none of the usual ones. Write print(...) into the kernel: the interpreter runs"
@@ -304,7 +313,7 @@ def row_softmax(module: ModuleType) -> None:
     cases = {
         "3 rows of 8 numbers, a whole tile": (normal(3, 8), NO_MAXIMUM),
         # Some are 0, as what another `other` leaves.
-        "3 rows of 5 numbers, in a tile of 8": (normal(3, 5).round(), PAST_THE_END),
+        "3 rows of 5 numbers, in a tile of 8": (normal(3, 5).round(), NO_OTHER),
         "3 rows of 8 numbers near 200, the last of them near 400": (
             (normal(3, 8) + 200 * (1 + (torch.arange(8) == 7)), NO_MAXIMUM)
         ),
