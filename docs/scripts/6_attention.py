@@ -58,7 +58,7 @@ if __name__ == "__main__":
                 function = torch.compile(function, dynamic=False)
             try:
                 measure(function, d, n, options)
-            except (RuntimeError, TypeError) as error:  # or torch.OutOfMemoryError
-                if not any(x in str(error)[:200] for x in ("allocate", "verflow")):
+            except (RuntimeError, TypeError) as e:  # or torch.OutOfMemoryError
+                if not any(x in str(e)[:200].lower() for x in ("allocate", "overflow")):
                     raise
                 print(f"{d:3} {n:6} out of memory")
