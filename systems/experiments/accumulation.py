@@ -36,7 +36,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's four sums, sums in bf16, and sums of 0.001."""
+    """Return the assignment's four sums, two sums of bf16 terms, and sums of 0.001."""
     if quick:
         return [Config(dtype, dtype, steps=500) for dtype in ("fp16", "bf16")]
     snippets = [

@@ -352,7 +352,7 @@ def prepare_step(
 
 
 def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:
-    """Return ROWS rows of the first head in float64: of dq if backward, else of o."""
+    """Return the first ROWS rows of head 0 in float64: of dq if backward, else of o."""
     q, k, v, do = (x[:1, :ROWS].double().requires_grad_() for x in (q, k, v, do))
     o, _ = attention_reference(q, k, v, True)
     backward = step.endswith("backward")

@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Return ms by do_bench, as GPU time and by kernel; for "ceiling", of additions."""
+    """Return ms by do_bench, as GPU time, by kernel; "ceiling": of TMA additions."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_additions(device)

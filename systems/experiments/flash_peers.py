@@ -158,8 +158,8 @@ def run(config: Config) -> AlternatingRun:
 def make_problem(
     config: Config, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Return q, k, v, do and exact float64 results by name (first batch, first heads),
-    cached for all implementations of a shape.
+    """Return q, k, v (with gradients), do, and exact float64 o, dq, dk, dv by name of
+    the first batch and heads. Cached per config: pass one with a fixed implementation.
     """
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
     torch.compiler.reset()

@@ -135,8 +135,8 @@ def attribute_kernels(
     phases: Iterable[Span],
     ops: Iterable[Span] = (),
 ) -> list[Kernel]:
-    """Return kernels, sorted by start, each with the phase and the operation that were
-    open at its launch. `runs` are (name, start, end, launch or None) of kernels.
+    """Return kernels by start, each with the marks and the launching thread's outermost
+    operation open at its launch. `runs` are (name, start, end, launch or None).
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]

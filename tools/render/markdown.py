@@ -187,7 +187,7 @@ def make_tabs(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def device_tabs(records: Iterable[Record], body: Callable[[Record], str]) -> str:
-    """Return a tab per record with a non-empty body and its provenance, or a notice."""
+    """Return a tab (body, provenance) per record with a non-empty body, or a notice."""
     records = list(records)
     shown = [
         (device_label(r), f"{text}\n\n{provenance_line(r)}")

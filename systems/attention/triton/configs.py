@@ -95,8 +95,8 @@ def count_sms(device: torch.device) -> int:
 def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """Return into how many splits (a power of two) to divide a loop over n, in steps of
-    `rows`. The unsplit launch has `programs` programs of `warps` warps.
+    """Return into how many splits (a power of two, 1 on a CPU) to divide a loop over n
+    in steps of `rows`, by SPLIT_RULES[arithmetic]; unsplit: `programs` x `warps` warps.
     """
     if device.type == "cpu":
         return 1

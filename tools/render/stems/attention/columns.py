@@ -37,7 +37,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def speedup(x: Line, *names: str) -> float:
-    """Return the speedup over eager in GPU time, or on a CPU in wall-clock time."""
+    """Return the speedup of passes `names` over eager in GPU (on a CPU, wall) time."""
     return x["eager"].kernel_ms(*names) / x.kernel_ms(*names)
 
 

@@ -188,7 +188,7 @@ def matmul_time_difference(x: Line) -> float:
 
 
 def attention_parts(record: Record | None, **wanted: Any) -> Frame:
-    """Return time and rates by fp32 forward pass and part of attention, all layers."""
+    """Return time and rates by `wanted` fp32 forward and attention part, all layers."""
     peak = peak_rates(record.device.slug if record else "")
     found = Frame()
     for step in passes(record).where(precision="fp32", **wanted):
