@@ -5,14 +5,7 @@ import torch
 
 from systems.attention import FlashAttentionTriton
 from systems.attention.first import HEAD_DIMS, FlashAttentionFirst, first_attention
-from tests.attention.checks import (
-    BATCHED,
-    NAMES,
-    check_batched_gradients,
-    check_result,
-    make_inputs,
-    run_class,
-)
+from tests.attention import checks
 
 # bfloat16 needs a GPU: Triton's interpreter multiplies its bit patterns as integers.
 DTYPES = [torch.float, torch.half, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -26,30 +19,30 @@ MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes_and_large_scores_are_accurate(dtype, d, sigma, causal, device):
     """With sigma 60, the exponential of the largest score overflows in every dtype."""
-    inputs = make_inputs(128, 128, d, dtype, device, sigma=sigma)
-    check_result(FlashAttentionFirst, inputs, causal)
+    inputs = checks.make_inputs(128, 128, d, dtype, device, sigma=sigma)
+    checks.check_result(FlashAttentionFirst, inputs, causal)
 
 
 @MASKS
 @pytest.mark.parametrize("n", [64, 192, 320])
 def test_lengths_heads_and_scales_are_accurate(n, causal, device):
-    inputs = make_inputs(n, n, 16, device=device, lead=(3,))
-    check_result(FlashAttentionFirst, inputs, causal, 0.7)
+    inputs = checks.make_inputs(n, n, 16, device=device, lead=(3,))
+    checks.check_result(FlashAttentionFirst, inputs, causal, 0.7)
 
 
 def test_expanded_output_gradient_is_accurate(device):
-    q, k, v, _ = make_inputs(64, 64, 16, device=device)
+    q, k, v, _ = checks.make_inputs(64, 64, 16, device=device)
     do = torch.ones((), device=device).expand_as(q)
-    check_result(FlashAttentionFirst, (q, k, v, do), False)
+    checks.check_result(FlashAttentionFirst, (q, k, v, do), False)
 
 
 @pytest.mark.gpu
 def test_tiles_may_exceed_the_limit_of_other_grid_axes(device):
     n = 65_536 * 64
-    q, k, v, do = make_inputs(n, n, 16, torch.bfloat16, device)
-    expected = run_class(FlashAttentionTriton, q, k, v, do, True)
-    actual = run_class(FlashAttentionFirst, q, k, v, do, True)
-    for name in NAMES:
+    q, k, v, do = checks.make_inputs(n, n, 16, torch.bfloat16, device)
+    expected = checks.run_class(FlashAttentionTriton, q, k, v, do, True)
+    actual = checks.run_class(FlashAttentionFirst, q, k, v, do, True)
+    for name in checks.NAMES:
         close = {"rtol": 0.02, "atol": 0.02, "msg": name}
         torch.testing.assert_close(actual[name], expected[name], **close)
 
@@ -76,8 +69,8 @@ def test_invalid_inputs_are_rejected(device):
         torch.autograd.grad(o.sum(), q, create_graph=True)
 
 
-@pytest.mark.parametrize("way", BATCHED)
+@pytest.mark.parametrize("way", checks.BATCHED)
 def test_batched_gradients_raise_a_clear_error(way, device):
     q = torch.zeros(2, 64, 16, device=device, requires_grad=True)
     with pytest.raises(NotImplementedError, match="call backward once for each"):
-        check_batched_gradients(way, first_attention(q, q, q), (q,))
+        checks.check_batched_gradients(way, first_attention(q, q, q), (q,))

@@ -7,17 +7,11 @@ from torch import Tensor
 
 from systems.attention import flash_attention
 from systems.precision.dtypes import relative_error
-from tests.attention.checks import (
-    DTYPES,
-    HOPPER,
-    mask_later_keys,
-    needs_hopper,
-    run_reference,
-)
+from tests.attention import checks
 
 MASKS = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 BACKENDS = pytest.mark.parametrize(
-    "backend", ["triton", pytest.param("hopper", marks=HOPPER)]
+    "backend", ["triton", pytest.param("hopper", marks=checks.HOPPER)]
 )
 # Constants for q, k and v: rounding changes their scaled scores by up to 2³², up or
 # down.
@@ -69,7 +63,7 @@ def test_splits_of_equal_huge_scores_give_equal_weights(round_fma_once, device):
     assert torch.equal(o, k[:, :1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", checks.DTYPES, ids=str)
 @MASKS
 def test_largest_huge_score_has_probability_one(causal, dtype, round_fma_once, device):
     """Scores grow to huge values and fall again; the largest visible one has p = 1."""
@@ -82,7 +76,7 @@ def test_largest_huge_score_has_probability_one(causal, dtype, round_fma_once, d
         options = {"scale": 2.0**10, "backend": "triton"}
         o = flash_attention(q[None], k[None], v[None], causal, **options)
         s = (q.double() @ k.double().mT) * 2.0**10
-        s = mask_later_keys(s) if causal else s
+        s = checks.mask_later_keys(s) if causal else s
         expected = torch.softmax(s, -1) @ v.double()
         assert torch.allclose(o[0].double(), expected, rtol=1e-2, atol=1e-2)
 
@@ -101,7 +95,7 @@ def check_rows_near_huge_scores(n: int, d: int, dtype, backend: str, device) -> 
     assert o.isfinite().all()
     dq, dk, dv = torch.autograd.grad(o, inputs, do)
     assert dq[:, :, huge].eq(0).all()
-    expected = run_reference(q[:, :, ~huge], k, v, do[:, :, ~huge], False)
+    expected = checks.run_reference(q[:, :, ~huge], k, v, do[:, :, ~huge], False)
     found = {"dq": dq[:, :, ~huge], "dk": dk, "dv": dv}
     for name, x in found.items():
         error = relative_error(x, expected[name])
@@ -122,7 +116,7 @@ def test_nan_key_reaches_dv(backend, device):
     assert torch.autograd.grad(o.sum(), v)[0].isnan().all()
 
 
-@needs_hopper
+@checks.needs_hopper
 @MASKS
 @pytest.mark.parametrize("n", [1, 300, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
@@ -135,14 +129,14 @@ def test_equal_huge_scores_return_v_on_hopper(value, d, n, causal):
     check_equal_scores(x, -x, causal, "hopper")
 
 
-@needs_hopper
+@checks.needs_hopper
 @pytest.mark.parametrize("n", [1000, 4096])
 @pytest.mark.parametrize("d", [64, 96, 128])
 def test_rows_near_huge_scores_are_accurate_on_hopper(d, n):
     check_rows_near_huge_scores(n, d, torch.bfloat16, "hopper", "cuda")
 
 
-@needs_hopper
+@checks.needs_hopper
 @pytest.mark.parametrize("score", [-float("inf"), -1e12])
 def test_a_last_tile_of_hugely_negative_scores_counts_nothing_on_hopper(score):
     q, k, v = (torch.randn(1, 2, 256, 64, device="cuda").bfloat16() for _ in range(3))
@@ -165,5 +159,5 @@ def test_different_huge_scores_select_one_key(backend):
     q, k = q * 2**20, k * 2**20
     o = flash_attention(q, k, v, causal=True, backend=backend)
     s = q.double() @ k.double().mT
-    chosen = mask_later_keys(s).argmax(-1)
+    chosen = checks.mask_later_keys(s).argmax(-1)
     assert torch.equal(o, v.gather(2, chosen[..., None].expand(v.shape)))

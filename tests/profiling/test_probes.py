@@ -6,13 +6,6 @@ import pytest
 import torch
 
 from systems.profiling import probes, torch_trace
-from systems.profiling.probes import (
-    SavedTensors,
-    kernel_counts,
-    kernel_samples_ms,
-    phase_kernels,
-    split_by_call,
-)
 from systems.profiling.trace import Kernel, TraceError
 
 
@@ -41,7 +34,7 @@ def test_each_phase_of_each_pass_has_its_own_kernels(trace_operations, monkeypat
         with phase("backward"):
             y.sqrt().sin().exp()
 
-    found = phase_kernels(
+    found = probes.phase_kernels(
         step, "cuda", passes=2, between=lambda: cleared.append(1), cold=True
     )
     names = {phase: [[k.name for k in of] for of in p] for phase, p in found.items()}
@@ -51,14 +44,14 @@ def test_each_phase_of_each_pass_has_its_own_kernels(trace_operations, monkeypat
         "backward": [["aten::sqrt", "aten::sin", "aten::exp"]] * 2,
     }
     assert cleared == [1, 1]
-    assert kernel_counts(found) == {
+    assert probes.kernel_counts(found) == {
         "forward_kernels": 2,
         "optimizer_kernels": 0,
         "backward_kernels": 3,
         "forward_fused": ["aten::sin"],
         "backward_fused": ["aten::sqrt", "aten::sin"],
     }
-    assert phase_kernels(step, "cpu") == {}
+    assert probes.phase_kernels(step, "cpu") == {}
 
 
 @pytest.mark.parametrize("losses", [1, 2])
@@ -76,7 +69,8 @@ def test_incomplete_profiles_are_repeated(monkeypatch, losses):
         probes, "profile_kernels", lambda work, _, marks: (work(), next(looks))
     )
     with nullcontext() if losses == 1 else pytest.raises(TraceError, match="2 passes"):
-        assert phase_kernels(step, "cuda", passes=2) == {"forward": [[k] for k in full]}
+        found = probes.phase_kernels(step, "cuda", passes=2)
+        assert found == {"forward": [[k] for k in full]}
 
 
 def make_kernels(*runs: tuple[str, int]) -> list[Kernel]:
@@ -86,13 +80,14 @@ def make_kernels(*runs: tuple[str, int]) -> list[Kernel]:
 
 def test_split_by_call_sums_launches():
     found = make_kernels(("a", 1), ("a", 2), ("b", 5), ("a", 3), ("a", 4), ("b", 7))
-    assert split_by_call(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
+    assert probes.split_by_call(found, 2) == {"a": [0.003, 0.007], "b": [0.005, 0.007]}
     # One of four launches in two calls is missing, so they can't be divided by call.
     with pytest.raises(TraceError, match="3 launches of a in 2 calls: .*again$"):
-        split_by_call(found[1:], 2)
+        probes.split_by_call(found[1:], 2)
     # Copies don't count as kernels.
     copies = make_kernels(("Memcpy DtoD (Device -> Device)", 1), ("Memset (Device)", 1))
-    assert kernel_counts({"forward": [copies + found[:1]]}) == {"forward_kernels": 1}
+    counts = probes.kernel_counts({"forward": [copies + found[:1]]})
+    assert counts == {"forward_kernels": 1}
 
 
 @pytest.mark.parametrize("losses", [1, 2])
@@ -105,7 +100,7 @@ def test_profile_with_lost_kernels_is_repeated(monkeypatch, losses):
 
     monkeypatch.setattr(probes, "profile_kernels", fake_profile)
     with nullcontext() if losses == 1 else pytest.raises(TraceError, match="1 launch"):
-        found = kernel_samples_ms(lambda: calls.append(1), 2, "cuda")
+        found = probes.kernel_samples_ms(lambda: calls.append(1), 2, "cuda")
         assert found == {"gemm": [0.001, 0.002]}
     assert len(calls) == 1 + 2 * 2
 
@@ -116,15 +111,15 @@ def test_first_call_is_not_profiled(trace_operations):
     def multiply():
         calls.append(x @ x)
 
-    assert kernel_samples_ms(multiply, 3, "cpu") == {} and len(calls) == 1
+    assert probes.kernel_samples_ms(multiply, 3, "cpu") == {} and len(calls) == 1
     calls.clear()
-    times = kernel_samples_ms(multiply, 3, "cuda")["aten::mm"]
+    times = probes.kernel_samples_ms(multiply, 3, "cuda")["aten::mm"]
     assert len(times) == 3 and min(times) > 0 and len(calls) == 4
 
 
 def test_saved_tensors_count_memory_once():
     x = torch.randn(5, 3, requires_grad=True)
-    saved = SavedTensors([x])
+    saved = probes.SavedTensors([x])
     with saved.phase("forward"):
         # exp saves its result, e; the multiplication saves e and x; the matmul saves
         # both operands.
@@ -154,5 +149,5 @@ def test_probes_split_kernels_and_memory_by_phase():
     forward, backward = before
     assert backward - forward == 4 * 2**20
     x.grad = None
-    found = phase_kernels(step, "cuda", cold=True)
-    assert kernel_counts(found) == {"forward_kernels": 1, "backward_kernels": 1}
+    found = probes.phase_kernels(step, "cuda", cold=True)
+    assert probes.kernel_counts(found) == {"forward_kernels": 1, "backward_kernels": 1}

@@ -10,16 +10,6 @@ from msgspec import structs
 
 from systems import check_setup
 from systems.records import device, store
-from systems.records.device import (
-    Device,
-    find_gpu,
-    gpu_slug,
-    is_gpu_shared,
-    newest_cuda,
-    sm_clock_mhz,
-    visible_gpus,
-    why_no_gpu,
-)
 from tests.factories import make_record, make_row
 
 UUID = "MIG-6d0e1f6c-0000-5555-aaaa-111122223333"
@@ -80,7 +70,7 @@ def fake_nvml(monkeypatch):
     return stub
 
 
-WHOLE = Device("NVIDIA Stub", "nvidia-stub", "9.0", 2**37, "580.1", 700.0)
+WHOLE = device.Device("NVIDIA Stub", "nvidia-stub", "9.0", 2**37, "580.1", 700.0)
 # Fields that are None if NVML doesn't support a call, by the name of the call.
 LESS = {
     "nvmlDeviceGetCudaComputeCapability": "capability",
@@ -94,31 +84,31 @@ NEEDED = ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName")
 
 def test_visible_gpus_follow_cuda_visible_devices(fake_nvml, monkeypatch):
     fake_nvml.nvmlDeviceGetCount = lambda: 3
-    assert visible_gpus() == ["0", "1", "2"]
-    assert find_gpu("0") == WHOLE and find_gpu("1") is None
+    assert device.visible_gpus() == ["0", "1", "2"]
+    assert device.find_gpu("0") == WHOLE and device.find_gpu("1") is None
     assert WHOLE.is_gpu and not device.CPU.is_gpu and not device.META.is_gpu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"2, {UUID}")
-    assert visible_gpus() == ["2", UUID]
-    assert find_gpu() is None and find_gpu(UUID) == WHOLE
+    assert device.visible_gpus() == ["2", UUID]
+    assert device.find_gpu() is None and device.find_gpu(UUID) == WHOLE
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == []
+    assert device.visible_gpus() == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     fake_nvml.refused = {"nvmlInit"}
-    assert visible_gpus() == []
+    assert device.visible_gpus() == []
 
 
 def test_newest_cuda_comes_from_the_driver(fake_nvml):
-    assert newest_cuda() == (13, 1)
+    assert device.newest_cuda() == (13, 1)
     for refused in ("nvmlSystemGetCudaDriverVersion", "nvmlInit"):
         fake_nvml.refused = {refused}
-        assert newest_cuda() is None
+        assert device.newest_cuda() is None
 
 
 @pytest.mark.parametrize("refused", [*LESS, *NEEDED])
 def test_unsupported_nvml_calls_give_none(fake_nvml, refused):
     fake_nvml.refused = {refused}
     less = structs.replace(WHOLE, **{LESS.get(refused, "name"): None})
-    assert find_gpu() == (less if refused in LESS else None)
+    assert device.find_gpu() == (less if refused in LESS else None)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +118,9 @@ def test_others_on_the_gpu_are_seen(fake_nvml, used, pids, shared):
     memory = SimpleNamespace(total=2**37, used=used)
     fake_nvml.nvmlDeviceGetMemoryInfo = lambda handle: memory
     fake_nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: pids
-    assert is_gpu_shared() == shared
+    assert device.is_gpu_shared() == shared
     fake_nvml.refused = {"nvmlInit"}
-    assert not is_gpu_shared()
+    assert not device.is_gpu_shared()
 
 
 FOUND = {UUID: True, f"{UUID},GPU-1": True, "0": True, " 0 ": True}
@@ -140,8 +130,8 @@ FOUND |= dict.fromkeys(("1", "MIG-other", "GPU-other", "", "-1", "word", "²"), 
 @pytest.mark.parametrize("visible", FOUND)
 def test_find_gpu_by_index_uuid_or_mig_slice(fake_nvml, monkeypatch, visible):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert (find_gpu() is not None) == FOUND[visible]
-    assert sm_clock_mhz() == (1980 if FOUND[visible] else None)
+    assert (device.find_gpu() is not None) == FOUND[visible]
+    assert device.sm_clock_mhz() == (1980 if FOUND[visible] else None)
 
 
 def test_driver_without_nvml_is_reported(fake_nvml, monkeypatch):
@@ -149,11 +139,11 @@ def test_driver_without_nvml_is_reported(fake_nvml, monkeypatch):
     text = "needs a GPU and none was found"
     fake_nvml.refused = {"nvmlInit"}
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere"])
-    assert why_no_gpu() == text
+    assert device.why_no_gpu() == text
     monkeypatch.setattr(device, "DRIVERS", ["/nowhere", "/dev/null"])
-    assert why_no_gpu() == f"{text}: NVML does not start (Not Supported)"
+    assert device.why_no_gpu() == f"{text}: NVML does not start (Not Supported)"
     fake_nvml.refused = set()
-    assert why_no_gpu() == text
+    assert device.why_no_gpu() == text
 
 
 def test_setup_is_not_ready_without_nvml(fake_nvml, monkeypatch, capsys):
@@ -207,7 +197,7 @@ SHOWN[""] = "a GPU without a name"
 @pytest.mark.parametrize(("name", "shown"), SHOWN.items())
 def test_records_accept_any_gpu_name(fake_nvml, tmp_path, name, shown):
     fake_nvml.nvmlDeviceGetName = fake_nvml.nvmlSystemGetDriverVersion = lambda *_: name
-    gpu = find_gpu()
+    gpu = device.find_gpu()
     assert gpu is not None and gpu.name == shown
     assert gpu.driver == (shown if name else None)
     record = make_record("warmup", make_row({}, a_ms=[1.0]), device=gpu)
@@ -217,5 +207,5 @@ def test_records_accept_any_gpu_name(fake_nvml, tmp_path, name, shown):
 
 @pytest.mark.parametrize("name", ["🔥🔥", "...", "quick", "Meta", "CPU"])
 def test_slugs_avoid_reserved_folder_names(name):
-    slug = gpu_slug(name)
+    slug = device.gpu_slug(name)
     assert slug.startswith("gpu") and slug not in ("cpu", "meta", "quick")

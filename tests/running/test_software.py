@@ -11,13 +11,6 @@ from systems.records.device import CPU
 from systems.records.source_hash import source_hash
 from systems.running import software
 from systems.running.resuming import new_record, why_not_resumable
-from systems.running.software import (
-    PEER,
-    TUNED,
-    drop_unused_peer,
-    kernel_status,
-    tuning_digest,
-)
 from tests.factories import make_gpu, make_record
 from tools.render import load
 from tools.render.markdown import conditions
@@ -43,12 +36,12 @@ def write_tuned(monkeypatch, tmp_path):
 
 
 def versions(stem: str, slug: str = A100.slug, triton: str = "3.7.1") -> dict[str, str]:
-    return tuning_digest(STEMS[stem].module, [], slug, triton)
+    return software.tuning_digest(STEMS[stem].module, [], slug, triton)
 
 
 def test_tuned_configs_are_versions_where_used(write_tuned):
     digest = tuned.config_digest(A100.slug, "3.7.1")
-    assert digest and versions("flash_peers") == {TUNED: f"tuned {digest}"}
+    assert digest and versions("flash_peers") == {software.TUNED: f"tuned {digest}"}
     assert versions("accumulation") == {}
     assert versions("flash_peers", slug="nvidia-h200") == {}
     assert versions("flash_peers", triton="3.8.0") == {}
@@ -57,7 +50,7 @@ def test_tuned_configs_are_versions_where_used(write_tuned):
 def test_record_describes_the_kernels_of_its_gpu(write_tuned, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(software.metadata, "version", lambda name: "3.7.1")
-    status = kernel_status(A100)
+    status = software.kernel_status(A100)
     assert status == describe_by_capability((8, 0), "3.7.1", timed=1)
     assert "1 of them timed here" in status["triton"]
     made = new_record("flash_peers", A100, "full", [], {})
@@ -68,10 +61,10 @@ def test_record_describes_the_kernels_of_its_gpu(write_tuned, monkeypatch):
     for name, words in status.items():
         assert f"attention by {name}: {words}" in shown
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "the interpreter" in kernel_status(A100)["triton"]
+    assert "the interpreter" in software.kernel_status(A100)["triton"]
     monkeypatch.setattr(software, "find_missing", lambda *_: "no Triton here")
-    assert kernel_status(A100) == {"hopper, triton": "no Triton here"}
-    assert kernel_status(make_gpu()) == {}, "of which the driver tells no capability"
+    assert software.kernel_status(A100) == {"hopper, triton": "no Triton here"}
+    assert software.kernel_status(make_gpu()) == {}, "the driver tells no capability"
 
 
 def test_changed_tuned_configs_make_a_record_stale(write_tuned):
@@ -97,7 +90,7 @@ def test_changed_tuned_configs_make_a_record_stale(write_tuned):
     write_tuned.unlink()
     tuned.configs.cache_clear()
     assert not load.is_fresh(record)
-    del record.software[TUNED]
+    del record.software[software.TUNED]
     assert load.is_fresh(record)
 
 
@@ -111,9 +104,9 @@ def test_changed_tuned_configs_make_a_record_stale(write_tuned):
 )
 def test_library_versions_count_where_used(configs, count):
     """A record without rows of FlashAttention-4 stays fresh if its version changes."""
-    found = {"torch": "2.11.0", PEER: "4.0"}
+    found = {"torch": "2.11.0", software.PEER: "4.0"}
     expected = found if count else {"torch": "2.11.0"}
-    assert drop_unused_peer(found, configs) == expected
+    assert software.drop_unused_peer(found, configs) == expected
     old, new = (make_record("fake", software=dict(found)) for _ in range(2))
-    del new.software[PEER]
+    del new.software[software.PEER]
     assert (why_not_resumable(old, new, configs) is not None) == count

@@ -8,13 +8,7 @@ from matplotlib.figure import Figure
 
 from systems import ROOT
 from tests.factories import RESULTS, read_record
-from tests.tools.render.svgs import (
-    find_crossed_texts,
-    find_cut_texts,
-    find_overlaps,
-    parse_figures,
-    parse_words,
-)
+from tests.tools.render import svgs
 from tools.render import everything, plots
 from tools.render.load import load_records
 from tools.render.plots import ACCENT, NARROW, WIDE, curve, label_point, plot
@@ -23,7 +17,7 @@ DOCS = ROOT / "docs"
 GENERATED = DOCS / "generated"
 
 PARSED = {
-    path: parse_figures(path.read_text("utf-8"), "plotted")
+    path: svgs.parse_figures(path.read_text("utf-8"), "plotted")
     for path in sorted(GENERATED.glob("*.md"))
 }
 DRAWN = {path: found for path, found in PARSED.items() if found}
@@ -35,8 +29,8 @@ def test_figure_texts_are_inside_and_readable(path: Path):
         wide, narrow = figure.findall("svg")
         assert [float(wide.get("width")), float(narrow.get("width"))] == [WIDE, NARROW]
         for svg in (wide, narrow):
-            assert find_cut_texts(svg) == find_crossed_texts(svg) == []
-            assert find_overlaps(svg) == []
+            assert svgs.find_cut_texts(svg) == svgs.find_crossed_texts(svg) == []
+            assert svgs.find_overlaps(svg) == []
             assert svg.get("aria-label").endswith(".")
 
 
@@ -96,16 +90,16 @@ def test_plot_labels_lines_and_points():
         label_point(axes, "a half", 1, 3)
 
     text = plot(read_record("warmup"), "x", draw, 'It is `x" b="<i>`.', "Key.")
-    (figure,) = parse_figures(text, "plotted")
+    (figure,) = svgs.parse_figures(text, "plotted")
     assert "<b>" not in text and "<i>" not in text
     assert figure.get("id") == "warmup-x-nvidia-h200"
     for svg in figure.findall("svg"):
         assert svg.get("aria-label") == 'It is x" b="<i>.'
         heights = {w.text: float(w.get("y")) for w in svg.iter("text")}
         assert heights["<b>"] - heights["ours"] >= 13
-        assert "a half" in heights and not find_cut_texts(svg)
+        assert "a half" in heights and not svgs.find_cut_texts(svg)
         next(svg.iter("text")).set("x", "-40")
-        assert len(find_cut_texts(svg)) == 1
+        assert len(svgs.find_cut_texts(svg)) == 1
 
 
 def test_crossed_texts_finds_struck_words():
@@ -113,10 +107,11 @@ def test_crossed_texts_finds_struck_words():
     # The user's own matplotlibrc changes nothing.
     with plots.matplotlib.rc_context({"axes.xmargin": 0.4}):
         assert text == plot(read_record("warmup"), "x", draw_crossing, "One is struck.")
-    (figure,) = parse_figures(text, "plotted")
+    (figure,) = svgs.parse_figures(text, "plotted")
     for svg in figure.findall("svg"):
-        assert find_crossed_texts(svg) == ["struck"] and find_overlaps(svg) == []
-        assert {"beside", "1,000"} <= {word.text for word in parse_words(svg)}
+        assert svgs.find_crossed_texts(svg) == ["struck"]
+        assert svgs.find_overlaps(svg) == []
+        assert {"beside", "1,000"} <= {word.text for word in svgs.parse_words(svg)}
 
 
 def draw_crossing(figure: Figure) -> None:
