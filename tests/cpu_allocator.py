@@ -6,8 +6,9 @@ sums with the real allocator; test_precision.py compares the dtypes with a GPU's
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,7 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from systems.formulas.memory_costs import Pass
 from systems.model import transformer
+from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
+from systems.model.optimizer import AdamW
+from systems.model.train_step import precision_context, training_step
+from systems.model.transformer import BasicsTransformerLM
 from systems.profiling.memory import recorder
 
 # The unit to which the allocator rounds sizes.
@@ -127,6 +133,32 @@ def allocator(monkeypatch) -> Iterator[Allocator]:
         monkeypatch.setattr(f"torch.cuda.{name}", function)
     with cuda_autocast(monkeypatch), FakeTensorMode(), made:
         yield made
+
+
+def build_pass(p: Pass) -> tuple[BasicsTransformerLM, Callable[[], None]]:
+    """Return a model and a function that runs `p`, if its mode keeps no graph."""
+    shape = {**asdict(p.shape), "attention": p.attention}
+    if p.precision == "pure_bf16":
+        torch.set_default_dtype(torch.bfloat16)
+    model = BasicsTransformerLM(p.vocab, p.context, **shape)
+    torch.set_default_dtype(torch.float32)
+    token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
+    if p.embeddings == 1:
+        model.lm_head.weight = model.token_embeddings.weight
+    if p.checkpoint:
+        checkpoint_blocks(model, p.checkpoint)
+    if p.recompute_attention:
+        checkpoint_attention(model)
+    optimizer = AdamW(model.parameters()) if p.mode == "step" else None
+
+    def run_pass() -> None:
+        autocast = precision_context("bf16" if p.autocast else "fp32", "cpu")
+        if p.mode != "forward":
+            return training_step(model, token_ids, targets, autocast, optimizer)
+        with torch.no_grad(), autocast:
+            model(token_ids)
+
+    return model, run_pass
 
 
 aten = torch.ops.aten

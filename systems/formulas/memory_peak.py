@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from systems.formulas.costs import FP32_BYTES, INT64_BYTES
 from systems.formulas.memory_costs import (
     BF16_BYTES,
+    BOOL_BYTES,
     Bytes,
     Pass,
     attention_backward_bytes,
@@ -59,7 +60,8 @@ def peak_candidates(p: Pass) -> dict[str, Bytes]:
     elif p.mode == "forward":
         by_moment = no_graph_candidates(p)
     else:
-        # The end is the peak if the scores are smaller than the other tensors.
+        # The end is the peak if the scores are smaller than the other tensors. With
+        # recomputation they often are not, so `Pass` refuses it in these modes.
         stream = {"temporaries": residual_bytes(p) if p.autocast else 0}
         by_moment = {"after the forward pass": category_peaks(p) | stream}
     lasting = {name: category_peaks(p)[name] for name in ("weights", "optimizer state")}
@@ -78,27 +80,27 @@ def no_graph_candidates(p: Pass) -> dict[str, Bytes]:
     in the last block's attention, in its feed-forward half, and in the head.
 
     A score takes 12 bytes in fp32 (three matrices) and under autocast (two bf16 and two
-    fp32 matrices), and 6 bytes in pure bf16.
+    fp32 matrices), and 6 bytes in pure bf16. All heads share a mask.
     """
-    n, d, f = p.tokens, p.shape.d_model, p.shape.d_ff
-    low, fp32 = p.matmul_itemsize, FP32_BYTES
-    scores = n * p.shape.num_heads * p.context if p.attention == "eager" else 0
+    n, d, f, s = p.tokens, p.shape.d_model, p.shape.d_ff, p.context
+    low, wide, eager = p.matmul_itemsize, p.weight_itemsize, p.attention == "eager"
+    scores = n * p.shape.num_heads * s * 3 * wide + s * s * BOOL_BYTES if eager else 0
     copies = weight_copy_bytes(p)
     head = p.vocab * d * BF16_BYTES if p.autocast else 0
     last = (3 * d * f + d * d) * BF16_BYTES if p.autocast else 0
     return {
         "in the last attention": {
             "weight copies": copies - head - last,
-            "temporaries": n * d * (4 * p.weight_itemsize + 3 * low)
-            + 3 * p.weight_itemsize * scores,
+            "temporaries": n * d * (4 * wide + 3 * low) + scores,
         },
         "in the last feed-forward half": {
             "weight copies": copies - head,
-            "temporaries": n * d * 3 * p.weight_itemsize + n * f * 3 * low,
+            "temporaries": n * d * 3 * wide + n * f * 3 * low,
         },
         "at the head": {
             "weight copies": copies,
-            "temporaries": n * d * (2 * fp32 + low) + logits_bytes(p),
+            "temporaries": n * d * (2 * wide + (low if p.autocast else 0))
+            + logits_bytes(p),
         },
     }
 
@@ -112,6 +114,7 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
     """
     n, d, f, layers = p.tokens, p.shape.d_model, p.shape.d_ff, p.shape.num_layers
     graph, loss = graph_bytes(p), sum(loss_saved_bytes(p).values())
+    wide = p.weight_itemsize
     copies = weight_copy_bytes(p)
     head = p.vocab * d
     inputs = 0
@@ -150,7 +153,7 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
         },
         # The backward pass of the norm keeps five fp32 tensors at once.
         "backward, the last norm": {
-            "gradients": head * p.weight_itemsize,
+            "gradients": head * wide,
             "weight copies": copies - (head * BF16_BYTES if p.autocast else 0),
             "saved activations": graph
             - logits_bytes(p)
@@ -163,17 +166,18 @@ def training_candidates(p: Pass) -> dict[str, Bytes]:
             for block_name, end in ends.items()
             for half, moment in block_backward_bytes(p, end).items()
         },
-        # With tied weights, the gradients of embedding and head and their sum coexist.
+        # With tied weights, the gradients of embedding and head coexist with their sum.
+        # Under autocast the head's is a new fp32 copy, to which autograd adds in place.
         "backward, the embedding": {
             "gradients": weight_bytes(p),
             "temporaries": residual_bytes(p)
-            + 2 * (2 - p.embeddings) * head * p.weight_itemsize,
+            + (2 - p.embeddings) * head * (FP32_BYTES if p.autocast else 2 * wide),
         },
     }
     if p.mode == "step":
         # AdamW allocates the square root of the second moment, one parameter at a time.
         # Optimizers with fewer than two states need no square root.
-        root = p.weight_itemsize * (p.optimizer_states // 2)
+        root = wide * (p.optimizer_states // 2)
         for name, largest in {"a feed-forward matrix": d * f, "the head": head}.items():
             candidates[f"optimizer, {name}"] = {
                 "gradients": weight_bytes(p),

@@ -104,12 +104,13 @@ def strategy_peak_candidates(p: Pass, strategy: str, run: int) -> Iterator[Bytes
         for when in ("after the forward pass", "backward, the loss"):
             saved = ends[when]["saved activations"] + extra * residual_bytes(p)
             yield ends[when] | {"saved activations": saved}
-        last = ends["backward, the embedding"]
-        yield last
+        yield ends["backward, the embedding"]
+        # After the forward pass, all temporaries are those that last.
+        lasting = ends["after the forward pass"]
         for moment in block_peak_candidates(single, strategy):
-            always = last["temporaries"] - residual_bytes(p)
-            totals = {"weights": last["weights"]} | moment
-            yield totals | {"temporaries": totals["temporaries"] + always}
+            temporaries = lasting["temporaries"] + moment["temporaries"]
+            weights = {"weights": lasting["weights"]}
+            yield weights | moment | {"temporaries": temporaries}
 
 
 def block_peak_candidates(p: Pass, strategy: str) -> Iterator[Bytes]:

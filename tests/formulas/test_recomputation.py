@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
 from systems.experiments.gradient_checkpointing import apply_strategy
 from systems.formulas.memory_costs import Pass, block_saved_bytes, residual_bytes
@@ -17,10 +16,8 @@ from systems.formulas.recomputation import (
     strategy_peak_candidates,
     strategy_peaks,
 )
-from systems.model.sizes import SIZES, ModelSize
-from systems.model.train_step import precision_context, training_step
-from systems.model.transformer import build_model
-from tests.cpu_allocator import allocator
+from systems.model.sizes import ModelSize
+from tests.cpu_allocator import allocator, build_pass
 
 pytestmark = pytest.mark.interpreted
 SHAPE = ModelSize(256, 1024, 8, 4)
@@ -39,20 +36,17 @@ WAYS = [
 
 def allocator_peaks(monkeypatch, p: Pass, strategy: str, run: int) -> list[int]:
     """Return two peaks of a pass in bytes: without and with existing gradients."""
-    monkeypatch.setitem(SIZES, "tested", p.shape)
     with allocator(monkeypatch) as memory:
-        model = build_model("tested", p.context, p.vocab, p.attention)
-        token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
+        model, run_pass = build_pass(p)
         apply_strategy(model, strategy, run)
         found = []
         for fresh in (True, False):
             model.zero_grad(set_to_none=fresh)
             memory.reset_peak()
-            autocast = precision_context(p.precision, "cpu")
-            training_step(model, token_ids, targets, autocast)
+            run_pass()
             found.append(memory.peak)
         # Free the tensors before the allocator that counts them.
-        del model, token_ids, targets
+        del model, run_pass
     return found
 
 
@@ -71,10 +65,14 @@ def test_both_peaks_equal_formulas(monkeypatch, way):
 def test_forward_pass_keeps_16_2_or_1_inputs_by_strategy():
     """The forward pass of eight blocks keeps 16, 2 or 1 inputs, by strategy."""
     p = Pass(SHAPE, 512, "forward_backward", "fp32", "flash")
+    tied = replace(p, embeddings=1)
     of_blocks = peak_candidates(replace(p, checkpoint=1))["after the forward pass"]
     for strategy, inputs in (("half_blocks", 16), ("halving", 2), ("chain", 1)):
-        kept = next(strategy_peak_candidates(p, strategy, 1))["saved activations"]
-        assert kept - of_blocks["saved activations"] == (inputs - 8) * residual_bytes(p)
+        kept, *_, block = strategy_peak_candidates(p, strategy, 1)
+        saved = kept["saved activations"] - of_blocks["saved activations"]
+        assert saved == (inputs - 8) * residual_bytes(p)
+        *_, tied_block = strategy_peak_candidates(tied, strategy, 1)
+        assert tied_block["temporaries"] == block["temporaries"]
 
 
 def test_nested_runs_match_closed_forms():
@@ -94,10 +92,8 @@ def test_nested_runs_match_closed_forms():
 def test_recompute_block_keeps_one_more_gradient():
     """With existing gradients, the strategies have equal peaks, in the forward pass."""
     p = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
-    (made, kept), (by_hand, kept_by_hand) = (
-        strategy_peaks(p, "runs"),
-        strategy_peaks(p, "by_hand"),
-    )
+    made, kept = strategy_peaks(p, "runs")
+    by_hand, kept_by_hand = strategy_peaks(p, "by_hand")
     assert kept_by_hand == kept and by_hand == made + residual_bytes(p)
     names, moments = peak_candidates(replace(p, checkpoint=1)), []
     for strategy in ("by_hand", "runs"):
