@@ -18,7 +18,7 @@ import typer
 
 from systems.formulas.costs import BACKWARD_OVER_FORWARD, forward_flops
 from systems.formulas.gpus import GPUS, Gpu
-from systems.formulas.memory_costs import Pass, count_segments, weight_bytes
+from systems.formulas.memory_costs import Pass, check, count_segments, weight_bytes
 from systems.formulas.memory_peak import bytes_at_peak
 from systems.model.sizes import SIZES
 
@@ -45,8 +45,9 @@ def step_flops(p: Pass) -> int:
     Flash attention skips the masked half of the scores, and its backward pass
     recomputes one of the forward pass's two matmuls. PyTorch's checkpointing stops
     recomputing at the last saved tensor, so the last matmul of a segment (w2, or
-    attention's output projection) is not recomputed.
+    attention's output projection) is not recomputed. Raise ValueError for other modes.
     """
+    check("mode", p.mode, p.mode == "step", "be 'step'")
     parts = forward_flops(
         **vars(p.shape), vocab_size=p.vocab, context=p.context, batch=p.batch
     )
@@ -119,23 +120,14 @@ def print_fit(
         int, typer.Option(min=0, help="Blocks that are recomputed together.")
     ] = 0,
 ) -> None:
-    for option, name, choices in (("--size", size, SIZES), ("--gpu", gpu, GPUS)):
-        if name not in choices:
-            raise typer.BadParameter(f"{option} takes {', '.join(choices)}, not {name}")
-    if checkpoint > (layers := SIZES[size].num_layers):
-        text = f"--checkpoint is {checkpoint}, and {size} has {layers} blocks"
-        raise typer.BadParameter(text)
-    device = GPUS[gpu]
-    p = Pass(
-        size,
-        context,
-        "step",
-        precision,
-        attention,
-        checkpoint,
-        batch=batch,
-        workspace_bytes=device.workspace_bytes,
-    )
+    if gpu not in GPUS:
+        raise typer.BadParameter(f"--gpu takes {', '.join(GPUS)}, not {gpu}")
+    device, fields = GPUS[gpu], (size, context, "step", precision, attention)
+    workspace = device.workspace_bytes
+    try:
+        p = Pass(*fields, checkpoint, batch=batch, workspace_bytes=workspace)
+    except ValueError as error:
+        raise typer.BadParameter(f"--{error}") from None
     print_report(p, device)
 
 

@@ -7,6 +7,7 @@ Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width,
 from dataclasses import dataclass, replace
 
 from systems.formulas.costs import FP32_BYTES, INT64_BYTES, parameters_by_part
+from systems.formulas.symbols import Expression
 from systems.model.sizes import SIZES, VOCAB_SIZE, ModelSize
 
 BF16_BYTES = 2
@@ -23,6 +24,13 @@ KNOWN = {
     "precision": "fp32 bf16 pure_bf16",
     "attention": "eager flash",
 }
+MAY_BE_0 = "checkpoint recompute_attention optimizer_states workspace_bytes"
+
+
+def check(field: str, value: object, met: bool, rule: str) -> None:
+    """Raise ValueError with the field's rule unless it is met."""
+    if not met:
+        raise ValueError(f"{field} is {value!r}, must {rule}")
 
 
 @dataclass(frozen=True)
@@ -54,17 +62,35 @@ class Pass:
     embeddings: int = 2
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a name that is not in `KNOWN`, or a number too small."""
-        for field, known in KNOWN.items():
-            if (name := getattr(self, field)) not in known.split():
-                raise ValueError(f"{field} is {name!r}, must be one of: {known}")
-        for field, value in vars(self).items():
-            least = int(field in "context batch vocab kv_heads embeddings".split())
-            if isinstance(value, int) and value < least:
-                raise ValueError(f"{field} is {value}, must be at least {least}")
-        heads, groups = self.shape.num_heads, self.kv_heads
-        if isinstance(groups, int) and heads % groups:
-            raise ValueError(f"kv_heads is {groups}, must divide {heads}")
+        """Raise ValueError for an unknown name, or an impossible number or combination.
+        Symbolic numbers are not checked.
+        """
+        names = KNOWN | {"size": " ".join(SIZES)}
+        for field, known in names.items():
+            name = getattr(self, field)
+            met = isinstance(name, ModelSize) or name in known.split()
+            check(field, name, met, f"be one of: {known}")
+        run, again = self.checkpoint, self.recompute_attention
+        backward = self.mode in ("forward_backward", "step")
+        check("checkpoint", run, backward or run == 0, f"be 0 in mode {self.mode}")
+        alone = backward and run == 0 and self.attention == "eager"
+        rule = "be False without backward pass, with checkpoint or flash attention"
+        check("recompute_attention", again, alone or not again, rule)
+        shape = self.shape
+        given = (vars(self) | vars(shape)).items()
+        numbers = {k: n for k, n in given if k not in names and n is not None}
+        if any(isinstance(n, Expression) for n in numbers.values()):
+            return
+        for field, n in numbers.items():
+            least = int(field not in MAY_BE_0.split())
+            met = isinstance(n, int) and n >= least
+            check(field, n, met, f"be a whole number of at least {least}")
+        d, heads, groups = shape.d_model, shape.num_heads, self.kv_heads or 1
+        check("num_heads", heads, d % heads == 0, f"divide d_model, {d}")
+        check("kv_heads", groups, heads % groups == 0, f"divide num_heads, {heads}")
+        layers, matrices = shape.num_layers, self.embeddings
+        check("checkpoint", run, run <= layers, f"be at most num_layers, {layers}")
+        check("embeddings", matrices, matrices <= 2, "be at most 2")
 
     @property
     def shape(self) -> ModelSize:

@@ -1,20 +1,17 @@
 """Test the search for the largest model, context or batch that fits a GPU."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from systems.formulas.costs import forward_flops
 from systems.formulas.fit import find_largest, floor_seconds, peak_bytes, step_flops
 from systems.formulas.gpus import CONTEXT_BYTES, GPUS
 from systems.formulas.memory_costs import Pass, weight_bytes
-from systems.model.checkpointing import checkpoint_attention, checkpoint_blocks
 from systems.model.sizes import ModelSize
-from systems.model.train_step import precision_context, training_step
-from systems.model.transformer import BasicsTransformerLM
+from tests.cpu_allocator import build_pass
 from tests.needed import ROOT, run_python
 
 XL = Pass("xl", 2048, "step", "bf16", "flash")
@@ -28,18 +25,24 @@ def test_find_largest_returns_the_last_that_fits(field, gpu):
     most = find_largest(XL, field, room)
     assert peak_bytes(replace(XL, **{field: most + 1})) > room
     assert not most or peak_bytes(replace(XL, **{field: most})) <= room
-    with pytest.raises(ValueError, match="^precision is 'tf32', must be one of: fp32"):
-        replace(XL, precision="tf32")
-    for field, wrong in {
-        "context": -1,
-        "batch": 0,
-        "kv_heads": 3,
-        "checkpoint": -1,
-    }.items():
+
+
+def test_impossible_passes_are_refused():
+    eager, graph = replace(XL, attention="eager"), replace(XL, mode="forward_graph")
+    fields = "precision size context batch kv_heads kv_heads checkpoint checkpoint"
+    values = ("tf32", "XL", -1, 2.5, 0, 3, -1, 49)
+    wrong = [(XL, *pair) for pair in zip(fields.split(), values, strict=True)]
+    wrong += [(XL, "embeddings", 3), (graph, "checkpoint", 1)]
+    without = (XL, replace(eager, checkpoint=1), replace(eager, mode="forward"))
+    wrong += [(p, "recompute_attention", True) for p in without]
+    for p, field, value in wrong:
         with pytest.raises(
-            ValueError, match=rf"^{field} is {wrong}, must (be at least|divide)"
+            ValueError, match=f"^{field} is {value!r}, must (be|divide)"
         ):
-            replace(XL, **{field: wrong})
+            replace(p, **{field: value})
+    for heads, rule in ((3, "divide d_model, 100"), (-1, "be a whole number of at")):
+        with pytest.raises(ValueError, match=f"^num_heads is {heads}, must {rule}"):
+            replace(XL, size=ModelSize(100, 400, 2, heads))
 
 
 def test_hand_in_lists_the_longest_contexts_that_fit():
@@ -65,15 +68,9 @@ AGAIN = [{"checkpoint": run} for run in range(5)] + [{"recompute_attention": Tru
 @pytest.mark.parametrize("again", AGAIN, ids=str)
 def test_step_flops_equal_pytorch_s_counter(again):
     p = Pass(SHAPE, 16, "step", "fp32", vocab=50, **again)
-    d_model, d_ff, layers, heads = astuple(p.shape)
-    model = BasicsTransformerLM(p.vocab, p.context, d_model, layers, heads, d_ff)
-    if p.checkpoint:
-        checkpoint_blocks(model, p.checkpoint)
-    if p.recompute_attention:
-        checkpoint_attention(model)
-    token_ids, targets = torch.randint(p.vocab, (2, p.batch, p.context))
+    _, run_pass = build_pass(p)
     with FlopCounterMode(display=False) as counted:
-        training_step(model, token_ids, targets, precision_context("fp32", "cpu"))
+        run_pass()
     assert counted.get_total_flops() == step_flops(p)
 
 
@@ -94,6 +91,8 @@ def test_step_bound_adds_matmuls_and_optimizer_traffic():
     p, a100 = Pass("small", 512, "step", "fp32"), GPUS["a100-80"]
     moved = 7 * weight_bytes(p)
     assert floor_seconds(p, a100) == step_flops(p) / 19.5e12 + moved / 2.039e12
+    with pytest.raises(ValueError, match="^mode is 'forward', must be 'step'"):
+        floor_seconds(replace(p, mode="forward"), a100)
 
 
 def test_the_command_prints_what_fits():

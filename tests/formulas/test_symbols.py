@@ -34,11 +34,16 @@ def evaluate(program: Program, names: dict[str, int]) -> list[int]:
 
 
 def make_pass(precision, attention, remedy, numbers) -> Pass:
+    # The number of heads divides the width, and a segment has at most all layers.
+    width = numbers["d_model"] * numbers["num_heads"]
+    layers = numbers["num_layers"] + numbers["checkpoint"]
+    numbers = numbers | {"d_model": width, "num_layers": layers}
     fields = [numbers[name] for name in NAMES]
     run = numbers["checkpoint"] if remedy == "blocks" else 0
     given = ModelSize(*fields[:4]), fields[4], "step", precision, attention, run
     more = {name: numbers[name] for name in ("optimizer_states", "workspace_bytes")}
-    return Pass(*given, remedy == "attention", *fields[5:], **more)
+    again = (attention, remedy) == ("eager", "attention")
+    return Pass(*given, again, *fields[5:], **more)
 
 
 @given(
