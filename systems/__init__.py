@@ -24,7 +24,7 @@ REMEDIES = {
 
 
 def find_missing(*modules: str) -> str:
-    """Return advice on the first missing module, or "" if all modules exist."""
+    """Return advice on the first of `modules` (import names) that is missing, or ""."""
     for module in modules:
         with suppress(ModuleNotFoundError):
             if find_spec(module):
@@ -43,7 +43,7 @@ def require(*modules: str) -> None:
 
 
 def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
-    """Exception hook: print one line for Ctrl-C or failed imports, else a traceback."""
+    """As excepthook, print one line for Ctrl-C or a failed import, else a traceback."""
     if issubclass(kind, KeyboardInterrupt):
         print("Aborted!", file=sys.stderr)
     elif issubclass(kind, EOFError) and "marshal" in str(error):
@@ -56,7 +56,7 @@ def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
 
 
 def import_fault(error: BaseException) -> str:
-    """Return which third-party package can't be imported and why, or ""."""
+    """Return which third-party package failed to import in `error` and why, or ""."""
     folders = tuple(f"{ROOT / name}{os.sep}" for name in ("systems", "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if frame.filename.startswith(folders)]
@@ -70,7 +70,7 @@ def import_fault(error: BaseException) -> str:
 
 
 def torch_fault() -> str:
-    """Return a warning, or "" if torch is missing or in pyproject.toml's range."""
+    """Return a warning if torch is installed outside pyproject.toml's range, or ""."""
     import tomllib
     from importlib import metadata
 

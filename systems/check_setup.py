@@ -23,7 +23,7 @@ from systems.running.software import installed_versions
 
 # --8<-- [start:check]
 def time_small_model(device: str) -> dict[str, list[float]]:
-    """Return ms by phase. Raise RuntimeError if the gradient is zero or not finite."""
+    """Return a pass's ms by phase. Raise RuntimeError unless 0 < gradient norm < ∞."""
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(

@@ -23,7 +23,7 @@ def check_inputs(
     scale: float | None,
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    """Raise TypeError or ValueError unless q, k, v (of `dtypes`) and options fit."""
+    """Raise TypeError or ValueError for invalid arguments or dtypes not in `dtypes`."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -172,7 +172,7 @@ def is_batched(do: Tensor) -> bool:
 
 
 def register_vmap_loop(operator: Any) -> None:
-    """Register a vmap rule that loops over the batch, for operators with 3 results."""
+    """Make vmap loop over the batch for a custom `operator` that has three results."""
 
     @operator.register_vmap
     def _(info, in_dims: tuple[int | None, ...], *arguments):

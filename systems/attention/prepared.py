@@ -32,7 +32,7 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class PreparedCall:
-    """Triton launches for one set of shapes, strides, dtype, device and options."""
+    """Triton launches for one set of shapes, strides, dtype, device and arguments."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PreparedCall:
         return o, lse
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
-        """Return if q, k, v, o have the forward's strides and lse is contiguous."""
+        """Tell whether q, k, v, o have the forward's strides and lse is contiguous."""
         strides = [x.stride() for x in (q, k, v, o)]
         expected = [x[1] for x in (*self.inputs, self.outputs[0])]
         return strides == expected and lse.is_contiguous()
@@ -125,7 +125,7 @@ def prepare_call_cached(
     backend: str,
     arithmetic: str,
 ) -> PreparedCall | None:
-    """Return the prepared call for this metadata, or None as `prepare_call` does."""
+    """Return `prepare_call`'s result; `arithmetic` comes from `choose_arithmetic`."""
     shape, _, _, device = q
     if backend not in ("auto", "triton") or len(shape) not in (3, 4):
         return None

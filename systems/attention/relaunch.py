@@ -55,7 +55,7 @@ def use_device(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class Launch:
-    """A kernel with its grid, scalars and constants. Call it with tensors to launch."""
+    """A kernel with grid, scalars, constants, options (num_warps); call on tensors."""
 
     def __init__(
         self,

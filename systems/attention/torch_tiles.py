@@ -133,7 +133,7 @@ def tile_vjp(
 
 @cache
 def compile_tile_vjp():
-    """Return `tile_vjp` compiled for all lengths, so that its operations are fused."""
+    """Compile `tile_vjp` once, for all lengths, so that its operations are fused."""
     return torch.compile(tile_vjp, dynamic=True)
 
 

@@ -24,7 +24,7 @@ BACKEND = "inductor"
 
 # --8<-- [start:graph]
 def compile_work(work: Any, dynamic: bool | None = False) -> Any:
-    """Return `work` compiled, by default for static shapes. Graph breaks are errors."""
+    """Compile a function or module, by default for static shapes, as a single graph."""
     return torch.compile(work, fullgraph=True, dynamic=dynamic, backend=BACKEND)
     # --8<-- [end:graph]
 
@@ -50,8 +50,8 @@ def fresh_caches(device: str, folder: Path | None = None) -> Iterator[None]:
 
 @cache
 def warm_up_compiler(device: str) -> None:
-    """Import the compiler, start its workers, and run a matmul in fp32 and in bf16.
-    Otherwise the first timed step of a process would include the time of this setup.
+    """Once per device, import the compiler, start its workers, and run a matmul in fp32
+    and bf16. Otherwise a process's first timed step would include the time of setup.
     """
     for dtype in (torch.float32, torch.bfloat16):
         w = torch.ones(8, 8, device=device, dtype=dtype, requires_grad=True)

@@ -126,8 +126,8 @@ def make_attention_step(
 def do_bench_ms(
     work: Callable[[], object], device: str, *, warmup_ms: int = 5, rep_ms: int = 100
 ) -> list[float]:
-    """Return up to SAMPLES_KEPT times of one call in ms by `triton.testing.do_bench`,
-    spread over the run. On a CPU they are wall-clock times.
+    """Return up to SAMPLES_KEPT times in ms of a call of `work`, spread over a run of
+    `do_bench` (`warmup_ms`, then `rep_ms`). On a CPU, return wall-clock times.
 
     `do_bench` empties the L2 cache before each call. CUDA events around the call time
     it, so a short call includes waiting for its launches.

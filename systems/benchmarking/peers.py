@@ -1,5 +1,5 @@
-"""The attention implementations that experiments compare, by name: this project's (such
-as "ours"), PyTorch's (plain, compiled, FlexAttention and SDPA), and FlashAttention-4.
+"""The attention implementations that experiments compare, by name: OURS (this project),
+"plain", "compiled", "flex", "sdpa", BACKENDS (PyTorch), FLASH_4 (FlashAttention-4).
 
 Each maps q, k, v (b, h, n, d) to o. Inside `use_peer(name)`, unsupported inputs
 raise `Unsupported`. Names with "_ordered" request deterministic gradients.
@@ -113,7 +113,7 @@ def use_peer(name: str) -> Iterator[None]:
 
 
 def unsupported_reason(name: str, error: Exception) -> str:
-    """Return why the input that raised this error is unsupported, else ""."""
+    """Return why `name` does not support the input that raised this error, else ""."""
     if name in SDPA_FLASH_4 and FLASH_4_ERROR.match(str(error)):
         return str(error)
     if name == "hopper" and str(error).startswith("hopper: "):
@@ -234,7 +234,7 @@ def allow_repeated_backward() -> None:
 
 @cache
 def compile_plain(causal: bool) -> Attention:
-    """Return plain attention under torch.compile, with dynamic sequence length."""
+    """Return plain attention compiled for any length; cached by `causal`."""
     allow_repeated_backward()
     attend = compile_work(plain_attention)
 
@@ -260,7 +260,7 @@ def load_flash_4(causal: bool, ordered: bool) -> Attention:
 
 
 def compile_flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
-    """Return compiled FlexAttention, GQA if `grouped`. It skips fully masked blocks."""
+    """Compile FlexAttention for n tokens, GQA if `grouped`; it skips masked blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     allow_repeated_backward()

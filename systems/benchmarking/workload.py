@@ -21,11 +21,11 @@ SECOND_FORWARD = "second_forward"
 
 # --8<-- [start:workload]
 class Workload:
-    """A model with random tokens and targets (seed 0) on a device. Clocks and probes
-    call the method `step`, which runs one pass.
+    """A model of a size in SIZES, with random tokens and targets (seed 0). Clocks and
+    probes call the method `step`, which runs one pass of a mode in MODES.
 
-    `forward` is the model, or a compiled model assigned to it. Only "step" of MODES has
-    an optimizer. Raise ValueError for an unknown precision or attention.
+    `forward` is the model, or a compiled model assigned to it. Only mode "step" has an
+    optimizer. Raise ValueError for an unknown precision (PRECISIONS) or attention.
     """
 
     def __init__(

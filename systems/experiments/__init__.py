@@ -12,7 +12,7 @@ GPU, GPU_OR_CPU, META = ("cuda",), ("cuda", "cpu"), ("meta",)
 @dataclass(frozen=True)
 class Stem:
     """An experiment: its module, and the devices ("cuda", "cpu", or "meta" for tensors
-    without data) that run its full and its quick grid of configurations.
+    without data) that run its full grid and its quick grid, `configs(quick=True)`.
 
     `precompiled` lists the implementations or executions that parallel processes of
     `cores_per_process` cores compile before measuring. `needs` lists required modules.

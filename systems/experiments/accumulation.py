@@ -64,7 +64,7 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return metrics such as final sums on CPU and GPU, and the GPU's last change."""
+    """Return the last sums (CPU, GPU), how they differ, last change, and some sums."""
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
     stride = max(1, config.steps // STORED_SUMS)

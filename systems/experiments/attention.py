@@ -89,8 +89,8 @@ def choose_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure both passes in ms, tensors that autograd saves, and on a GPU memory in
-    bytes, GPU time, kernel counts. Raise ValueError if compiled without a warm-up pass.
+    """Measure both passes and warm-ups in ms, compiled graphs, tensors saved; on a GPU
+    also bytes, GPU time, kernels. Raise ValueError if compiled without a warm-up pass.
     """
     is_compiled = config.execution == "compiled"
     if is_compiled and config.warmup < 1:
@@ -143,7 +143,7 @@ def run(config: Config) -> AlternatingRun:
 def cached_inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and do, cached so that alternating rows share one copy."""
+    """Return `random_inputs`, cached for the last arguments, so rows share one copy."""
     return random_inputs(shape, dtype, device)
     # --8<-- [end:run]
 

@@ -63,7 +63,7 @@ class ToyModel(nn.Module):
 def trace_step(
     model: nn.Module, inputs: Tensor, targets: Tensor, config: Config, device: str
 ) -> DtypeTrace:
-    """Trace a training step: forward and loss under autocast, unless dtype is fp32."""
+    """Trace a step, with forward and loss in autocast to config.dtype unless fp32."""
     loss_function, optimizer = nn.CrossEntropyLoss(), AdamW(model.parameters())
     autocast = torch.autocast(
         device, dtype=DTYPES[config.dtype], enabled=config.dtype != "fp32"
@@ -225,7 +225,7 @@ def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
 
 
 def result_dtype(operation, *inputs: Tensor) -> str:
-    """Return the dtype of an operation's result, or "raises" if it raises."""
+    """Return the dtype of `operation(*inputs)`, "raises" for a RuntimeError."""
     try:
         return DTYPE_NAMES[operation(*inputs).dtype]
     except RuntimeError:

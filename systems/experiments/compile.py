@@ -126,7 +126,7 @@ def run(config: Config) -> AlternatingRun:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return a turn's metrics ("warmup_..." for warm-up); for "graph", only samples."""
+    """Return a turn's metrics by `compiling.measure`; for "graph" only phases in ms."""
     if execution == "graph":
         capture = graphs.capture(work.step, work.model.zero_grad, device)
         with capture as replay:
@@ -163,7 +163,7 @@ WORKLOADS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
 def shared_workload(config: Config, device: str) -> Workload:
-    """Return the workload that eager, compiled and graph executions share."""
+    """Return the workload that a configuration's executions share while they run."""
     cell = replace(config, execution="eager")
     work = WORKLOADS.get(cell)
     if work is None:

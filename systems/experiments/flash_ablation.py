@@ -255,7 +255,7 @@ def atomic_kernel(
 def atomic_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return (dq, dk, dv) of causal attention. dq is not bitwise reproducible."""
+    """Return causal (dq, dk, dv) of (heads, n, d). dq is not bitwise reproducible."""
     heads, n, d = q.shape
     delta = (o.float() * do.float()).sum(-1)
     dq = torch.zeros(q.shape, device=q.device)
@@ -307,7 +307,7 @@ def run(config: Config) -> AlternatingRun:
 
 
 def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
-    """Return a technique's keyword arguments for the launcher of the pass `of`."""
+    """Return OVERRIDES[technique] for the pass `of`, "forward" or "backward"."""
     overrides = OVERRIDES[technique]
     hopper = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
     if technique == "cut_in_steps" and not hopper:
@@ -318,7 +318,7 @@ def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
 def prepare_step(
     step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """Return the function that a step measures, which returns (o,) or (dq, dk, dv)."""
+    """Return the function to time for a step in STEPS: () -> (o,) or (dq, dk, dv)."""
     scale = q.shape[-1] ** -0.5
     technique, _, direction = step.rpartition("_")
     overridden = technique in OVERRIDES

@@ -75,7 +75,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return most implementations at 20 shapes per dtype, FEW at 1, "hopper" at 20."""
+    """Return most at 20 shapes a dtype, FEW at 1; in 16 bits three at 20 for Hopper."""
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
     small = [
@@ -126,7 +126,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable:
-    """Return the named implementation as a function (q, k, v) -> (o, lse), or -> o."""
+    """Return an implementation for length n: (q, k, v) -> (o, lse), or o if by SDPA."""
     if name == "plain":
         return partial(attention_reference, causal=causal)
     if name in CLASSES:

@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Return ms by do_bench, as GPU time, by kernel; "ceiling": of TMA additions."""
+    """Return do_bench, GPU and kernel ms, backend; if "ceiling" ms of TMA additions."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_additions(device)

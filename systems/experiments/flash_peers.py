@@ -88,7 +88,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return all implementations at 18 bf16 shapes, some irregular, and 4 in fp32."""
+    """Return IMPLEMENTATIONS at 18 shapes in bf16, some irregular, and at 4 in fp32."""
     shapes: list[tuple] = [
         (1, 16, 16384, 64, True, "bf16"),
         (1, 16, 16384, 128, True, "bf16"),

@@ -93,7 +93,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def apply_strategy(model: BasicsTransformerLM, strategy: str, run: int) -> None:
-    """Checkpoint the model by this strategy; "runs" has runs of `run` blocks."""
+    """Checkpoint the model as in STRATEGIES; "runs" has runs of `run` blocks."""
     if strategy == "runs":
         checkpointing.checkpoint_blocks(model, run)
     elif (change := STRATEGIES[strategy]) is not None:

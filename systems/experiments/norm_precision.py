@@ -82,7 +82,7 @@ def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Ten
 def running_mean(
     x: Float[Tensor, "m v d"], dim: int, keepdim: bool
 ) -> Float[Tensor, "m v 1"]:
-    """Return the mean by sequential additions rounded to x's dtype; `dim` is kept."""
+    """Return the mean over `dim`, which is kept, by additions rounded to x's dtype."""
     total, *terms = x.split(1, dim)
     total = total.clone()
     for term in terms:
@@ -92,7 +92,7 @@ def running_mean(
 
 
 def apply_norm(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
-    """Return a norm's intermediate results and output; if fused, only the output."""
+    """Return {stage: result} of config.norm; if `compute` is "fused", only "output"."""
     if config.compute == "fused":
         fused = functional.layer_norm if config.norm == "layer" else functional.rms_norm
         return {"output": fused(x, x.shape[-1:], eps=EPS)}

@@ -86,7 +86,7 @@ def run(config: Config) -> AlternatingRun:
 def check_results(
     compute: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor, dy: Tensor
 ) -> dict[str, Any]:
-    """Return errors of y, dx and dw, and whether two calls are bitwise equal."""
+    """Return relative errors of y, dx, dw, and whether two calls are bitwise equal."""
 
     def run_both() -> tuple[Tensor, ...]:
         y = compute(x, w)

@@ -90,8 +90,8 @@ class DtypeTrace(TorchDispatchMode):
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 
     def result_dtype(self, scope: str, operation: str, last: bool = False) -> str:
-        """Return the result dtype of the first (or last) operation of this name in a
-        module. Raise ValueError if the module ran no such operation.
+        """Return the result dtype of the first (or last) `operation`, such as "bmm", in
+        the module `scope`. Raise ValueError if the module ran no such operation.
         """
         dtypes = [
             dtype
@@ -108,7 +108,7 @@ class DtypeTrace(TorchDispatchMode):
 
     @staticmethod
     def join_dtypes(dtypes: dict[str, str]) -> str:
-        """Return the distinct values of a dict, sorted and joined by commas."""
+        """Return the distinct dtypes of a dict's values, sorted, joined by commas."""
         return join_names(dtypes.values())
 
 
@@ -117,7 +117,7 @@ def join_names(dtypes: Iterable[str]) -> str:
 
 
 def is_view(func: Any) -> bool:
-    """Return whether an operation returns a view; in-place operations don't count."""
+    """Return whether operation `func` returns a view; in-place ones don't count."""
     aliases = any(
         a.alias_info is not None and not a.alias_info.is_write
         for a in func._schema.arguments

@@ -74,7 +74,7 @@ def find_loops(assembly: str) -> Iterator[list[str]]:
 
 
 def count_ops(body: list[str], name: str) -> int:
-    """Count the instructions of a loop whose text contains a name."""
+    """Count the instructions of a loop whose text contains `name`, such as "MMA"."""
     return sum(name in text for text in body)
 
 

@@ -151,7 +151,7 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
-    """Return a database's kernels. Raise TraceError, or for bad rows any MALFORMED."""
+    """Return kernels as `read_export`; raise TraceError (file `name`) or MALFORMED."""
     query = "SELECT name FROM sqlite_master WHERE type = 'table'"
     tables = {
         table: {x[1] for x in database.execute(f'PRAGMA table_info("{table}")')}

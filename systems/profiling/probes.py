@@ -72,7 +72,7 @@ def make_l2_filler(device: str) -> Tensor:
 def split_by_phase(
     kernels: Iterable[Kernel], names: list[str], passes: int
 ) -> dict[str, list[list[Kernel]]]:
-    """Return {phase: kernels of each pass}; raise TraceError if their counts differ."""
+    """Return {phase in `names`: kernels of each pass}; raise TraceError if unequal."""
     pass_kernels = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
     starts = sorted({kernel.marks[0].start for kernel in pass_kernels})
     runs: dict[str, list[list[Kernel]]] = {name: [[] for _ in starts] for name in names}
@@ -127,7 +127,7 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """Return times in ms per call by kernel name. Raise TraceError if calls differ."""
+    """Return {kernel name: its ms in each call}. Raise TraceError if calls differ."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)

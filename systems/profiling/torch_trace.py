@@ -59,7 +59,7 @@ def profile_kernels(
 
 @cache
 def warm_up_profiler() -> None:
-    """Profile one kernel and discard it, because the first profile may miss kernels."""
+    """Once per process, profile a kernel: a first profile may miss kernels."""
     run_profiled(lambda: torch.zeros(1, device="cuda"), "cuda")
 
 

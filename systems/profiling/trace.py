@@ -31,7 +31,7 @@ class TraceError(ValueError):
 
 @contextmanager
 def wrap_errors(problem: str, remedy: str) -> Iterator[None]:
-    """Turn any exception that a malformed file causes into a one-line `TraceError`."""
+    """Turn errors of malformed files into a `TraceError`, "problem (cause): remedy"."""
     try:
         yield
     except TraceError:
@@ -156,8 +156,8 @@ def attribute_kernels(
 def select_process(
     kernels: Iterable[Kernel], processes: Collection[Any], process_of: Any, name: str
 ) -> list[Kernel]:
-    """Return kernels, without marks of threads whose process (by `process_of`) launched
-    none, such as data loaders. Raise `TraceError` if `processes` has several.
+    """Return kernels without marks of threads whose process (`process_of`) isn't among
+    `processes`, such as data loaders. Raise TraceError on `name` if these are several.
     """
     if len(processes) > 1:
         raise TraceError(

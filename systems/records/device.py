@@ -55,8 +55,8 @@ def visible_gpus() -> list[str]:
 
 
 def find_gpu(visible: str | None = None) -> Device | None:
-    """Return the first GPU or MIG slice in `visible`, which defaults to
-    CUDA_VISIBLE_DEVICES. Return None if there is no GPU, driver or NVML.
+    """Return the first GPU or MIG slice in `visible`, written as CUDA_VISIBLE_DEVICES,
+    which is the default. Return None if there is no GPU, driver or NVML.
     """
     handle = first_gpu_handle(visible)
     name = query_nvml("nvmlDeviceGetName", handle)
@@ -77,7 +77,7 @@ def find_gpu(visible: str | None = None) -> Device | None:
 
 
 def gpu_uuid(visible: str) -> str | None:
-    """Return the UUID of the first GPU in `visible` (CUDA_VISIBLE_DEVICES), or None."""
+    """Return the UUID of the first GPU in `visible` (as in `find_gpu`), or None."""
     return query_nvml("nvmlDeviceGetUUID", first_gpu_handle(visible))
 
 
@@ -93,7 +93,7 @@ def sm_clock_mhz() -> int | None:
 
 
 def is_gpu_shared() -> bool:
-    """Return whether others use the GPU (process or 10 % of memory). Call it first."""
+    """Return whether others run on the GPU or hold 10 % of memory. Call it first."""
     handle = first_gpu_handle()
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
     # A container hides other processes, but not their memory.
@@ -114,7 +114,7 @@ def why_no_gpu() -> str:
 
 
 def start_nvml() -> tuple[Any, str]:
-    """Return (NVML, ""), or (None, reason) if NVML does not start."""
+    """Return (the module pynvml, ""), or (None, reason) if NVML does not start."""
     try:
         import pynvml
     except ImportError:
@@ -133,7 +133,7 @@ SM_CLOCK = 1
 
 
 def query_nvml(question: str, *arguments: Any) -> Any:
-    """Return the result of an NVML function, or None if the call fails."""
+    """Return the result of the NVML function named `question`, or None if it fails."""
     library, _ = start_nvml()
     if library is None or NO_HANDLE in arguments:
         return None
@@ -144,7 +144,7 @@ def query_nvml(question: str, *arguments: Any) -> Any:
 
 
 def first_gpu_handle(visible: str | None = None) -> Any:
-    """Return NVML's handle of the first visible GPU, or NO_HANDLE."""
+    """Return NVML's handle of the GPU that `find_gpu(visible)` finds, or NO_HANDLE."""
     if visible is None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     visible, handle = visible.split(",")[0].strip(), None

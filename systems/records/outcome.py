@@ -47,7 +47,7 @@ Run = Callable[[Any], Metrics | AlternatingRun]
 
 
 def measure_row(config: Any, run: Run) -> Row:
-    """Run a configuration and return its row. Out-of-memory errors, `Unsupported` and a
+    """Call `run(config)` and return its row. Out-of-memory errors, `Unsupported` and a
     missing Triton or C++ compiler become the row's status; other errors are raised.
     Raise ValueError for an invalid metric.
     """
@@ -57,7 +57,7 @@ def measure_row(config: Any, run: Run) -> Row:
 
 
 def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
-    """Measure a configuration: yield None after each turn, and finally its row."""
+    """Call `run(config)`: yield None at each of its yields, and finally its row."""
     metrics, status, reason = {}, "ok", None
     try:
         result = run(config)

@@ -90,7 +90,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
         return next((row for row in self.rows if row.config == config), None)
 
     def find(self, **wanted: Any) -> Row | None:
-        """Return the first row whose configuration has the `wanted` values, or None."""
+        """Return the first row with these config values, such as d=64, or None."""
         return next((r for r in self.rows if wanted.items() <= r.config.items()), None)
 
 
@@ -128,7 +128,7 @@ def record_faults(record: Record) -> Iterator[str]:
 
 def faults_in_metrics(metrics: dict[str, Any], reported: bool = False) -> Iterator[str]:
     """Yield a message for each fault of metrics: NaN, infinity, impossible times and
-    bytes, unsafe texts. A reported metric may be text ("about 14").
+    bytes, unsafe texts. Metrics of a `reported` record may be text ("about 14").
     """
     for name, value in metrics.items():
         yield from (f"{name}{fault}" for fault in [*_faults(name), *_faults(value)])

@@ -36,12 +36,12 @@ FOREIGN = ""
 
 
 def source_hash(module: str, attention: Iterable[str] = ()) -> str:
-    """Return the source hash of an experiment's module and of attentions, by names."""
+    """Return the source hash of an experiment's module and of these IMPLEMENTATIONS."""
     return hash_code(experiment_places(module, attention))
 
 
 def experiment_places(module: str, attention: Iterable[str]) -> list[Place]:
-    """Return the places of an experiment's module and of attention functions."""
+    """Return the places of an experiment's module and of these IMPLEMENTATIONS."""
     named = (IMPLEMENTATIONS[name].split(":") for name in sorted(set(attention)))
     return [(module, None), *((where, what) for where, what in named)]
 
@@ -135,7 +135,7 @@ def load_module(name: str) -> tuple[dict[str, Place], list[Statement]]:
 
 
 def resolve(name: str) -> Place:
-    """Return the place of a dotted name."""
+    """Return the place of a dotted name of a module, or of an object in a module."""
     parts = name.split(".")
     if parts[0] != "systems":
         return FOREIGN, name
@@ -180,7 +180,7 @@ def is_ignored(node: Any) -> bool:
 
 def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
     """Return whether importing a module with this statement does more than bind names,
-    for example by a call, or by a decorator such as `@operator.register_fake`.
+    as a call or a decorator `@operator.register_fake` does. `known`: {name: place}.
     """
     if isinstance(node, DEFINITIONS):
         parts = [part for each in node.decorator_list for part in ast.walk(each)]
@@ -195,7 +195,7 @@ def runs_on_import(node: ast.stmt, known: Mapping[str, Place]) -> bool:
 @dataclass
 class Reader:
     """Converter of code to text that depends neither on Python's version, nor on layout
-    or the names of modules. It collects the places that the code refers to.
+    or names of modules. It collects the places (`known` by local name) in the code.
     """
 
     known: Mapping[str, Place]

@@ -49,7 +49,7 @@ def option_name(name: str) -> str:
 
 
 def main(config_class: type, run: Run) -> NoReturn:
-    """Parse the options, measure one configuration, and print it as a table or JSON."""
+    """Parse the options of `config_class`, measure by `run`, print a table or JSON."""
 
     def command(**values: Any) -> None:
         as_json = values.pop("json")

@@ -28,7 +28,7 @@ from systems.running.reports import end_with_parent, report, reserve_stdout
 
 
 def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Return lists of configurations that differ only in the field module.IN_TURNS."""
+    """Group an experiment's configurations that differ only in the field IN_TURNS."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
         fixed = {k: v for k, v in asdict(config).items() if k != varied}
@@ -89,7 +89,7 @@ def report_rows(rows: list[Row]) -> None:
 
 
 def is_gpu_broken(module: Any, rows: list[Row]) -> bool:
-    """Return whether a CUDA error has made the GPU unusable in this process."""
+    """Return whether a CUDA error in `rows` has made this process's GPU unusable."""
     return not has_own_process(module) and any(
         row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
     )
@@ -101,7 +101,7 @@ def has_own_process(module: Any) -> bool:
 
 
 def measure_config(module: Any, config: Any) -> Iterator[Row | None]:
-    """Yield None after each turn, then the row; only the row if in a new process."""
+    """Yield None after each turn, then the row; with FRESH_PROCESS only the row."""
     if has_own_process(module):
         return iter([measure_in_process(module, config)])
     return measure_in_turns(config, module.run)
@@ -135,7 +135,7 @@ def extract_error(stderr: str) -> str:
 
 
 def main(module: str, config: str, parent: int) -> None:
-    """Measure a JSON configuration; print the row. Exit when process `parent` ends."""
+    """Measure `config` (JSON) of `module`; print its row. Exit when `parent` ends."""
     reserve_stdout()
     end_with_parent(parent)
     experiment = import_module(module)

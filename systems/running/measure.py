@@ -30,8 +30,8 @@ from systems.running.reports import CannotStart, report
 def measure_stem(
     name: str, results: Path, grid: str, deadline: float, seen: int | None = None
 ) -> int:
-    """Measure the missing rows of a record until `deadline` (s since 1970), unless the
-    record changed after `seen` (ns since 1970). Return 0 or 1, or raise CannotStart.
+    """Measure missing rows (`grid`: "full" or "quick") until `deadline` (s since 1970),
+    if the record didn't change since `seen` (ns). Return 0 or 1, or raise CannotStart.
     """
     last_end, stem = time.monotonic(), STEMS[name]
     device = machine.choose_device(stem.quick if grid == "quick" else stem.full)
@@ -95,8 +95,8 @@ def measure_stem(
 
 
 def import_experiment(stem: Stem, device: Device) -> Any:
-    """Set Triton's cache folder and import an experiment and torch's lazy modules.
-    Raise CannotStart if it can't run.
+    """Set Triton's cache folder; import and return the experiment's module, and import
+    torch's lazy modules. Raise CannotStart if the experiment can't run.
     """
     if device.is_gpu:
         if fault := machine.why_unwritable(machine.triton_cache_folder()):

@@ -125,13 +125,13 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def code_folder(*settings: Any) -> Path | None:
-    """Return the path for `settings` in FOLDER_VARIABLE's folder, or None if unset."""
+    """Return the folder named by `settings` in FOLDER_VARIABLE's, or None if unset."""
     folder, name = os.environ.get(FOLDER_VARIABLE), "-".join(map(str, settings))
     return Path(folder, name.replace(".", "_")) if folder else None
 
 
 def store_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Store the `samples` of steps that compiled, named `warmup_...`, in `folder`."""
+    """Store in `folder` those `samples` (named `warmup_...`) whose steps compiled."""
     times = {name: ms for name, ms in samples.items() if name.startswith("warmup_")}
     write_atomically(folder / SAMPLES_FILE, json.dumps(times))
 

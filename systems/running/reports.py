@@ -34,7 +34,7 @@ def exit_when_terminated() -> None:
 
 
 def exit_again(ignored: Any) -> None:
-    """Send SIGTERM again if a destructor or a weak reference swallowed SystemExit."""
+    """As unraisablehook, send SIGTERM again if a destructor swallowed SystemExit."""
     if ignored.exc_type is not SystemExit:
         return sys.__unraisablehook__(ignored)
     threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGTERM]).start()
@@ -59,7 +59,7 @@ def wait_and_exit(parent: int) -> None:
 
 
 def report(**event: Any) -> None:
-    """Print an event as a line of JSON. Exit if the parent has closed the pipe."""
+    """Print fields (`event="row"`, ...) as a JSON line. Exit if the pipe is closed."""
     try:
         print(json.dumps(event), file=reports, flush=True)
     except BrokenPipeError:

@@ -86,7 +86,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuning_digest(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return {TUNED: digest} of the GPU's tuned configurations if launched, else {}."""
+    """Return {TUNED: digest} for GPU `slug`, version `triton`; {} if not launched."""
     digest = tuned.config_digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
@@ -102,7 +102,7 @@ def is_tuning_current(record: Record) -> bool:
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
-    """Return whether the module or one of `attention` launches tuned Triton kernels."""
+    """Return whether the module or these attentions launch tuned Triton kernels."""
     reached = reach_code(experiment_places(module, attention))
     return any(LAUNCHES in statement.references for statement in reached)
 

@@ -128,7 +128,7 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial in ring stage ME to dq tile `number`, after `order` partials."""
+    """After `order` partials, add stage ME's (parity `phase`) to dq tile `number`."""
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
     # If NARROW, add three of four TMA boxes: the last has only padding columns.

@@ -24,8 +24,8 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class Descriptor:
-    """Callable that makes TMA descriptors of tensors of one layout. TMA moves blocks of
-    the shape `block`; outside of the tensor it reads zeros and writes nothing.
+    """Callable that makes TMA descriptors of tensors of one layout, for blocks of shape
+    `block` (`swizzle`: bytes). Outside the tensor TMA reads zeros and writes nothing.
     """
 
     def __init__(
@@ -75,5 +75,5 @@ def rows_descriptor(
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return a Descriptor for float32 statistics (heads, n), in tiles of `rows`."""
+    """Return a Descriptor for float32 (heads, n) with row `stride`: tiles of `rows`."""
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

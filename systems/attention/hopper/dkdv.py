@@ -115,7 +115,7 @@ def dkdv_step(
     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, diagonal,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Return dk up to the previous query tile, dv, ds, q, and the next q and do."""
+    """Return dk up to step i - 1, dv up to i, ds and q of i, q and do of step i + 1."""
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(

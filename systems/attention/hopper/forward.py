@@ -178,7 +178,7 @@ FIRST_BARRIER = gl.constexpr(8)
 
 @gluon.jit
 def wait_turn(GROUP: gl.constexpr):
-    """Wait until the previous consumer (128 threads) has started its matmuls."""
+    """Make consumer GROUP wait until the one before it has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.sync $1, 256; mov.b32 $0, 0;", "=r,r", [FIRST_BARRIER + GROUP],
         dtype=gl.int32, is_pure=False, pack=1,
@@ -187,7 +187,7 @@ def wait_turn(GROUP: gl.constexpr):
 
 @gluon.jit
 def pass_turn(GROUP: gl.constexpr, GROUPS: gl.constexpr):
-    """Signal the next consumer that this consumer has started its matmuls."""
+    """Signal the next consumer that consumer GROUP has started its matmuls."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.b32 $0, 0;", "=r,r",
         [FIRST_BARRIER + (GROUP + 1) % GROUPS],
@@ -320,7 +320,7 @@ def forward_kernel(
     OVERLAP: gl.constexpr, TURNS: gl.constexpr, NARROW: gl.constexpr,
     REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Compute o and lse of `items[starts[program] : starts[program + 1]]`."""
+    """Compute o and lse of `items[starts[i] : starts[i + 1]]` in program i."""
     gl.static_assert(2 <= GROUPS and GROUPS <= 4)
     BQ: gl.constexpr = 64 * GROUPS
     start_ptr = starts_ptr + gl.program_id(0)

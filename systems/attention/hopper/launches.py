@@ -58,7 +58,7 @@ def plan_forward(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> ForwardPlan:  # fmt: skip
-    """Return the forward launch for q, k, v and o of these shapes and strides."""
+    """Return and cache the forward launch for q, k, v and o of these layouts."""
     from systems.attention.hopper.forward import forward_kernel
 
     q, k, v, o = (make_layout(*lies) for lies in tensors)
@@ -132,7 +132,7 @@ def plan_two_passes(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> TwoPassPlan:
-    """Return the two launches for q, k, v, o, do, dq, dk and dv of these layouts."""
+    """Return and cache two launches for q, k, v, o, do, dq, dk, dv of these layouts."""
     from systems.attention.hopper.dkdv import dkdv_kernel
     from systems.attention.hopper.dq import dq_kernel
 

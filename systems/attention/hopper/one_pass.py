@@ -116,9 +116,9 @@ def process_tile(
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk, dv from query tile i; store dS. Return dk, dv, and the next q, do.
-    If EARLY, wait for a free dS stage before the wait for dP, so that the compiler
-    doesn't move the wait for dP above exp2.
+    """Accumulate dk, dv from query tile i; store dS. Return dk, dv, next q, do. Here
+    `resident` is (k, v, zeros [64, QUERIES]). If EARLY, wait for a free dS stage before
+    the wait for dP, so that the compiler doesn't move that wait above exp2.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
@@ -164,8 +164,8 @@ def process_tiles(
     diagonal, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process steps `start` to `stop` - 1 of a query head. The mask of step i uses
-    `diagonal` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
+    """Process steps `start` to `stop` - 1 of a query head by `process_tile`. Step i has
+    the mask `diagonal` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(
@@ -203,7 +203,7 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, diagonal, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk and dv from query tile i, store its dS, compute S of tile i + 1."""
+    """Add query tile i to dk, dv, masked if `is_cut`; store dS; compute S of i + 1."""
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)

@@ -54,7 +54,7 @@ def plan_one_pass(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> OnePassPlan:
-    """Return the launches for q, k, v, o, do, dq, dk and dv of these layouts."""
+    """Return and cache the launches for q, k, v, o, do, dq, dk, dv of these layouts."""
     from systems.attention.hopper import ordered, shift
     from systems.attention.hopper.delta import delta_kernel, round_kernel
 

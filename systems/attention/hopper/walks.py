@@ -56,7 +56,7 @@ class OrderedWalk(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Return how many heads a shift walk runs at once on all SMs; 0 if it is unfit."""
+    """Count the heads that a shift walk on `processors` SMs runs at once (0: unfit)."""
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
     min_keys = SHIFT_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
@@ -112,7 +112,7 @@ def divisors(n: int) -> list[int]:
 def choose_walk(
     q: Layout, k: Layout, causal: bool, processors: int
 ) -> ShiftWalk | OrderedWalk | None:
-    """Return the walk of the one-pass backward, or None if two kernels are faster."""
+    """Return the one-pass walk on `processors` SMs; None if two kernels are faster."""
     groups = count_shift_groups(q, k, causal, processors)
     ordered = plan_ordered_walk(q, k, causal)
     if groups and not (ordered and is_narrow(q.shape[-1])):

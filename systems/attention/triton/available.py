@@ -45,8 +45,8 @@ def log_hopper_refusal(q: Tensor, reason: str) -> None:
 
 @cache
 def check_device(device: torch.device) -> None:
-    """Raise ValueError for a GPU below compute capability 8.0. Log if kernels run in
-    Triton's interpreter, or with configurations that nobody timed on such a GPU.
+    """Raise ValueError for a GPU below compute capability 8.0. Once per device, log if
+    kernels run in Triton's interpreter, or with configurations not timed on such a GPU.
     """
     if device.type != "cuda":
         return

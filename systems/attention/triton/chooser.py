@@ -60,8 +60,8 @@ def load_tuned(device: torch.device) -> dict[tuple[str, str, int, bool], Config]
 def choose_config(
     kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
 ) -> Config:
-    """Return the configuration of a kernel ("forward", "dkdv" or "dq"). `rows` is the
-    number of queries (for dkdv: keys) over all heads.
+    """Return the configuration of a kernel ("forward", "dkdv", "dq"); `arithmetic` is
+    that of `choose_arithmetic`, `rows` the number of queries (dkdv: keys) of all heads.
     """
     if device.type == "cpu":
         return INTERPRETER_CONFIG

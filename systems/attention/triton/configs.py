@@ -110,9 +110,9 @@ def count_splits(
 
 
 def choose_head_swizzle(k: Layout, heads: int, causal: bool, arithmetic: str) -> int:
-    """Return the head swizzle: the number of heads whose tiles are interleaved, longest
-    first. Their k and v must fit in L2_BUDGET. Return 1 without a causal mask, because
-    then all tiles take equally long.
+    """Return the head swizzle: how many of `heads` (over all batches) have their tiles
+    interleaved, longest first. Their k and v must fit in L2_BUDGET[arithmetic].
+    Return 1 without a causal mask, because then all tiles take equally long.
     """
     if not causal:
         return 1

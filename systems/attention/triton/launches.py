@@ -90,7 +90,7 @@ def find_stride_divisor(*tensors: Layout) -> int:
 def make_limbs_launch(
     q: Layout, k: Layout, v: Layout, do: Layout | None, limbs: int
 ) -> Launch:
-    """Return the launch that splits q, k, v and, if given, do into limbs."""
+    """Return the launch that splits q, k, v and, if given, do into `limbs` limbs."""
     batch, heads, n_q, d = q.shape
     kv_heads, n_k = k.shape[1:3]
     rows = LIMB_ELEMENTS // pad_head_dim(d)
@@ -107,7 +107,7 @@ def make_limbs_launch(
 
 
 def limbs_layout(x: Layout, limbs: int) -> Layout:
-    """Return the layout of the limbs of x (b, h, n, d), which are adjacent in a row."""
+    """Return the layout of x (b, h, n, d) as `limbs` limbs, adjacent in each row."""
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
@@ -138,8 +138,8 @@ def forward_launches(
     scale: float, *tensors: ShapeAndStrides,
     config: Config | None = None, splits: int = 0, head_swizzle: int = 0,
 ) -> ForwardLaunches:  # fmt: skip
-    """Return the launches of a forward pass for q, k, v and o of these layouts. `dtype`
-    is only a cache key; arguments after `tensors` override the defaults. Raise
+    """Return the cached launches of a forward pass for q, k, v and o of these layouts.
+    `dtype` is only a cache key; arguments after `tensors` override the defaults. Raise
     ValueError for more than MAX_LENGTH queries or keys.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
@@ -228,8 +228,8 @@ def backward_launches(
     dkdv_config: Config | None = None, dq_config: Config | None = None,
     dkdv_splits: int = 0, dq_splits: int = 0, head_swizzle: int = 0,
 ) -> BackwardLaunches:  # fmt: skip
-    """Return the launches of a backward pass for q, k, v, o, do, dq, dk and dv of these
-    layouts. Arguments after `tensors` override the defaults.
+    """Return the cached launches of a backward pass for q, k, v, o, do, dq, dk, dv of
+    these layouts. Arguments after `tensors` override the defaults.
     """
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape

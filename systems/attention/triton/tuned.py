@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_valid_entry(entry: dict[str, Any]) -> bool:
-    """Return whether an entry is valid, or raise KeyError, TypeError or ValueError."""
+    """Return whether a file's entry is valid. Raise KeyError, TypeError, ValueError."""
     arithmetic, kernel, d, causal = entry_key(entry)
     q, k, warps, stages, registers, ahead, recompute = entry["config"]
     return (
@@ -72,8 +72,8 @@ def entry_key(entry: dict[str, Any]) -> Key:
 
 @cache
 def configs(slug: str, triton: str) -> dict[Key, Numbers]:
-    """Return the configurations timed on this GPU with the current kernels and this
-    Triton version. Return {} without a file; log and return {} if it can't be used.
+    """Return the configurations timed on GPU `slug` with the kernels and Triton version
+    in use; {} without a file. If it can't be used, log that and return {}. Cached.
     """
     path = file_path(slug)
     try:
@@ -96,7 +96,7 @@ def configs(slug: str, triton: str) -> dict[Key, Numbers]:
 
 
 def config_digest(slug: str, triton: str) -> str | None:
-    """Return a short hash of the tuned configurations in use; None if none are."""
+    """Return a short hash of `configs(slug, triton)`, or None if there are none."""
     tuned = configs(slug, triton)
     text = repr(sorted(tuned.items())).encode()
     return hashlib.sha256(text).hexdigest()[:16] if tuned else None

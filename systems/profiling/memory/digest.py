@@ -63,8 +63,8 @@ def category_timelines(history: History) -> dict[str, list[int]]:
 def sample_timeline(
     layers: dict[str, list[int]], total: list[int]
 ) -> dict[str, list[int]]:
-    """Return {"event": numbers, category: bytes} for the first and last event, and the
-    event with the most bytes in use in each of about `TIMELINE_POINTS` intervals.
+    """Return {"event": numbers, category: bytes} of `category_timelines` for the first,
+    the last, and the peak event of each of about TIMELINE_POINTS intervals of `total`.
     """
     count = len(total)
     length = -(-count // TIMELINE_POINTS)

@@ -122,7 +122,7 @@ def build_history(
 def replay_events(
     snapshot: dict[str, Any], device: int
 ) -> tuple[list[Block], list[int], int]:
-    """Return a device's blocks, events of marks, event count. Raise SnapshotError."""
+    """Return blocks, events of marks, and event count of a GPU. Raise SnapshotError."""
     traces = snapshot.get("device_traces", [])
     if device >= len(traces) or not traces[device]:
         raise SnapshotError("the snapshot holds no history: enable it before the pass")
