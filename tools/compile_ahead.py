@@ -41,9 +41,9 @@ BATCH, HEADS, N = 8, 16, 4096
 
 
 class KernelNeeds(NamedTuple):
-    """Resources of a compiled kernel. `stack_bytes` per thread are mostly spilled
-    registers, `per_score` is from `instructions_per_score`, `load_bytes` from
-    `global_load_widths`, and `loop` from `hottest_loop`.
+    """Resources of a compiled kernel: `tile` such as "BQ=64 BK=64", registers and stack
+    bytes (mostly spills) per thread, shared bytes per block, `instructions_per_score`,
+    `global_load_widths` and the counts of `hottest_loop`.
     """
 
     kernel: str
@@ -113,7 +113,7 @@ class StandInDriver:
 
 
 def count_resources(cubin: bytes) -> tuple[int, int]:
-    """Return the number of registers and the stack bytes per thread."""
+    """Return the registers and the stack bytes per thread of a compiled kernel."""
     output = run_cuobjdump("-res-usage", cubin)
     match = re.search(r"REG:(\d+) STACK:(\d+)", output)
     assert match, output
@@ -160,8 +160,8 @@ def check_can_compile() -> None:
 def compile_launch(
     gpu: Target, launch: Callable[..., object], *arguments: Any, **options: Any
 ) -> Result:
-    """Call `launch`, and return its compiled kernels or the compiler's error. The
-    stand-in driver stays active, so later launches in this process do nothing.
+    """Call `launch`, compiling for `gpu`; return resources of its kernels, or an error.
+    The stand-in driver stays active, so later launches in this process do nothing.
     """
     stand_in: Any = StandInDriver(gpu)
     driver.set_active(stand_in)
@@ -190,9 +190,7 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def list_table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return {kernel: configuration} for each table: first the table for many query
-    rows, then those for few.
-    """
+    """Return {kernel: configuration} per table: for many query rows, then for few."""
     name, size = table_name(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
@@ -214,9 +212,9 @@ def compile_portable(
     configs: Mapping[str, Config] | None = None,
     splits: int = 1,
 ) -> Iterator[Result]:
-    """Compile the portable Triton kernels, and yield a result for each pass. By
-    default `configs` are the tables' for many rows. If `splits` exceeds 1, also compile
-    the kernels that combine the partial results of split loops.
+    """Compile the portable Triton kernels; yield results of forward, then backward. By
+    default, `configs` (by kernel) are the tables' for many rows. If `splits` exceeds 1,
+    also compile the kernels that combine the partial results of split loops.
     """
     configs = configs or list_table_configs(gpu, arithmetic, d, causal)[0]
     # Cached launches may hold kernels that were compiled for another GPU.
@@ -241,7 +239,7 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile all bf16 Hopper kernels, and yield each launch's results."""
+    """Compile bf16 Hopper kernels; yield forward, two-pass, two one-pass results."""
     hopper.plan_forward.cache_clear()
     hopper.plan_two_passes.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()

@@ -68,9 +68,9 @@ def measure_all(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure experiments without a fresh record, or all with `force`, one at a time on
-    each of `at_once` GPUs; return their outcomes. Start none after `deadline`, seconds
-    of `time.time`. Exit if kernels can't be stored or GPUs are missing.
+    """Measure experiments without a fresh record in `results`, or all with `force`, by
+    reduced grids if `quick`, one at a time on each of `at_once` GPUs. Start none after
+    `deadline` (`time.time`). Exit if kernels can't be stored or GPUs are missing.
     """
     require("torch", "fcntl")
     from systems.records.device import find_gpu
@@ -101,7 +101,7 @@ def plan_task(
     stem: str, results: Path, quick: bool, force: bool, deadline: float
 ) -> Task | Outcome:
     """Return the task of measuring an experiment, or an outcome if it can't be measured
-    or need not be.
+    or need not be. `measure_all` explains the arguments.
     """
     from systems.records.device import why_no_gpu
     from systems.records.store import RecordError
@@ -136,7 +136,7 @@ def plan_task(
 
 
 def run_tasks(tasks: Iterator[Task], gpus: Sequence[str] = ("",)) -> list[Outcome]:
-    """Run a process per task, one at a time per GPU ("": default); return outcomes."""
+    """Run a process per task, one at a time per GPU id ("": any); return outcomes."""
     outcomes, free, running = [], list(gpus), list[Child]()
     with make_progress_bars() as bars, DefaultSelector() as selector:
         try:

@@ -136,7 +136,7 @@ def command(
 
 
 def require_results_folder(action: str, results: Path, generated: Path | None) -> None:
-    """Exit if `action` can't use these folders, such as a missing `results`."""
+    """Exit if a folder is missing or wrong for `action` ("measuring", or an option)."""
     from tools.render.load import is_quick_folder
 
     measures = action == "measuring"

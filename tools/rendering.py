@@ -55,7 +55,7 @@ def read_texts(generated: Path) -> dict[str, str]:
 
 
 def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
-    """Render records (`found`) to texts by file name; show a spinner meanwhile."""
+    """Render records (`found`, by stem) to texts by file name; show a spinner."""
     from rich.console import Console
 
     # Python loses signals in callbacks of collections, which also take time.

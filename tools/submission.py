@@ -109,8 +109,8 @@ def run_command(failure: str, *command: str) -> str:
 
 
 def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) -> None:
-    """Print the write-up of the site in folder `site` to a PDF, with the tabs of a GPU,
-    and if `reported` with the numbers that others reported.
+    """Print the write-up in the folder `site` to a PDF: the tabs of a GPU, `subject` in
+    the footer, and if `reported` the numbers that others reported.
     """
     chromium = find_chromium()
     try:

@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return candidates: first the current one, then variants and other GPUs'."""
+    """Return candidates for `key`: table `gpu`'s, those of other tables, variants."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -158,7 +158,7 @@ def time_call_ms(call: Callable[[], object]) -> float:
 
 
 def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
-    """Return the fastest candidate's entry. The current one, `ours`, wins a tie."""
+    """Return the entry of the fastest of `times`, in ms. Ties go to `ours`."""
     best = min(times, key=times.__getitem__)
     if ours in times and times[best] > TIE * times[ours]:
         best = ours

@@ -121,7 +121,7 @@ def prose_parts(element: Element) -> Iterator[str]:
 
 
 def check_structure(page: Element, main: Element) -> Iterator[str]:
-    """Yield findings about ids, diagrams, tables, code blocks and tabs."""
+    """Yield a finding for each repeated id, and faulty table, code block or tab set."""
     for name, count in Counter(page.xpath("//@id")).items():
         if count > 1:
             yield f"id {name!r} occurs {count} times"
@@ -156,7 +156,7 @@ def find_addresses(
 
 
 def check_address(site: Site, path: Path, url: str, fetched: bool) -> Iterator[str]:
-    """Yield a finding for a bad address: for example dead, or remote and `fetched`."""
+    """Yield a finding if a page's `url` is bad: e.g. dead, or remote and `fetched`."""
     parts = urlsplit(url)
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
     if parts.scheme in {"http", "https"} or parts.netloc:

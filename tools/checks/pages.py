@@ -84,7 +84,7 @@ def find_broken_snippets(text: str, used: set[str]) -> Iterator[str]:
 
 
 def find_typed_numbers(page: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and a finding for each measured number in a page's prose."""
+    """Yield (line number, finding) for each measured number in a page's prose."""
     # Keep the line breaks of removed parts, so that line numbers stay correct.
     prose = NOT_PROSE.sub(lambda part: "\0" + "\n" * part[0].count("\n"), page)
     for match in MEASURED.finditer(prose):

@@ -326,7 +326,7 @@ def find_size(head: str, text: str) -> str:
 
 
 def cell_sort_key(head: str, text: str) -> int | None:
-    """Return the number by which a cell is sorted, or None to sort by its text."""
+    """Return the sort number of a cell below header `head`; None to sort by `text`."""
     if size := find_size(head, text):
         return RANKS[size]
     if head == SHAPES and (tokens := TOKENS.match(text)):

@@ -37,9 +37,8 @@ def convert_maths(page_html: str) -> str:
 
 
 def to_mathml(tex: str, display: str) -> str:
-    """Convert a TeX formula to MathML. Raise ValueError if that fails.
-
-    The output is checked, because latex2mathml copies unknown commands without error.
+    """Convert TeX to MathML; `display` is "inline" or "block". Raise ValueError if that
+    fails: the output is checked, because latex2mathml copies unknown commands.
     """
     tex = " ".join(tex.split())
     braces = Counter(BRACE.findall(tex))

@@ -57,7 +57,7 @@ def on_page_content(content: str, /, page: Page, **_: object) -> str:
 
 
 def convert_cells(content: str, notebook: dict) -> Iterator[str]:
-    """Yield the HTML of each text, code cell and output."""
+    """Yield HTML of texts, code cells and outputs, from mkdocs-jupyter's `content`."""
     outputs = [o for cell in notebook["cells"] for o in cell.get("outputs", ())]
     figures = (o["data"][PAGE] for o in outputs if PAGE in o.get("data", ()))
     for part in html.fromstring(content).xpath(f"//div[{SELECTOR}]"):

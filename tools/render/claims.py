@@ -21,7 +21,7 @@ Judgement = tuple[bool, str] | list[float] | float | None
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that `judge` checks on a record; `because` justifies its threshold."""
+    """A claim on a graded problem: `judge` checks it, `because` justifies its limit."""
 
     name: str
     stem: str

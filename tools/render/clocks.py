@@ -26,7 +26,7 @@ SAME_SOFTWARE = ("torch", "cuda", "cudnn")
 
 
 def pass_settings(record: Record, row: Row) -> dict[str, Any]:
-    """Return the values of AXES, which determine the kernels that a pass launches."""
+    """Return {axis: value} of AXES, which decide what kernels the pass launches."""
     config = FIXED_SETTINGS[record.stem] | row.config
     return {axis: config.get(axis) for axis in AXES}
 
@@ -56,7 +56,7 @@ GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "ns
 
 
 def gpu_times(records: list[Record]) -> dict[Any, list[float]]:
-    """Return {(pass settings, phase): median GPU time in ms of each eager row}."""
+    """Return {(settings, phase): [median GPU ms of each eager row in all records]}."""
     times: dict[Any, list[float]] = defaultdict(list)
     for record in records:
         for row in record.rows:

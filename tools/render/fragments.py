@@ -49,8 +49,8 @@ class Fragments:
     def figure(
         self, file: str, name: str, **sizes: float
     ) -> Callable[[Callable[[Record], Drawn]], ShowOne]:
-        """Register the decorated function, which returns what `plots.plot` draws of a
-        record (None: nothing), as `file`; `name` and `sizes` are arguments of it.
+        """Register the decorated function, which gives `plots.plot` what it draws of a
+        record, or None. `file` has a tab per record; `plot` takes `name` and `sizes`.
         """
 
         def register(draw: Callable[[Record], Drawn]) -> ShowOne:
@@ -63,7 +63,7 @@ class Fragments:
         return register
 
     def add_file(self, name: str, caption: str = "") -> Callable[[ShowAll], ShowAll]:
-        """Register a function that renders the whole file from all records."""
+        """Register the decorated function, which renders `name` from all records."""
 
         def register(show: ShowAll) -> ShowAll:
             self.files[name] = lambda records: add_caption(caption, show(records))

@@ -85,7 +85,7 @@ class Line(dict[str, Any]):
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """All metrics of the row, as measured."""
+        """All metrics of the row, as measured; {} if the row failed."""
         return self.row.metrics if self.row and self else {}
 
     @property
@@ -108,7 +108,7 @@ class Line(dict[str, Any]):
         return Missing(self.reason or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """Return ms of each repetition, summed over phases (default: all), or []."""
+        """Return ms per repetition, summed over phases (default: all timed), or []."""
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
@@ -132,7 +132,7 @@ class Line(dict[str, Any]):
         return f"{s.mean:.{digits}f}{std}" if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
-        """Return the median GPU ms of phases (default: all timed), or Missing."""
+        """Return `ms` of the GPU times of phases (default: all timed), or Missing."""
         timed = names or self.timed_phases
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
@@ -143,7 +143,7 @@ class Line(dict[str, Any]):
         return self.gpu_ms(*names) or (self.missing if failed else self.ms(*names))
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
-        """Return how much longer warm-up passes took than steady ones, in seconds."""
+        """Return how many s longer passes `warmup` took than as many of `steady`."""
         times = self.samples(warmup)
         return (sum(times) - len(times) * self.ms(steady)) / 1e3
 

@@ -70,7 +70,7 @@ SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
 
 def fold_name(name: str, short: str = "") -> str:
-    """Return a kernel's name as code; a click unfolds a long one from `short`."""
+    """Return a kernel's name as code; a click unfolds a long name from a short form."""
     if (summary := shorten_name(short or name)) == name or len(name) <= MAX_NAME:
         return f"`{name}`"
     return f'<details class="name"><summary>`{summary}`</summary>`{name}`</details>'
@@ -151,9 +151,9 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return the cells of a table line. If a row lacks numbers, the first such cell
-    says why, and the rest are empty. All are empty if they are just "not measured",
-    or if `item` has numbers and only the row that it is compared with lacks some.
+    """Return an item's cells in columns `described` by (header, function, format). The
+    first cell that lacks its number says why, the rest are empty. All are if that is
+    "not measured", or if only the row that `item` is compared with lacks numbers.
     """
     has_numbers = getattr(item, "row", None) and item
     cells, explained = [], []
@@ -187,7 +187,7 @@ def make_tabs(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def device_tabs(records: Iterable[Record], body: Callable[[Record], str]) -> str:
-    """Return a tab (body, provenance) per record with a non-empty body, or a notice."""
+    """Return a tab per record, `body` and provenance; if all are empty, a notice."""
     records = list(records)
     shown = [
         (device_label(r), f"{text}\n\n{provenance_line(r)}")

@@ -30,10 +30,9 @@ BY_CAPABILITY = {"{}.{}".format(*gpu.capability): gpu for gpu in TARGETS.values(
 
 
 def blocks_per_sm(gpu: Target, registers: int, shared_bytes: int, warps: int) -> int:
-    """Return how many thread blocks fit on one SM; `registers` are per thread.
-
-    A warp gets registers in units of 256, out of 16,384 in each of an SM's four
-    partitions. CUDA reserves 1 KiB of shared memory per block.
+    """Return how many thread blocks fit on one SM; `registers` are per thread. A warp
+    gets registers in units of 256, out of 16,384 in each of an SM's four partitions.
+    CUDA reserves 1 KiB of shared memory per block.
     """
     registers_per_warp = -(-registers * 32 // 256) * 256
     return min(

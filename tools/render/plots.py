@@ -64,7 +64,7 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 def plot(
     record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return a figure that links to its record. See `make_figure` for parameters."""
+    """Return a figure, linked to its record; `name` is in its id. See `make_figure`."""
     figure_id = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
     return make_figure(figure_id, draw, finding, key, numbers=numbers, **sizes)
@@ -230,7 +230,7 @@ DIGIT, GAP = 0.64 * SMALL, 8
 
 
 def set_log2_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """Make a horizontal axis logarithmic (base 2); label the ticks that have room."""
+    """Make an x axis logarithmic (base 2), titled `label`; number ticks with room."""
     axes = axis.axes
     axes.set_xscale("log", base=2)
     octaves = math.log2(ticks[-1] / ticks[0]) if ticks else 0.0

@@ -58,12 +58,12 @@ UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
 
 def peak_rates(slug: str) -> Peak:
-    """Return a GPU's peak rates; Missing values if its data sheet is not listed."""
+    """Return a GPU's data-sheet FLOP/s and bandwidth; Missing values if not listed."""
     return PEAKS.get(slug) or UNLISTED
 
 
 def fmt(value: Any, text: Text = "{}") -> str:
-    """Format a value: Missing as its reason, booleans as yes or no, text unchanged."""
+    """Format a value by `text`; Missing as its reason, booleans as yes or no."""
     if isinstance(value, Missing):
         return value.words
     if isinstance(value, bool) and text == "{}":

@@ -107,7 +107,7 @@ def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pass_instructions(p: Pass) -> dict[str, Any]:
-    """Return a pass's formulas as a list of instructions, with each result's index."""
+    """Return a pass's formulas as `instructions`, and the index of each result."""
     made = Program()
     return {
         "moments": {
@@ -138,7 +138,7 @@ def measured_peaks(found: Found) -> list[dict[str, Any]]:
 
 
 def timed_steps(found: Found) -> list[dict[str, Any]]:
-    """Return the timed steps, with plain and flash attention, and their times in ms."""
+    """Return settings and wall-clock ms of steps with plain or with flash attention."""
     plain = frame(primary_record(found, "end_to_end"), mode="step", batch=BATCH)
     flash = frame(primary_record(found, "model_attention"), attention="flash")
     alike = {"precision": "bf16", "attention": "eager", "batch": BATCH}
@@ -151,7 +151,7 @@ def timed_steps(found: Found) -> list[dict[str, Any]]:
 
 
 def facts(found: Found) -> dict[str, str]:
-    """Return facts on predicted peaks of requested bytes, and on their rounding."""
+    """Return {fact: text}: steps, worst error of predicted peaks, rounding excess."""
     steps = measured_steps(found)
     ratios = (peak_bytes(peak_memory.make_pass(c)) / c["requested"] for c in steps)
     rounding = (100 * (c["peak"] / c["requested"] - 1) for c in steps)
@@ -163,7 +163,7 @@ def facts(found: Found) -> dict[str, str]:
 
 
 def sizes_table() -> str:
-    """Return a table of predicted peaks by size, for browsers without JavaScript."""
+    """Return a table of predicted peaks in GiB of a step at context 512, by size."""
     flash = {"precision": "bf16", "attention": "flash"}
     steps: dict[str, dict[str, Any]] = {
         "fp32": {"precision": "fp32"},

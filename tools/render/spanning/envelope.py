@@ -36,7 +36,7 @@ OTHERS = ("a100-80", "h100", "h200", "rtx4090")
 
 
 def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
-    """Describe `value` on GPUs but the primary one: "4.7 ms on an A100 80 GB, ..."."""
+    """Describe `value(peak rates)` on other GPUs: "4.7 ms on an A100 80 GB, ..."."""
     others = [GPUS[name] for name in OTHERS if name != primary_gpu_key()]
     return ", ".join(
         f"{prose_number(value(gpu.peak))}{unit} on an {gpu.name}" for gpu in others
@@ -44,14 +44,14 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Return FLOPs and moved bytes of parts of fp32 attention, forward, all layers."""
+    """Return FLOPs and bytes of `parts` of all layers' fp32 attention, forward pass."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)
 
 
 def forward_matmul_work(size: str, context: int) -> Work:
-    """Return FLOPs and least bytes of all matmuls of a forward pass in fp32."""
+    """Return FLOPs and least bytes of all matmuls of an fp32 forward pass, batch 4."""
     model, tokens = SIZES[size], BATCH * context
     d, wide, layers = model.d_model, model.d_ff, model.num_layers
     projection = matmul_work(tokens, d, d, FP32_BYTES)
@@ -68,7 +68,7 @@ PRODUCTS = forward_matmul_work("2.7B", 512)
 
 
 def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
-    """Return rows of launch-, memory- and compute-bound kernels: times and shares."""
+    """Return a launch-, a memory- and a compute-bound row: kernel times and shares."""
     peak, found = peak_rates(primary_gpu()), passes(record)
 
     def regime(
@@ -97,7 +97,7 @@ def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return facts by experiment. The group `chip` holds rates of the primary GPU."""
+    """Return {experiment: {fact: text}}; group `chip` has the primary GPU's rates."""
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {
@@ -160,8 +160,8 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds on passes of 2.7B by FLOPs, GPU times relative to them, and
-    measured forward passes of `small` and 2.7B.
+    """Return {fact: text}: lower bounds by FLOPs on passes of 2.7B, also on other GPUs,
+    GPU times over them, and forward times of `small` (GPU, wall) and 2.7B (wall).
     """
     peak, forward = peak_rates(primary_gpu()), matmul_flops("2.7B", 512)
     large = frame(record, size="2.7B", context=512, batch=BATCH)
@@ -191,7 +191,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def agreement_facts(profile: Record | None) -> dict[str, str]:
-    """Return how many phases two experiments timed, and how far GPU times differ."""
+    """Return {fact: text}: how many phases were timed twice, largest GPU-time gap."""
     records = [profile, profile.clock] if profile and profile.clock else []
     pairs = [times for times in gpu_times(records).values() if len(times) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
@@ -202,14 +202,14 @@ def agreement_facts(profile: Record | None) -> dict[str, str]:
 
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
-    """Predict the factor by which a slow first step raises the mean of ten steps."""
+    """Return one fact: mean of ten steps over a warm one if only the first is slow."""
     cold = warmup.medians_by_warmup(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
     return {"mean_predicted": fmt((slow + 9) / 10, "{:.5f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
-    """Predict the speedup of a step of 2.7B if bf16 speeds up matmuls alone."""
+    """Return {fact: text}: matmul share and predicted gain from bf16 in a 2.7B step."""
     step = frame(profile).one(size="2.7B", context=512, mode="step", precision="fp32")
     share = total_ms(step, category="matmul") / total_ms(step)
     peak = peak_rates(primary_gpu())
@@ -223,7 +223,9 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
-    """Return lower bounds on plain attention's time, by its matmuls and HBM traffic."""
+    """Return {fact: text} on plain attention's forward in fp32 (d = 64, N = 16,384):
+    bounds by matmuls and HBM traffic (eager, fused), and wall-clock time over them.
+    """
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
     parts = attention_part_costs(context=n, element_bytes=FP32_BYTES, **heads)
@@ -259,8 +261,8 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
 
 
 def head_facts(record: Record | None) -> dict[str, str]:
-    """Return plain attention's lower bound by bytes, FlashAttention's by matmuls, and
-    measured times, for one causal head (16,384 tokens, d = 64, bf16).
+    """Return {fact: text} on a causal bf16 head's forward pass (16,384 tokens, d = 64):
+    bounds on plain attention by bytes and on flash by FLOPs, and GPU times.
     """
     n, d, peak = 16384, 64, peak_rates(primary_gpu())
     # Plain attention reads or writes nine bf16 numbers for each score.
@@ -282,7 +284,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return attention's share of 2.7B's forward, possible and measured speedup."""
+    """Return {fact: text}: attention's GPU-time share in 2.7B's forward, speedups."""
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)

@@ -79,7 +79,7 @@ def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
 
 
 def draw_utilization(axes: Axes, x: Line) -> None:
-    """Draw bars of memory and arithmetic utilization; if launch-bound, of the GPU's."""
+    """Draw shares of the memory and FLOP/s peaks; if launch-bound, the busy share."""
     shares = {"memory": x["of_memory"], "arithmetic": x["of_fp32"]}
     if not x["of_memory"]:
         shares = {"GPU busy": x["busy"]}

@@ -43,7 +43,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
     """Return the optimization steps in `named` (FORWARD or BACKWARD), in order, except
-    Hopper's if it did not run: ms, speedup over the step before, bound over time.
+    Hopper's if it did not run: GPU ms, speedup over the step before, bound over time.
     """
     rows = frame(record).arrange(step=named)
     # Skip steps of the Hopper kernel where it did not run: they repeat the step above.
@@ -62,7 +62,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, phase: str, job: str = FLOOR) -> float:
-    """Return a lower bound in ms on a phase by one resource, such as "exponentials"."""
+    """Return a phase's lower bound in ms by resource `job`, such as "exponentials"."""
     kernel = {"forward": "forward", "backward": "one_pass"}[phase]
     return bounds_ms(record, kernel, SHAPE)[job] if record else MISSING
 
@@ -107,7 +107,7 @@ def resources_table(record: Record) -> str:
 
 
 def bars_figure(record: Record) -> str:
-    """Draw the times of forward steps, with ticks at the predicted times."""
+    """Draw the GPU times of forward steps, with ticks at the predicted times."""
     rungs = steps(record, FORWARD).where(
         lambda x: x["ms"] and x["step"] != "first_forward"
     )

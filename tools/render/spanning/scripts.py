@@ -44,7 +44,7 @@ def console_block(command: str, lines: list[str]) -> str:
 
 
 def script_outputs(found: Found) -> dict[str, list[str]]:
-    """Return the lines that each command would print, computed from records."""
+    """Return {command: lines that it would print}, computed from records."""
     step, memory, plain, flash = (
         primary_record(found, stem)
         for stem in ("end_to_end", "peak_memory", "attention", "flash_benchmarking")

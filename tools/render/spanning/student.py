@@ -61,8 +61,8 @@ def problems_table(found: Found) -> str:
 
 
 def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]:
-    """Return the minutes that these records took, predicted ones on the GPUs `others`,
-    and how many rows run out of memory on each GPU in MEMORY.
+    """Return cells: minutes that the records took, predicted minutes on GPUs `others`,
+    rows out of memory on each GPU in MEMORY; "not measured" if a record is None.
     """
     if len(records := [record for record in found if record]) < len(found):
         return [NOT_MEASURED, *[""] * len((*others, *MEMORY))]

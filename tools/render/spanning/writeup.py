@@ -58,7 +58,6 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_problems() -> list[Problem]:
-    """Return the problems in order."""
     tables = dict[str, list[Problem]]
     return msgspec.toml.decode(PROBLEMS_FILE.read_bytes(), type=tables)["problem"]
 
@@ -115,7 +114,7 @@ def overview_table(problems: list[Problem]) -> str:
 
 
 def question_text(answer: Answer, known: bool, found: Found) -> str:
-    """Return the question, a link to its page, and what it lacks: all rows, or some."""
+    """Return the question, a link to its page, and a note if rows are not measured."""
     parts = f" {answer.parts}" if answer.parts else ""
     text = f"**Asked{parts}.** {answer.question} [Code and tables]({answer.page}.md)"
     reduced = [s for s in answer.stems for r in found.get(s, []) if r.grid == "quick"]
@@ -158,7 +157,7 @@ def claim_tabs(problem: Problem, found: Found) -> str:
 def answer_fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return `answers.md`, a section per page. Raise RecordError if one is missing."""
+    """Return `answers.md`: a section per page, or an empty one if not `answered`."""
     answers = {
         page: page_answer(page, facts) if known else ""
         for page, known in answered.items()
@@ -167,7 +166,7 @@ def answer_fragments(
 
 
 def answer_section(page: str, docs: Path = DOCS) -> str:
-    """Return the section "Answer" of a page."""
+    """Return a page's section "Answer". Raise RecordError if it is missing or empty."""
     text = (docs / f"{page}.md").read_text("utf-8", "replace")
     found = ANSWER.search(text)
     if not (found and found[1].strip()) or text.count("\n## Try it\n") > 1:
@@ -194,7 +193,7 @@ def lower_headings(text: str) -> str:
 def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
-    """Return a page's answer with links and headings that suit the write-up."""
+    """Return a page's answer with facts filled in, links and headings adapted."""
     text = lower_headings(answer_section(page, docs))
     text = LINK_IN_PAGE.sub(f"({page}.md#", text)
     try:

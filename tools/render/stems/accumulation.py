@@ -22,8 +22,8 @@ fragments = Fragments()
 
 
 def sums(record: Record | None) -> Frame:
-    """Return a row per running sum: its error, split into the errors of rounding the
-    term and of adding, and the last step that changes the sum.
+    """Return a row per running sum: its error, the parts of it from rounding the term
+    and from adding, where it should and does stall, and whether GPU and CPU agree.
     """
     found = frame(record).derive(name=fact_name, sum=describe_sum)
     for x in filter(None, found):

@@ -35,7 +35,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps, each with its eager baseline, speedups, and compile time in s."""
+    """Return steps with their eager rows, speedups (wall, GPU), compile times (s)."""
     found = frame(record).join("eager", execution="eager")
     return found.derive(
         compiled=lambda x: compiled_parts(x)[0],
@@ -57,7 +57,7 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def compile_seconds(x: Line, start: str) -> float:
-    """Return compile time in s: how much longer first steps took; or Missing."""
+    """Return compile time in s, cold ("warmup") or cached ("again"), or Missing."""
     if not x.get(f"{start}_forward_ms"):
         return x.missing
     return sum(x.warmup_seconds(f"{start}_{p}", p) for p in compiled_parts(x)[1])

@@ -66,7 +66,7 @@ def step_ms(record: Record | None, step: str) -> float:
 
 
 def speedup(record: Record | None, before: str, after: str) -> float:
-    """Return the speedup of the step `after` over the step `before`."""
+    """Return the speedup in GPU time of the step `after` over the step `before`."""
     return step_ms(record, before) / step_ms(record, after)
 
 

@@ -49,12 +49,12 @@ fragments = Fragments()
 
 
 def accuracy_rows(record: Record | None) -> Frame:
-    """Return all rows, joined with the row of plain attention on the same inputs."""
+    """Return all rows; `plain` is the row of plain attention on the same inputs."""
     return frame(record).join("plain", implementation="plain")
 
 
 def error_over_plain(x: Line, of: str, by: str = NORM) -> float:
-    """Return the error of the result `of` over plain attention's, in metric `by`."""
+    """Return the error of result `of` over plain attention's; `by`: NORM or LARGEST."""
     return x.get(f"{of}_{by}") / (x["plain"].get(f"{of}_{by}") or MISSING)
 
 
@@ -65,7 +65,7 @@ def error_ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return `error_over_plain` by row and result, as a list; omit lse in 16 bits."""
+    """Return `error_over_plain` of `name` by row and result, without lse in 16 bits."""
     # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
@@ -142,7 +142,7 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return errors, alone and over plain attention's, and reproducible cases."""
+    """Return {fact: text}: errors, ratios to plain attention's, reproducible cases."""
     found = accuracy_rows(record)
     worst = {d: nanmax(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:
@@ -170,7 +170,7 @@ def reproducibility_rows(record: Record | None) -> Frame:
 
 
 def judge_errors(record: Record, *results: str) -> Judgement:
-    """Judge whether our kernels' errors are within LIMIT times plain attention's."""
+    """Judge whether our errors of `results` are within LIMIT × plain attention's."""
     rows, worst, texts = accuracy_rows(record), [], []
     for name in OURS:
         for by, words in ((NORM, "norm"), (LARGEST, "largest single error")):

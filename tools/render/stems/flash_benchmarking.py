@@ -47,7 +47,9 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape: rows by implementation, time ratios, flash's TFLOP/s."""
+    """Return a row per shape: a row per implementation, their GPU times over ours
+    (plain also by `do_bench`), our TFLOP/s of both passes and share of the peak.
+    """
     rows = frame(record, implementation=tuple(NAMES)).derive(
         # What forward and backward allocate at the peak; Missing on a CPU.
         mib=lambda x: (x.get("peak_allocated_bytes") - x.get("held_bytes")) / MIB,
@@ -140,7 +142,7 @@ def slower_shapes_table(record: Record) -> str:
 
 
 def draw_curves(axes: Axes, found: Frame, y: Any, **dashes: str) -> None:
-    """Draw `y(line)` of each implementation by N; `dashes` are line styles by name."""
+    """Draw `y(row)` of each implementation by N; `dashes` are line styles by name."""
     for name, label in reversed(NAMES.items()):
         look = {"color": ACCENT if name == "ours" else GREY, "label": label}
         ys = [y(x[name]) for x in found]
@@ -236,7 +238,7 @@ def head_bounds_ms(peak: Peak) -> tuple[float, float]:
 
 
 def prediction_facts(longest: Line) -> dict[str, str]:
-    """Return predicted memory and time, and measured time, of the longest bf16 head."""
+    """Return {fact: text} on the longest bf16 head: predictions, measured GPU time."""
     plain_ms, ours_ms = head_bounds_ms(peak_rates(primary_gpu()))
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     return {

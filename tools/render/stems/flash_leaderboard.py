@@ -70,7 +70,7 @@ def device_rates(record: Record) -> dict[str, float]:
 
 
 def bounds_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, float]:
-    """Return lower bounds in ms on a kernel's time, by each resource that it uses."""
+    """Return {resource: lower bound in ms} of the kernel `role` at a causal `shape`."""
     work, d = KERNELS[role], shape["d"]
     rows = shape["heads"] * shape["n"]
     entries = count_scores(batch=1, heads=shape["heads"], n=shape["n"], causal=True)
@@ -86,7 +86,7 @@ def bounds_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return the kernels of our attention by role, with times and bounds in ms."""
+    """Return a row per role of our kernels: GPU ms, share of the call, bounds in ms."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:

@@ -11,8 +11,8 @@ PASSES = ("forward", "backward", "both")
 
 
 def time_ratio(x: Line, other: Line, pass_name: str) -> float:
-    """Return the median, over rounds, of the time in `x` over that in `other`; without
-    equal numbers of rounds, the ratio of medians.
+    """Return the GPU time in `x` over that in `other`: the median over rounds, or
+    without equal numbers of rounds the ratio of medians (CPU: of wall-clock times).
     """
     own, others = (one.samples(f"{pass_name}_rounds") for one in (x, other))
     if own and len(own) == len(others):
@@ -21,7 +21,7 @@ def time_ratio(x: Line, other: Line, pass_name: str) -> float:
 
 
 def tflops(x: Line, pass_name: str) -> float:
-    """Return the TFLOP/s of a pass. By default, a row has one causal head."""
+    """Return a pass's TFLOP/s in GPU time. By default, a row has one causal head."""
     return count_flops(x, pass_name) / x.kernel_ms(pass_name) / 1e9 if x else MISSING
 
 

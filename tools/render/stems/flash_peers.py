@@ -52,13 +52,13 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return the shapes of a dtype with n > SHORT, except in layout (b, n, h, d)."""
+    """Return `shape_rows` of a dtype with n > SHORT, except in layout (b, n, h, d)."""
     found = shape_rows(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT, layout="bhnd")
 
 
 def shape_rows(record: Record | None) -> Frame:
-    """Return a row per shape: TFLOP/s, share of peak, our time over each library's."""
+    """Return a row per shape: library rows, our TFLOP/s, our GPU time over each's."""
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,
@@ -73,8 +73,8 @@ def shape_rows(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return `whose` time over the time of `name` in the pass `of`; Missing if the
-    results of `name` are wrong.
+    """Return `whose` GPU time over that of `name` in pass `of`; Missing if the results
+    of `name` are wrong.
     """
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:

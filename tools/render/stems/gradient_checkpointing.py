@@ -50,7 +50,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return forward + backward passes with measured and predicted PEAKS."""
+    """Return forward + backward rows with PEAKS, measured and predicted, and ratios."""
     return add_predictions(frame(record)).derive(
         **{name: lambda x, of=of: x.get(of) for name, of in PEAKS.items()},
         peak_over=lambda x: x["peak"] / x["predicted_peak"],
@@ -59,7 +59,7 @@ def passes(record: Record | None) -> Frame:
 
 
 def peaks_by_run_length() -> Frame:
-    """Return the predicted peaks for each length in RUNS; this needs no record."""
+    """Return a row of predicted peaks for each length in RUNS; this needs no record."""
     more = {"strategy": "runs", "attention": "flash", "blocks_compiled": False}
     return add_predictions(Frame(Line(SHAPE | more, run=run) for run in RUNS))
 
@@ -80,7 +80,7 @@ def describe_recomputation(x: Line) -> str:
 
 
 def predict_peaks(x: Line) -> tuple[float, float]:
-    """Predict peaks without and with kept gradients, in bytes; Missing if compiled."""
+    """Predict both PEAKS in bytes (`peak`, `kept`); Missing if blocks are compiled."""
     if x["blocks_compiled"]:
         return MISSING, MISSING
     # SDPA keeps what FlashAttention keeps: its output and the log-sum-exp.

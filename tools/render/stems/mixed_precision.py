@@ -24,7 +24,7 @@ fragments = Fragments()
 
 
 def all_runs(record: Record | None) -> Frame:
-    """Return training runs with `final` loss, and `against`: its excess over fp32's."""
+    """Return training runs: `final` loss, `against` (final minus fp32's, same seed)."""
     found = frame(record).derive(
         final=lambda x: fmean(x["loss"][-LAST:]) if x else x.missing
     )
@@ -80,7 +80,7 @@ def summarize_runs(ran: Frame) -> Line:
 
 
 def unchanged_percent(ran: Frame, name: str) -> float:
-    """Return the mean % of a tensor that steps in the second half leave unchanged."""
+    """Return the mean % of weight `name` that steps in the second half don't change."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 
@@ -101,7 +101,7 @@ def format_difference(differences: list[float]) -> str:
 
 
 def compare_spread(differences: list[float], fp32: list[float]) -> str:
-    """Compare differences from fp32 with the range of fp32 losses over seeds."""
+    """Say if differences from fp32 are within the range of fp32 losses over seeds."""
     if not differences or len(fp32) < 2:
         return NOT_MEASURED
     near = max(map(abs, differences)) <= max(fp32) - min(fp32)

@@ -70,7 +70,7 @@ def first_magnitude(x: Line, stage: str, text: str) -> str:
 
 
 def output_error(x: Line, magnitude: int = AT_ONE) -> float | None:
-    """Return the relative error of a norm's output, or None if it is not finite."""
+    """Return the output's error at MAGNITUDES[magnitude]; None if it is not finite."""
     return x["output_error"][magnitude]
 
 
@@ -165,7 +165,7 @@ def cell_shade(text: str) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return magnitudes at which squares overflow, and relative errors of outputs."""
+    """Return {fact: text}: where squares overflow in fp16, and errors of outputs."""
     fp16 = norm_row(record, "fp16", "library")
     widest = {
         way: output_error(norm_row(record, "bf16", way, WIDEST))

@@ -11,7 +11,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with kernel times in ms by nsys and torch.profiler, and ratios."""
+    """Return steps: kernel ms by nsys, by torch.profiler, ratio, unprofiled wall ms."""
     return frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,

@@ -89,7 +89,7 @@ def predict_bytes(context: int) -> Bytes:
 
 
 def largest_operations(record: Record | None) -> Frame:
-    """Return the five operations that save the most bytes, at each context."""
+    """Return the five operations that save most at each context, as rows, in MiB."""
     return Frame(
         Line(
             context=x["context"],

@@ -20,8 +20,8 @@ fragments = Fragments()
 
 
 def processes(record: Record | None) -> Frame:
-    """Return a row for each process with the times of its steps: the first two, the
-    median of all but the first, and the ratio of medians of both halves.
+    """Return a row per process with wall-clock ms of forward + backward: `first` and
+    `second` step, `settled` (median of all but the first), `halves` (ratio of medians).
     """
     found = frame(record)
     for x in found:

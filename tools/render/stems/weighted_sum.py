@@ -31,7 +31,7 @@ def moved_bytes(phase: str, dtype: str, n: int = N, d: int = D) -> int:
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return times and rates by implementation and dtype; a copy is a forward pass."""
+    """Return GPU ms and bytes/s by implementation, dtype; a copy counts as forward."""
 
     def time_ms(x: Line, phase: str) -> float:
         is_copy = (x["implementation"], phase) == ("copy", "forward")
@@ -81,7 +81,7 @@ def bandwidth_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return times by the data sheet, and measurements relative to it or to a copy."""
+    """Return {fact: text}: data-sheet times, and measurements over them or a copy's."""
     peak = peak_rates(primary_gpu())
     least = {
         (phase, dtype): 1e3 * moved_bytes(phase, dtype) / peak.bandwidth

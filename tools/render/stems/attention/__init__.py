@@ -89,8 +89,8 @@ def peak_tensors_table(record: Record) -> str:
 
 
 def oom_length(record: Record) -> int:
-    """Return the shortest measured N that ran out of memory. If none did, double
-    LONGEST until the predicted peak exceeds the GPU's memory.
+    """Return the least N at which eager attention (d = 64) ran out of memory; if none,
+    double LONGEST until the predicted peak exceeds the GPU's memory.
     """
     found = frame(record, d=WIDTH, execution="eager", **PLAIN)
     out = [x["n"] for x in found if x.reason == "out of memory"]
@@ -151,7 +151,7 @@ def times_figure(record: Record) -> Drawn:
 
 
 def growth_factor(found: Frame, of: str) -> float:
-    """Return the ratio of eager times at the longest N and at N / 2: 4 for O(N²)."""
+    """Return eager ms of pass `of` (wall) at LONGEST over LONGEST / 2: 4 for O(N²)."""
     return plain_row(found).ms(of) / plain_row(found, LONGEST // 2).ms(of)
 
 

@@ -25,7 +25,7 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return rows of N <= LONGEST by d and N: gains over eager, kept and peak bytes."""
+    """Return rows of N <= LONGEST by d and N: speedups over `eager`, memory bytes."""
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: speedup(x, *PASSES),
@@ -54,7 +54,7 @@ def lengths(found: Iterable[Line]) -> list[int]:
 
 
 def formula_inputs(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
-    """Return arguments of memory formulas; PLAIN gives default dtype and mask."""
+    """Return arguments of memory formulas; `given` dtype and mask override PLAIN's."""
     kind = PLAIN | given
     size = ELEMENT_BYTES[kind["dtype"]]
     return dict(batch=BATCH, n=n, d=d, element_bytes=size, causal=kind["causal"])
@@ -66,7 +66,7 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_saved_bytes(x: Line) -> float:
-    """Predict bytes saved for backward: by formula, or from `saved` if compiled."""
+    """Predict bytes saved for backward: by formula; if compiled, by counted `saved`."""
     if not x:
         return x.missing
     given = formula_inputs(**{key: x[key] for key in CELL})

@@ -28,7 +28,7 @@ KERNELS_AT = 4096
 
 
 def compile_seconds(x: Line) -> float:
-    """Return how much longer warm-up passes took than later ones, in seconds."""
+    """Return in s how much longer forward + backward took in warm-up than later."""
     return sum(x.warmup_seconds(f"warmup_{of}", of) for of in PASSES)
 
 

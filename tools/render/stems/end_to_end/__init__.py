@@ -148,7 +148,7 @@ def tf32_table(record: Record) -> str:
 
 
 def format_change(x: Line, name: str) -> str:
-    """Return "1.5 to 1.2 ms", from fp32 to this row, or why a time is missing."""
+    """Return a column from fp32 to this row, "1.5 to 1.2 ms", or why it is missing."""
     before, after = x[f"fp32.{name}"], x[name]
     return fmt(after / before, lambda _: f"{before:.5f} to {after:.5f} ms")
 

@@ -24,8 +24,8 @@ COMPARED = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass, joined with the same pass at context 128 (`short`); columns
-    `pass_ms`, `growth` and `variation` exclude AdamW.
+    """Return all rows with wall-clock ms of forward + loss + backward (`pass_ms`; its
+    `variation`: std / mean; its `growth` over context 128) and share of peak FLOP/s.
     """
     slug = record.device.slug if record else ""
     found = frame(record).derive(
@@ -43,12 +43,12 @@ def passes(record: Record | None) -> Frame:
 
 
 def pass_summary(x: Line) -> Summary:
-    """Return statistics, in ms, of the row's forward, loss and backward together."""
+    """Return statistics of the wall-clock ms of forward, loss and backward together."""
     return x.summary(*(phase for phase in x.timed_phases if phase in PASSES))
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with GPU ms, their rows in `fp32` and `tf32`, speedups over fp32."""
+    """Return steps at batch 4: GPU ms, rows `fp32` and `tf32`, speedups over fp32."""
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(

@@ -26,7 +26,7 @@ PANELS = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 
 def category_figure(record: Record) -> str:
-    """Draw a panel for each size and precision, with a bar for each context."""
+    """Draw forward + backward wall time by cause, a panel per size and precision."""
     found = rows.steps(record).where(lambda x: x["idle"])
     parts = [found.where(size=size, precision=precision) for size, precision in PANELS]
     if not all(parts):

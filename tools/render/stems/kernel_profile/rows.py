@@ -25,8 +25,8 @@ CAUSES = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return steps, with columns of their forward passes: `forward` is the row of the
-    step, or of a forward pass alone (`alone`) if only that fits in memory.
+    """Return steps with ms of forward (`wall_ms`: alone, unprofiled) and kernels'
+    shares. `forward` is the step's row, or `alone` if only a forward pass fits.
     """
     clock, found = frame(record and record.clock), frame(record, mode="step")
     found.join("alone", frame(record), CELL, mode="forward")
@@ -69,15 +69,13 @@ def add_timing_link(record: Record, shown: str) -> str:
 
 
 def idle_share(x: Line) -> float:
-    """Return the share of wall-clock time in which no kernel runs; 0 if kernels took
-    longer than that, because they were timed in another run.
-    """
+    """Return the GPU's idle share of a forward's wall time; 0 if kernels took more."""
     idle = 1 - x["busy_ms"] / x["wall_ms"]
     return 0.0 if idle < 0 else idle
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps without AdamW: ms by kernel category, idle ms, gains over fp32."""
+    """Return forward + backward of steps: ms by CAUSES, idle ms, gains over fp32."""
     peak = peak_rates(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     found = frame(record, mode="step").derive(
@@ -188,7 +186,7 @@ def matmul_time_difference(x: Line) -> float:
 
 
 def attention_parts(record: Record | None, **wanted: Any) -> Frame:
-    """Return time and rates by `wanted` fp32 forward and attention part, all layers."""
+    """Return ms and rates of attention parts (all layers) by `wanted` fp32 forward."""
     peak = peak_rates(record.device.slug if record else "")
     found = Frame()
     for step in passes(record).where(precision="fp32", **wanted):

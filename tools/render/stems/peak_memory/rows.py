@@ -33,8 +33,8 @@ PLAIN = {"attention": "eager", "checkpoint": False}
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass with measured and predicted peak. If a pass ran out of memory,
-    its `peak` is a Missing value that says how much memory it needs by prediction.
+    """Return every pass with bytes at its peak: allocated (`peak`), `requested` and
+    `predicted`. If memory ran out, the first two are Missing and say what it needs.
     """
     return frame(record).derive(
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
@@ -63,7 +63,7 @@ def missing_peak(x: Line) -> Missing:
 
 
 def format_peak(x: Line, predicted: float, text: Callable) -> str:
-    """Return `text` of the peak in bytes, or of `predicted` if memory ran out."""
+    """Format the peak in bytes by `text`, or `predicted` if memory ran out."""
     lost = x.reason == OUT_OF_MEMORY
     return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
