@@ -71,7 +71,7 @@ current_hash = cache(source_hash)
 
 
 def read_record(path: Path) -> Record:
-    """Return a record. Raise RecordError if it is incomplete, misplaced or invalid."""
+    """Read the record at `path`. Raise RecordError if partial, misplaced or invalid."""
     record = store.read(path)
     grid = "quick" if is_quick_folder(path.parent.parent) else "full"
     ran = sum(row.status != "failed" for row in record.rows)

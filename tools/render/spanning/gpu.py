@@ -60,7 +60,7 @@ def draw_timelines(record: Record | None) -> str:
 
 
 def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
-    """Draw `count` launches on the CPU, one per `launch_us`, and the kernels' runs."""
+    """Draw `count` launches by the CPU, each `launch_us` long, and the kernels' runs."""
     kernel_us = x["each_us"]
     starts, free = [], 0.0
     for i in range(count):

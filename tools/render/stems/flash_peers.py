@@ -83,12 +83,12 @@ def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
 
 
 def largest_error(x: Line, *results: str) -> float:
-    """Return the largest relative error of these results."""
+    """Return the largest relative error in a row of these results, such as "dq"."""
     return nanmax(x.get(f"{of}_relative_error") for of in results)
 
 
 def error_ratio(x: Line) -> float:
-    """Return the largest ratio, over results, of our kernel's error to RIVAL's."""
+    """Return the largest ratio, over results, of our error to RIVAL's at one shape."""
     rival = x[RIVAL[x["dtype"]]]
     return nanmax(
         largest_error(x["ours"], of) / (largest_error(rival, of) or Missing())

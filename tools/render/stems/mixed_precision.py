@@ -33,7 +33,7 @@ def all_runs(record: Record | None) -> Frame:
 
 
 def runs(record: Record | None) -> Frame:
-    """Return the runs at the learning rate of bf16 autocast, sorted by seed."""
+    """Return training runs at bf16 autocast's learning rate, sorted by seed."""
     found = all_runs(record)
     rate = found.one(precision="bf16").get("learning_rate")
     return Frame(sorted(found.where(learning_rate=rate), key=lambda x: x["seed"]))
@@ -101,7 +101,7 @@ def format_difference(differences: list[float]) -> str:
 
 
 def compare_spread(differences: list[float], fp32: list[float]) -> str:
-    """Say if differences from fp32 are within the range of fp32 losses over seeds."""
+    """Say whether differences from fp32 lie in the range of fp32 losses over seeds."""
     if not differences or len(fp32) < 2:
         return NOT_MEASURED
     near = max(map(abs, differences)) <= max(fp32) - min(fp32)

@@ -72,7 +72,7 @@ def grid_table(record: Record) -> str:
     "Tensors at the peak of a long pass of plain attention, by formula.",
 )
 def peak_tensors_table(record: Record) -> str:
-    """Return a table of the tensors at the predicted peak, for N = `oom_length`."""
+    """Return a table of the tensors at the predicted peak, in GiB, for `oom_length`."""
     n = oom_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
@@ -151,7 +151,7 @@ def times_figure(record: Record) -> Drawn:
 
 
 def growth_factor(found: Frame, of: str) -> float:
-    """Return eager ms of pass `of` (wall) at LONGEST over LONGEST / 2: 4 for O(N²)."""
+    """Return eager wall time of pass `of` at LONGEST over LONGEST / 2: 4 for O(N²)."""
     return plain_row(found).ms(of) / plain_row(found, LONGEST // 2).ms(of)
 
 

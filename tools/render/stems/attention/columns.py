@@ -61,7 +61,7 @@ def formula_inputs(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
 
 
 def peak_bytes(n: int) -> int:
-    """Return the predicted peak of eager passes in fp32, d = 64, without a mask."""
+    """Return predicted peak bytes of eager fp32 passes at length n, d = 64, no mask."""
     return sum(attention_peak_bytes(**formula_inputs(n)).values())
 
 

@@ -68,7 +68,7 @@ def reported_table(record: Record) -> str:
 
 
 def passes_table(record: Record, precision: str) -> str:
-    """Return a table of passes and phases with a row for each size and context."""
+    """Return a table of passes and phases at batch 4: a row per size and context."""
     cells = passes(record).where(batch=BATCH, precision=precision)
     return cells.pivot("mode", *MODES).table(
         "size",

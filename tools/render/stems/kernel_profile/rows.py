@@ -25,8 +25,8 @@ CAUSES = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return steps with ms of forward (`wall_ms`: alone, unprofiled) and kernels'
-    shares. `forward` is the step's row, or `alone` if only a forward pass fits.
+    """Return steps with ms of forward (`wall_ms`: alone, unprofiled), shares of kernel
+    time. `forward` is the step's row, or `alone` if only a forward pass fits.
     """
     clock, found = frame(record and record.clock), frame(record, mode="step")
     found.join("alone", frame(record), CELL, mode="forward")
