@@ -60,7 +60,7 @@ def draw_timelines(record: Record | None) -> str:
 
 
 def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
-    """Draw `count` launches by the CPU, each `launch_us` long, and the kernels' runs."""
+    """Draw `count` launches by the CPU, `launch_us` long each, and the kernels."""
     kernel_us = x["each_us"]
     starts, free = [], 0.0
     for i in range(count):
