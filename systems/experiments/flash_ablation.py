@@ -167,7 +167,7 @@ def switched_kernel(
     SKIP: tl.constexpr, SPLIT: tl.constexpr, EXP2: tl.constexpr,
     HEAVY_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Compute o for one tile of queries of one head, with a causal mask."""
+    """Compute causal o of a tile of queries of one head, with options of `Switches`."""
     tile = tl.program_id(0)
     if HEAVY_FIRST:
         tile = tl.num_programs(0) - 1 - tile

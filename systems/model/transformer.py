@@ -30,7 +30,7 @@ ROPE_THETA = 10_000.0
 
 
 def truncated_normal(shape: tuple[int, ...], std: float) -> nn.Parameter:
-    """Return a normal random parameter (mean 0), truncated at 3 standard deviations."""
+    """Return a normal parameter (mean 0, deviation `std`), truncated at 3 · `std`."""
     return nn.Parameter(
         nn.init.trunc_normal_(torch.empty(shape), std=std, a=-3 * std, b=3 * std)
     )

@@ -125,7 +125,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Return kernels sorted by start. Raise one of MALFORMED for a bad event."""
+    """Return kernels by start, with open `marks`. Raise one of MALFORMED if invalid."""
     calls: dict[Any, Launch] = {}
     by_op: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []

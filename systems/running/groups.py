@@ -1,5 +1,5 @@
 """Measure rows: in alternation if they differ only in the field that `IN_TURNS` names;
-each in a new process if the experiment sets `FRESH_PROCESS`.
+each in a new process if the experiment's `module` sets `FRESH_PROCESS`.
 
 The process takes a configuration as JSON and its parent's ID, and prints a row as JSON.
 

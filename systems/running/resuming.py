@@ -65,7 +65,7 @@ def modification_time_ns(path: Path) -> int:
 def new_record(
     stem: str, device: Device, grid: str, configs: list[Any], protocol: dict[str, Any]
 ) -> Record:
-    """Return a record without rows, with the current device, software and source."""
+    """Return a record without rows for `configs`, with current software and source."""
     module = STEMS[stem].module
     attention = software.attention_names(map(asdict, configs))
     present = drop_unused_peer(software.installed_versions(), configs)

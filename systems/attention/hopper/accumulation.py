@@ -1,5 +1,5 @@
 """Ordered accumulation of dq in global memory: a semaphore per tile makes programs add
-their contributions (partials) in a fixed order, so that dq is bitwise reproducible.
+partials (contributions) in a fixed, reproducible order. NARROW: see `matmuls`.
 """
 
 from triton.experimental import gluon

@@ -17,10 +17,10 @@ after another, so that tensor cores work for one while another computes exponent
 consumer loops from the last visible tile of keys to the first. With BK of at least 64,
 only the first step (before the loop) needs a mask, where each row sees a key.
 
-Letters as in `triton.forward`, except that m is scaled (base 2), GROUP is the number of
-a consumer, and HEADS_PER_KV query heads share a KV head (GQA). Step i uses stage
+Letters as in `triton.forward`, but m is scaled (base 2), GROUP numbers consumers, and
+HEADS_PER_KV query heads share a KV head (GQA); NARROW: see `matmuls`. Step i uses stage
 i % STAGES. The compiler moves a wait for matmuls up across arithmetic, but not across a
-wait for a barrier, so a wait for tiles follows arithmetic that should overlap with it.
+wait for a barrier, so a wait for tiles follows arithmetic that it should overlap.
 """
 
 from typing import NamedTuple

@@ -10,10 +10,10 @@ If there are too few tiles to fill the GPU, loops are split: each of SPLITS prog
 runs every SPLITS-th step of a tile, and a second kernel combines the partial results.
 
 Letters: s unscaled scores q kᵀ, m their running maximum, shift about m · scale · log2 e
-(see `factor_and_shift`), p probabilities, l running sum, lse = log Σ exp(scale · s); dq
-is the gradient of q. UPPER case names are compile-time constants. BQ and BK are the
-rows of a tile; HEAD is the head dimension, D the same padded to a power of two; GROUP
-query heads share a KV head (GQA); LIMBS: see `primitives`; UNIT divides the strides.
+(see `factor_and_shift`), p probabilities, l running sum, lse = log Σ exp(scale · s), dq
+gradient of q. Constants: BQ and BK rows of a tile; HEAD, the head dimension, padded to
+a power of two D; GROUP query heads per KV head; MASKED: mask s; RAGGED: last tile is
+incomplete; LIMBS, PRECISION: `primitives`; RECOMPUTE: `configs`; UNIT divides strides.
 """
 
 import triton

@@ -52,7 +52,7 @@ def hint_factor(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
 
 @triton.jit
 def offsets(rows, columns, stride_n, stride_d):
-    """Return the offsets of a tile's elements as 64-bit integers."""
+    """Return a tile's rows · stride_n + columns · stride_d as 64-bit offsets."""
     return (
         rows[:, None].to(tl.int64) * stride_n + columns[None, :].to(tl.int64) * stride_d
     )
