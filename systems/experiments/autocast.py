@@ -128,7 +128,7 @@ def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
 
 
 def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return dtypes of parts in the first block and around it, and counts of ops."""
+    """Return dtypes in and around the first block; number of forward ops and casts."""
     layer = "layers.0"
     norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
     return {
@@ -225,7 +225,7 @@ def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
 
 
 def result_dtype(operation, *inputs: Tensor) -> str:
-    """Return the dtype of `operation(*inputs)`, "raises" for a RuntimeError."""
+    """Return the name of a result's dtype ("fp32"), or "raises" for a RuntimeError."""
     try:
         return DTYPE_NAMES[operation(*inputs).dtype]
     except RuntimeError:

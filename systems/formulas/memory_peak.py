@@ -210,7 +210,7 @@ class BackwardBlock:
 
 
 def block_position(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
-    """Return a block (by default the first) of segment number `run`, from 0."""
+    """Return block `block` of the model (default: first of segment `run`, from 0)."""
     first = run * p.checkpoint + 1
     block = first if block is None else block
     return BackwardBlock(block, run + 1, block - first)

@@ -178,7 +178,7 @@ class SavedTensors:
 
 
 class MemoryInUse:
-    """Recorder of the GPU bytes in use before each phase (`before_backward_bytes`)."""
+    """Recorder of allocated GPU bytes by phase: `bytes["before_backward_bytes"]`."""
 
     def __init__(self, device: str):
         self.device = device

@@ -125,7 +125,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Return kernels by start, with open `marks`. Raise one of MALFORMED if invalid."""
+    """Return kernels by start, with open `marks`; raise one of `trace.MALFORMED`."""
     calls: dict[Any, Launch] = {}
     by_op: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []

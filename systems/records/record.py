@@ -82,7 +82,7 @@ class Record(Struct, forbid_unknown_fields=True, dict=True):
 
     @property
     def results_path(self) -> str:
-        """The record's path in docs/results, such as "nvidia-h200/warmup.json"."""
+        """The path in docs/results (or its folder "quick"): "nvidia-l4/warmup.json"."""
         return f"{self.device.slug}/{self.stem}.json"
 
     def row(self, config: dict[str, Any]) -> Row | None:

@@ -64,9 +64,9 @@ def make_code_folder() -> Iterator[None]:
 
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile kernels of pending rows in parallel if LEAST_ROWS of them are of kinds in
-    `Stem.precompiled` and cores allow, for at most MAX_SECONDS and half of the time to
-    `deadline` (seconds since 1970). Other kernels compile when a row is measured.
+    """Compile `pending` rows of kinds in `Stem.precompiled`, in parallel, if they are
+    LEAST_ROWS or more and cores allow, for at most MAX_SECONDS and half of the time to
+    `deadline` (seconds since 1970). Other rows compile when they are measured.
     """
     started, entry, configs = time.time(), STEMS[stem], grid_configs(stem, grid)
     ends = started + min(MAX_SECONDS, (deadline - started) / 2)

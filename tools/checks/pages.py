@@ -47,7 +47,7 @@ SECTION = re.compile(r"^ *# --8<-- \[(start|end):([\w-]+)\]$", re.MULTILINE)
 
 
 def check_pages(root: Path) -> list[str]:
-    """Return findings in pages (`path:line: finding`) and in code (`path: finding`)."""
+    """Return findings: `path:line: finding` for typed numbers, else `path: finding`."""
     generated = root / "docs/generated"
     pages = {
         path: path.read_text("utf-8", "replace")

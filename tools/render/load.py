@@ -125,8 +125,8 @@ def list_record_files(results: Path) -> list[Path]:
 
 def load_records(results: Path) -> dict[str, list[Record]]:
     """Return complete records by stem: first of the primary GPU, then of other GPUs,
-    then reported ones. Raise RecordError for an invalid file, or if other GPUs have
-    records and the primary GPU has none.
+    then reported ones. Raise RecordError for an invalid file, or (unless `results` is
+    named "quick") if other GPUs have records and the primary GPU has none.
     """
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)

@@ -134,8 +134,8 @@ def items_table(
 ) -> str:
     """Return a table with a line per item, or "" if there are no items. Each column is
     a key of the items, or a tuple of header, key or function of an item, and optionally
-    a format. The leading keys, or the first `left` columns, are row headers. If an item
-    lacks numbers, its line gives the reason once. `table` explains the other options.
+    a format. The leading keys, or the first `left` columns, are row headers. Missing
+    numbers are shown as in `format_row`. `table` explains the other options.
     """
     keys = len([*takewhile(lambda column: isinstance(column, str), shown)])
     pairs = [(one, one) if isinstance(one, str) else one for one in shown]
@@ -324,7 +324,7 @@ def round_numbers(text: str) -> str:
 
 
 def format_at_most(value: float) -> str:
-    """Return "at most 2.0 %", or "less than 0.05 %" if the value rounds to 0."""
+    """Format a fraction: "at most 2.0 %", or "less than 0.05 %" if it rounds to 0."""
     return f"at most {percent(value)}" if value >= 5e-4 else "less than 0.05 %"
 
 

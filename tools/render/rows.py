@@ -104,7 +104,7 @@ def span(values: Iterable[float], text: Text = "{:.2f}") -> str:
 
 
 def describe_range(values: Iterable[float]) -> str:
-    """Describe the range of values by a predicate: "ranges from 1.20 to 3.40"."""
+    """Return "ranges from 1.20 to 3.40", "is 1.20", or why all values are missing."""
     text = span(values := list(values))
     if dropna(values):
         return f"ranges from {text}" if " to " in text else f"is {text}"

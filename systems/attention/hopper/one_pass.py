@@ -164,8 +164,8 @@ def process_tiles(
     diagonal, shift, limit, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr,
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Process steps `start` to `stop` - 1 of a query head by `process_tile`. Step i has
-    the mask `diagonal` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
+    """Return `process_tile`'s result after steps `start` to `stop` - 1 of a query head.
+    Step i has `diagonal` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(

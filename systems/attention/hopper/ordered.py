@@ -40,9 +40,9 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Parameters of the ordered walk: programs of `side` KV heads are interleaved, and
-    programs of KV heads from number `turn` on loop over queries backwards. If its query
-    heads are divided into `parts`, a KV head counts as that many KV heads.
+    """Parameters of the ordered walk: programs of `side` KV heads are interleaved; from
+    head number `turn` on, those of all heads, which loop over queries backwards. If its
+    query heads are divided into `parts`, a KV head counts as that many KV heads.
     """
 
     heads: gl.tensor

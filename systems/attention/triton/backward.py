@@ -44,7 +44,7 @@ def accumulate_dq(
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Return unscaled dq after every SPLITS-th key tile from `first` to `last`."""
+    """Return dq (unscaled) plus every SPLITS-th tile of keys `first` to `last` - 1."""
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]

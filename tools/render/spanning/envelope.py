@@ -284,7 +284,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return {fact: text}: attention's GPU-time share in 2.7B's forward, speedups."""
+    """Return {fact: text} on 2.7B's attention: forward share, best and real speedup."""
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)

@@ -228,7 +228,7 @@ def top_kernel_facts(x: Line) -> dict[str, str]:
 
 
 def attention_facts(parts: Frame) -> dict[str, str]:
-    """Return {fact: text} on softmax and attention's matmuls in a forward pass."""
+    """Return {fact: text} on softmax and matmuls of `parts`: `rows.attention_parts`."""
     softmax = parts.one(part=rows.SOFTMAX_PART)
     ratio = 1 / softmax["over_matmuls"]
     flops = sum(parts.one(part=part)["flops"] for part in rows.MATMULS)
