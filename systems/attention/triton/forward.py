@@ -47,7 +47,7 @@ def update_softmax(
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return acc, m, l, shift after each SPLITS-th tile of keys `first` to `last` - 1."""
+    """Return acc, m, l, shift after each SPLITS-th key tile, `first` to `last` - 1."""
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
