@@ -93,7 +93,7 @@ def replace_when_complete(target: Path) -> Iterator[Path]:
 def run_command(failure: str, *command: str) -> str:
     """Return a command's output. If it fails, exit with `failure` and the reason."""
     try:
-        environment = git_environment() | {"PYTHONSAFEPATH": ""}
+        environment = git_environment() | {"PYTHONSAFEPATH": "", "SITE_URL": ""}
         options: Any = {"env": environment, "stderr": subprocess.PIPE}
         return subprocess.check_output(command, cwd=ROOT, errors="replace", **options)
     except FileNotFoundError:
@@ -126,13 +126,19 @@ def write_pdf(target: Path, gpu: str, reported: bool, subject: str, site: Path) 
                 browser = p.chromium.launch(**options)
                 page = browser.new_page(color_scheme="light", offline=True)
                 page.goto((site / "writeup.html").as_uri())
-                page.evaluate(PREPARE_PAGE, [gpu, reported, TITLE, subject])
+                asked = [gpu, reported, TITLE, subject]
+                missing, images = page.evaluate(PREPARE_PAGE, asked)
                 footer = FOOTER.format(subject=escape(subject))
                 page.pdf(path=path, footer_template=footer, **PAGE)
                 browser.close()
         except Error as error:
             first = error.message.strip().splitlines()[0]
             fail(f"{chromium} does not print: {first}")
+        if images:
+            fail(f"writeup.html lacks images: use files below docs/: {images}")
+        for name in missing:
+            text = "left out, because its records are missing: the answer of docs/"
+            print(f"{text}{name.replace('.html', '.md')}", file=sys.stderr)
         pdf = PdfWriter(clone_from=path)
         for entry in flatten_outline(pdf.outline):
             # Chromium repeats the title of a heading that it moved to the next page.
@@ -180,6 +186,10 @@ def main(
         changes = run_git(*options.split(), "-unormal").splitlines()
         write_zip(into / "code.zip")
         print("wrote code.zip")
+        for entry in run_git("ls-tree", "-r", "HEAD").splitlines():
+            if entry.startswith("160000 "):
+                name = entry.partition("\t")[2]
+                print(f"git repository not in code.zip: {name}", file=sys.stderr)
         for change in changes:
             print(f"change not in code.zip, not committed: {change}", file=sys.stderr)
         find_chromium()

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.browser.looking import (
-    AXE_SCRIPT,
-    DESK,
-    PHONE,
-    TWO_FRAMES,
-    Page,
-    expect,
-)
+from tests.tools.browser import looking
 from tools.render.spanning.glossary import FILE
 
 pytestmark = pytest.mark.browser
@@ -68,7 +61,7 @@ def glossary_terms() -> dict[str, str]:
 
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_page_fits_and_is_accessible(
-    page: Page, pages: list[Path], site: Path, quarter: int
+    page: looking.Page, pages: list[Path], site: Path, quarter: int
 ) -> None:
     page.context.add_init_script(path=Path(__file__).with_name("look.js"))
     # Disable transitions, during which axe could read intermediate colours.
@@ -78,7 +71,7 @@ def test_every_page_fits_and_is_accessible(
     for path in pages[quarter::4]:
         name = path.relative_to(site).as_posix()
         page.goto(path.as_uri())
-        expect(page.locator("article h1")).to_have_count(1)
+        looking.expect(page.locator("article h1")).to_have_count(1)
         found += [f"{name}: {finding}" for finding in find_faults(page, name, words)]
         seen.update(page.evaluate("look.counts()"))
     assert found == []
@@ -88,14 +81,14 @@ def test_every_page_fits_and_is_accessible(
     assert min(seen.values()) > 0, seen
 
 
-def find_faults(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
+def find_faults(page: looking.Page, name: str, words: dict[str, str]) -> Iterator[str]:
     def run_checks(*functions: str) -> list[str]:
         return [one for f in functions for one in page.evaluate(f"look.{f}()")]
 
     def resize(size: Any) -> None:
         page.set_viewport_size(size)
         # Scrolling elements become focusable only after layout.
-        page.evaluate(TWO_FRAMES)
+        page.evaluate(looking.TWO_FRAMES)
 
     yield from layout_faults(name, page.evaluate("look.layout()"))
     yield from check_at("1280", run_checks, "fits", "opening")
@@ -107,32 +100,33 @@ def find_faults(page: Page, name: str, words: dict[str, str]) -> Iterator[str]:
     # The code reference and notebooks have no glossary tooltips.
     if not name.startswith(("api/", "notebooks/")):
         yield from page.evaluate("words => look.unexplained(words)", words)
-    page.evaluate(AXE_SCRIPT)
+    page.evaluate(looking.AXE_SCRIPT)
     style = page.add_style_tag(content=UNSHADED)
     page.evaluate("look.markFirst()")
     yield from axe_violations(page, SCROLLING)
     yield from axe_violations(page, CONTRAST)
     page.emulate_media(color_scheme="dark")
-    expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
+    body = page.locator("body")
+    looking.expect(body).to_have_attribute("data-md-color-scheme", "slate")
     yield from axe_violations(page, CONTRAST)
     # Check the navigation, common to all pages, once.
     yield from axe_violations(page, {}) if name == "index.html" else ()
     page.emulate_media(color_scheme="light")
     style.evaluate("style => style.remove()")
-    resize(PHONE)
+    resize(looking.PHONE)
     yield from check_at("390", run_checks, "fits", "commands")
     yield from axe_violations(page, ALL_BUT_CONTRAST)
     page.evaluate("look.openFolds()")
-    page.evaluate(TWO_FRAMES)
+    page.evaluate(looking.TWO_FRAMES)
     yield from check_at("390, open", run_checks, "figures", "squeezed", "broken")
-    resize(DESK)
+    resize(looking.DESK)
     yield from check_at("1280, open", run_checks, "figures", "cutNarrowly", "touching")
     yield from prose_faults(**page.evaluate("look.prose()"))
     page.emulate_media(media="print")
     resize(PAPER)
     yield from check_at("paper", run_checks, "touching")
     page.emulate_media(media="screen")
-    page.set_viewport_size(DESK)
+    page.set_viewport_size(looking.DESK)
 
 
 def check_at(where: str, look: Callable[..., list[str]], *names: str) -> Iterator[str]:
@@ -166,7 +160,7 @@ def prose_faults(shown: str, texts: list[str]) -> Iterator[str]:
                 yield f"more than 45 words: {sentence}"
 
 
-def axe_violations(page: Page, options: dict) -> Iterator[str]:
+def axe_violations(page: looking.Page, options: dict) -> Iterator[str]:
     """Yield axe's findings of any severity, with the first element."""
     # Style sheets can't be read from file://, so don't preload them.
     options = {"resultTypes": ["violations"], "preload": False, **options}

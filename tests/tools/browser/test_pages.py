@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.browser.looking import OPEN_FOLDS, TWO_FRAMES, Page, expect, open_first
+from tools.submission import PREPARE_PAGE
 
 pytestmark = pytest.mark.browser
 
@@ -48,6 +49,24 @@ def test_copied_commands_contain_no_prompt(page: Page, pages: list[Path]) -> Non
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied
     assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
+
+
+def test_printing_keeps_web_links_and_names_what_is_missing(page):
+    tabs = "".join(
+        f"<div class=tabbed-set><div class=tabbed-labels><label>{gpu}, reported</label>"
+        f"</div><div class=tabbed-content><div class=tabbed-block>7</div></div></div>"
+        for gpu in ("A100", "L4")
+    )
+    links = '<p><a href="warmup.html">y</a><a href="https://a.b">x</a></p>'
+    page.set_content(
+        f"<article><h1>T</h1>{links}<p class=status>not measured yet</p>{tabs}"
+        '<img src="no.png"></article>'
+    )
+    found = page.evaluate(PREPARE_PAGE, ["H200", False, "T", "S"])
+    assert found == [["warmup.html"], ["no.png"]]
+    article = page.locator("article").inner_html()
+    assert '<p>y<a href="https://a.b">x</a></p>' in article
+    assert "reported" not in article and article.count("not measured") == 3
 
 
 def test_wide_elements_align_and_folds_break_in_print(page, site):
