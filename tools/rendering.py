@@ -91,9 +91,9 @@ def write_rendered(results: Path, generated: Path | None = None) -> int:
     extra = present.keys() - wanted.keys()
     # An extra file with one of these prefixes was rendered by an older version.
     own = {name.partition("-")[0] for name in ("", *wanted)}
-    for name in sorted(extra) if generated else ():
+    for name in sorted(extra):
         if re.sub(r"-.*|^\..*\.tmp$", "", name) not in own:
-            fail(f"--generated {generated}: holds {name}, which was not rendered")
+            fail(f"{folder} holds {name}, which was not rendered: move it")
     # Write MARK first, so that an interrupted run can be repeated.
     for name in sorted(changed, key=lambda name: name != MARK):
         try:

@@ -446,7 +446,7 @@ FAULTS = {
     "edited table": (TABLE, lambda path: edit_file(path, "3,406,", "3,407,"), DIFFERS),
     "edited fact": ("facts.yml", lambda path: edit_file(path, "%", "percent"), DIFFERS),
     "missing": (TABLE, Path.unlink, "missing; run --render"),
-    "extra": ("old-table.md", Path.touch, "no record gives this file; run --render"),
+    "extra": ("warmup-old.md", Path.touch, "no record gives this file; run --render"),
 }
 
 

@@ -129,12 +129,14 @@ def test_copied_answer_has_facts_and_working_links(tmp_path):
     code = "\n```\n## 1\n\nTime\n---\n```\n~~~py\n# 2\n~~~\n"
     answer = (
         "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md)."
+        r" \(24{~}GB\) and \(40{~}GB\)."
         f'{{@ if facts.a.b == "2" @}} No.{{@ endif @}}\n\n# (a)\n{code}'
         "## Answer\n\nWhy\n===\n\n#####d\n## Try it in (b)"
     )
     for after in ("## Try it", "## Exercise { #exercise }", "## Exercises { #e }"):
         (tmp_path / "a.md").write_text(f"# T\n\n## Answer\n\n{answer}\n\n{after}\n")
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
+        filled += r" \(24{~}GB\) and \(40{~}GB\)."
         filled += f"\n\n### (a)\n{code}#### Answer\n\n#### Why\n\n"
         filled += "###### d\n#### Try it in (b)"
         assert page_answer("a", FACTS, tmp_path) == filled
@@ -143,18 +145,19 @@ def test_copied_answer_has_facts_and_working_links(tmp_path):
     assert "[start:warmup]" in text and "first step" not in text
 
 
-def test_own_answer_needs_no_record(tmp_path, monkeypatch):
+def test_own_answer_needs_no_record(monkeypatch):
     writeup = everything.import_spanning("writeup")
-    monkeypatch.setattr(writeup, "DOCS", tmp_path)
-    monkeypatch.setattr(writeup.answer_section, "__defaults__", (tmp_path,))
-    for text, known in (("Mine.", True), ("{$ facts.a.b $}", False)):
-        (tmp_path / "warmup.md").write_text(f"## Answer\n\n{text}\n\n## Try it\n")
+    fact = "{$ facts.a.b $}"
+    for text, known in (("Mine.", True), (fact, True), (writeup.SHIPPED + fact, False)):
+        monkeypatch.setattr(writeup, "answer_section", lambda *_, text=text: text)
         assert writeup.answered_pages({})["warmup"] == known
+    assert writeup.page_answer("warmup", FACTS) == "1 ms"
 
 
 def test_missing_answer_or_fact_names_the_page(tmp_path):
     own, end = "\n## Answer\n", "\n## Try it\n"
-    for text in ("", own + end, f"{own}Mine.\n", f"{own}Mine.\n{end}More.\n{end}"):
+    wrong = "", own + end, f"{own}Mine.\n", f"{own}Mine.\n{end}More.\n{end}"
+    for text in (*wrong, f"{own}Mine.\n>>>>>>> b\n{end}"):
         (tmp_path / "a.md").write_text(f"# T\n{text}")
         with pytest.raises(RecordError, match=r"a\.md:3: write an answer between"):
             page_answer("a", FACTS, tmp_path)

@@ -30,9 +30,11 @@ HEADING = re.compile(
     r"|(?:\A|(?<=\n\n))(?P<title>\S[^\n]*)\n[=-]+ *$",
     re.DOTALL | re.M,
 )
+# Marks an answer that came with the guide, which is left out if it lacks records.
+SHIPPED = "<!--guide-->"
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 # Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
-MARKS = ("{@", "@}", "{$", "$}", "{~", "~}")
+MARKS = ("{@", "@}", "{$", "$}", "{~#", "#~}")
 TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 
 
@@ -72,13 +74,11 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 
 def answered_pages(found: Found) -> dict[str, bool]:
-    """Map each page to whether its answer needs no facts, or its records exist (of the
-    primary GPU or "meta").
-    """
+    """Map each page to whether its answer has all records, no facts, or is own."""
     counts = {primary_gpu(), "meta"}
     return {
         a.page: bool(counts & gpus_with_records(a.stems, found))
-        or ((DOCS / f"{a.page}.md").exists() and "{$" not in answer_section(a.page))
+        or not all(mark in answer_section(a.page) for mark in (SHIPPED, "{$"))
         for problem in load_problems()
         for a in problem.answers
     }
@@ -90,9 +90,8 @@ def fragments(found: Found) -> dict[str, str]:
     known = answered_pages(found)
     parts = {"overview": overview_table(problems)}
     for problem in problems:
-        for answer in problem.answers:
-            text = question_text(answer, known[answer.page], found)
-            parts[f"asked-{answer.page}"] = text
+        for a in problem.answers:
+            parts[f"asked-{a.page}"] = question_text(a, known[a.page], found)
         parts[f"claims-{problem.name}"] = claim_tabs(problem, found)
     return {"writeup.md": snippet_sections(parts)}
 
@@ -169,11 +168,12 @@ def answer_section(page: str, docs: Path = DOCS) -> str:
     """Return a page's section "Answer". Raise RecordError if it is missing or empty."""
     text = (docs / f"{page}.md").read_text("utf-8", "replace")
     found = ANSWER.search(text)
-    if not (found and found[1].strip()) or text.count("\n## Try it\n") > 1:
+    faulty = text.count("\n## Try it\n") > 1 or "\n>>>>>>> " in text
+    if faulty or not (found and found[1].strip()):
         line = f"\n{text}".partition("\n## Answer\n")[0].count("\n") + 1
         raise RecordError(
             f'docs/{page}.md:{line}: write an answer between the headings "## Answer" '
-            'and "## Try it" (or "## Exercise { ... }"), and keep one of each'
+            'and "## Try it" (or "## Exercise { ... }"): one of each, no merge conflict'
         )
     return found[1].strip()
 
@@ -194,7 +194,7 @@ def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
     """Return a page's answer with facts filled in, links and headings adapted."""
-    text = lower_headings(answer_section(page, docs))
+    text = lower_headings(answer_section(page, docs).replace(SHIPPED, "").strip())
     text = LINK_IN_PAGE.sub(f"({page}.md#", text)
     try:
         return TEMPLATES.from_string(text).render(facts=facts)

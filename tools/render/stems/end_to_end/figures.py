@@ -53,7 +53,7 @@ def mfu_figure(record: Record) -> Drawn:
     ]
     return (
         draw,
-        f"A forward pass alone reaches up to {' and '.join(most)} of the peak.",
+        f"Forward passes of Table 1 reach up to {' and '.join(most)} of the peak.",
         "Shares of the data sheet's peak use wall-clock time. At long "
         "contexts, mask and softmax take a larger share of the time.",
     )
