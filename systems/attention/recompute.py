@@ -1,5 +1,6 @@
 """The assignment's backward pass: PyTorch under `torch.compile`. It recomputes P from
-the saved lse, but stores full n_q x n_k matrices.
+the saved lse, but stores full n_q x n_k matrices. It rounds scores to q's dtype, so
+large ones are less exact than in plain attention. Call backward outside autocast.
 """
 
 import torch

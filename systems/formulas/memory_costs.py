@@ -5,6 +5,7 @@ Letters: b sequences of s tokens, n = b·s; d model width, f feed-forward width,
 """
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from systems.formulas.costs import FP32_BYTES, INT64_BYTES, parameters_by_part
 from systems.formulas.symbols import Expression
@@ -83,7 +84,7 @@ class Pass:
             return
         for field, n in numbers.items():
             least = int(field not in MAY_BE_0.split())
-            met = isinstance(n, int) and n >= least
+            met = isinstance(n, Integral) and int(n) >= least
             check(field, n, met, f"be a whole number of at least {least}")
         d, heads, groups = shape.d_model, shape.num_heads, self.kv_heads or 1
         check("num_heads", heads, d % heads == 0, f"divide d_model, {d}")

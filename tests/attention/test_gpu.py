@@ -29,16 +29,7 @@ from systems.attention.triton.chooser import select_by_mask
 from systems.attention.triton.launches import launch_backward, launch_forward
 from systems.attention.triton.primitives import INTERPRETED
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
-from tests.attention.checks import (
-    DTYPES,
-    HEAD_DIMS,
-    NAMES,
-    check_against_reference,
-    check_result,
-    gradients,
-    make_inputs,
-    run_class,
-)
+from tests.attention import checks
 from tests.needed import run_python
 
 pytestmark = pytest.mark.gpu
@@ -79,12 +70,12 @@ ENTRIES = {
 
 
 @MASKS
-@pytest.mark.parametrize("d", HEAD_DIMS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", checks.HEAD_DIMS)
+@pytest.mark.parametrize("dtype", checks.DTYPES, ids=str)
 def test_triton_kernels_are_accurate_at_every_length(dtype, d, causal):
     for n_q, n_k in [*((n, n) for n in LENGTHS), *PAIRS]:
-        inputs = make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
-        check_result(FlashAttentionTriton, inputs, causal)
+        inputs = checks.make_inputs(n_q, n_k, d, dtype, "cuda", lead=(2,))
+        checks.check_result(FlashAttentionTriton, inputs, causal)
 
 
 @MASKS
@@ -100,25 +91,27 @@ def test_every_launch_configuration_is_accurate(set_precision, gpu, kind, d, cau
     set_precision("high" if kind == "high" else "highest")
     lengths = [(512, 512, d), (333, 461, d), (333, 461, d - 3)][: 3 if causal else 2]
     for n_q, n_k, head in lengths:
-        q, k, v, do = inputs = make_inputs(n_q, n_k, head, dtype, "cuda", lead=(2,))
+        q, k, v, do = inputs = checks.make_inputs(
+            n_q, n_k, head, dtype, "cuda", lead=(2,)
+        )
         options = causal, head**-0.5
         o, lse = launch_forward(q, k, v, *options, config=configs["forward"])
         backward = {f"{name}_config": configs[name] for name in ("dkdv", "dq")}
         outputs = o, lse, *launch_backward(do, q, k, v, o, lse, *options, **backward)
-        check_against_reference(outputs, *inputs, causal, split=kind == "high")
+        checks.check_against_reference(outputs, *inputs, causal, split=kind == "high")
 
 
 @COMPILED
 @MASKS
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", checks.DTYPES, ids=str)
 def test_compiled_backward_of_pytorch_tiles_is_accurate(dtype, causal):
     for n_q, n_k in ((128, 128), (257, 97)):
-        inputs = make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
-        check_result(FlashAttentionPyTorch, inputs, causal)
+        inputs = checks.make_inputs(n_q, n_k, 64, dtype, "cuda", lead=(2,))
+        checks.check_result(FlashAttentionPyTorch, inputs, causal)
 
 
 @MASKS
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", checks.DTYPES, ids=str)
 def test_two_hundred_calls_are_bitwise_equal(dtype, causal, monkeypatch):
     """Run Triton kernels on many heads, and on one head, whose loops are split."""
     used = []
@@ -129,11 +122,11 @@ def test_two_hundred_calls_are_bitwise_equal(dtype, causal, monkeypatch):
         lambda x, splits: used.append(splits) or output_for(x, splits),
     )
     for n, lead, lead_k in [(1000, (4, 8), (4, 2)), (2048, (1,), (1,))]:
-        inputs = make_inputs(n, n, 64, dtype, "cuda", lead=lead, lead_k=lead_k)
-        first = run_class(FlashAttentionTriton, *inputs, causal)
+        inputs = checks.make_inputs(n, n, 64, dtype, "cuda", lead=lead, lead_k=lead_k)
+        first = checks.run_class(FlashAttentionTriton, *inputs, causal)
         for _ in range(200):
-            again = run_class(FlashAttentionTriton, *inputs, causal)
-            for name in NAMES:
+            again = checks.run_class(FlashAttentionTriton, *inputs, causal)
+            for name in checks.NAMES:
                 assert torch.equal(first[name], again[name]), (name, n)
     assert max(used) > 1
 
@@ -148,13 +141,13 @@ def test_offsets_beyond_two_to_the_31_reach_the_right_rows(causal):
     ]
     assert long[0].numel() > 2**31
     alone = [x[-1:].clone() for x in long]
-    actual = run_class(FlashAttentionTriton, *long, causal)
+    actual = checks.run_class(FlashAttentionTriton, *long, causal)
     assert_near({name: x[-1:] for name, x in actual.items()}, alone, causal)
 
 
 def assert_near(actual, inputs, causal: bool) -> None:
     """Check that `actual` agrees within 1 % with attention of these inputs."""
-    expected = run_class(FlashAttentionTriton, *inputs, causal)
+    expected = checks.run_class(FlashAttentionTriton, *inputs, causal)
     for name, x in expected.items():
         close = {"rtol": 0.01, "atol": 0.01, "msg": name}
         torch.testing.assert_close(actual[name], x, **close)
@@ -168,12 +161,12 @@ def test_maximum_number_of_rows_gives_exact_results():
     )
     do = torch.zeros_like(many)
     do[:, :: n - 1] = 1
-    found = run_class(FlashAttentionTriton, many, one, 3 * one, do, False)
+    found = checks.run_class(FlashAttentionTriton, many, one, 3 * one, do, False)
     assert (found["o"] == 3).all() and (found["dq"] == 0).all()
     assert found["dk"] == 0 and found["dv"] == 2
     del found
     do.zero_()
-    found = run_class(FlashAttentionTriton, one, many, do, one, False)
+    found = checks.run_class(FlashAttentionTriton, one, many, do, one, False)
     assert found["o"] == 0 and found["dq"] == 0
     assert (found["dk"] == 0).all() and (found["dv"] == 2.0**-30).all()
 
@@ -183,18 +176,18 @@ def test_large_row_strides_are_supported(causal):
     n, d, stride = 80, 16, 2**25
     memory = torch.empty(n * stride, dtype=torch.bfloat16, device="cuda")
     memory.fill_(float("nan"))
-    inputs = make_inputs(n, n, d, torch.bfloat16, "cuda")
+    inputs = checks.make_inputs(n, n, d, torch.bfloat16, "cuda")
     strides = n * stride, stride, 1
     views = [memory.as_strided((1, n, d), strides, 64 * i) for i in range(4)]
     for view, x in zip(views, inputs, strict=True):
         view.copy_(x)
-    assert_near(run_class(FlashAttentionTriton, *views, causal), inputs, causal)
+    assert_near(checks.run_class(FlashAttentionTriton, *views, causal), inputs, causal)
 
 
 def test_heads_may_exceed_the_limit_of_a_grid_axis():
     """CUDA limits the second and third axis of a grid to 65,535."""
-    inputs = make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
-    check_result(FlashAttentionTriton, inputs, True)
+    inputs = checks.make_inputs(16, 16, 16, torch.bfloat16, "cuda", lead=(70_000,))
+    checks.check_result(FlashAttentionTriton, inputs, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -203,7 +196,7 @@ def test_memory_is_linear_in_the_length(dtype):
         # Free tensors of earlier tests first.
         gc.collect()
         held = torch.cuda.memory_allocated()
-        inputs = make_inputs(n, n, 64, dtype, "cuda", lead=(1, 4))
+        inputs = checks.make_inputs(n, n, 64, dtype, "cuda", lead=(1, 4))
         torch.cuda.reset_peak_memory_stats()
         run_both_passes(*inputs)
         return torch.cuda.max_memory_allocated() - held
@@ -216,14 +209,14 @@ def test_memory_is_linear_in_the_length(dtype):
 def test_gradients_accumulate_in_the_leaderboard_test_function():
     """The output gradient has stride zero, and gradients accumulate over calls."""
     torch.compiler.reset()
-    q, k, v, _ = make_inputs(512, 512, 64, torch.bfloat16, "cuda", lead=(16,))
+    q, k, v, _ = checks.make_inputs(512, 512, 64, torch.bfloat16, "cuda", lead=(16,))
     for x in (q, k, v):
         x.requires_grad_()
     flash = torch.compile(FlashAttentionTriton.apply)
     for _ in range(2):
         flash(q, k, v, True).sum().backward()
     do = torch.ones((), device="cuda", dtype=q.dtype).expand_as(q)
-    one = run_class(FlashAttentionTriton, q, k, v, do, True)
+    one = checks.run_class(FlashAttentionTriton, q, k, v, do, True)
     for x, name in ((q, "dq"), (k, "dk"), (v, "dv")):
         close = {"rtol": 0.02, "atol": 0.02, "msg": name}
         torch.testing.assert_close(x.grad, 2 * one[name], **close)
@@ -238,7 +231,7 @@ def test_lengths_are_dynamic_under_the_default_compiler():
 
     compiled = torch.compile(attend, fullgraph=True, dynamic=True)
     for n in (200, 333):
-        q, k, v, do = make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(2, 4))
+        q, k, v, do = checks.make_inputs(n, n, 64, torch.bfloat16, "cuda", lead=(2, 4))
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
         expected = torch.autograd.grad(attend(*leaves), leaves, do)
         for ours, theirs in zip(
@@ -293,10 +286,10 @@ def capture_graph(step):
     ids=str,
 )
 def test_cuda_graph_of_both_passes_equals_eager_mode(dtype, lead, n):
-    tensors = make_inputs(n, n, 64, dtype, "cuda", lead=lead)
+    tensors = checks.make_inputs(n, n, 64, dtype, "cuda", lead=lead)
     graph, results = capture_graph(lambda: run_both_passes(*tensors))
     for seed in (1, 2):
-        others = make_inputs(n, n, 64, dtype, "cuda", lead=lead, seed=seed)
+        others = checks.make_inputs(n, n, 64, dtype, "cuda", lead=lead, seed=seed)
         for x, other in zip(tensors, others, strict=True):
             x.copy_(other)
         forget_plans()
@@ -317,13 +310,15 @@ def test_compiler_captures_a_cuda_graph(lead, n):
 
     compiled = torch.compile(attend, fullgraph=True, mode="reduce-overhead")
     for seed in range(4):
-        q, k, v, do = make_inputs(
+        q, k, v, do = checks.make_inputs(
             n, n, 64, torch.bfloat16, "cuda", lead=lead, seed=seed
         )
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
         o, expected = compiled(*leaves), attend(*leaves)
-        ours = o, *gradients(o, leaves, do)
-        assert all(map(torch.equal, ours, (expected, *gradients(expected, leaves, do))))
+        ours = o, *checks.gradients(o, leaves, do)
+        assert all(
+            map(torch.equal, ours, (expected, *checks.gradients(expected, leaves, do)))
+        )
     assert counters["inductor"]["cudagraph_skips"] == 0
 
 
@@ -343,7 +338,7 @@ SHAPES = [(1, 2, 1024, 64), (2, 3, 333, 80), (1, 16, 4096, 64), (1, 16, 4096, 12
 @pytest.mark.parametrize("known", [False, True], ids=["first calls", "later calls"])
 def test_concurrent_streams_equal_a_single_thread(known):
     inputs = [
-        make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
+        checks.make_inputs(n, n, d, torch.bfloat16, "cuda", lead=(b, h))
         for b, h, n, d in SHAPES
     ]
 
@@ -366,7 +361,7 @@ def test_concurrent_streams_equal_a_single_thread(known):
 
 
 def test_call_waits_for_work_on_its_side_stream():
-    q, k, v, _ = make_inputs(1024, 1024, 64, torch.bfloat16, "cuda", lead=(1, 4))
+    q, k, v, _ = checks.make_inputs(1024, 1024, 64, torch.bfloat16, "cuda", lead=(1, 4))
     expected = flash_attention(q, k, v, causal=True)
     side, late = torch.cuda.Stream(), torch.zeros_like(q)
     torch.cuda.synchronize()
@@ -389,9 +384,9 @@ def test_cpu_tensors_are_rejected_on_a_gpu_machine():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_kernels_run_on_the_gpu_of_the_tensors():
-    inputs = make_inputs(97, 97, 64, torch.bfloat16, "cuda:1")
+    inputs = checks.make_inputs(97, 97, 64, torch.bfloat16, "cuda:1")
     assert torch.cuda.current_device() == 0
-    check_result(FlashAttentionTriton, inputs, True)
+    checks.check_result(FlashAttentionTriton, inputs, True)
 
 
 FIRST_CALL = """

@@ -22,18 +22,7 @@ from systems.attention import (
     torch_tiles,
 )
 from systems.attention.triton import launches
-from tests.attention.checks import (
-    BATCHED,
-    NAMES,
-    check_against_reference,
-    check_batched_gradients,
-    gradients,
-    make_inputs,
-    parametrize_pairs,
-    poison_buffers,
-    run_class,
-    run_reference,
-)
+from tests.attention import checks
 from tests.needed import run_python
 
 CLASSES = [FlashAttentionPyTorch, FlashAttentionTriton]
@@ -60,15 +49,15 @@ LAYOUTS = {
 }
 
 
-@parametrize_pairs(cls=CLASSES, layout=list(LAYOUTS), causal=[False, True])
+@checks.parametrize_pairs(cls=CLASSES, layout=list(LAYOUTS), causal=[False, True])
 def test_results_do_not_depend_on_strides(cls, layout, causal, device):
-    inputs = make_inputs(37, 70, 24, device=device, lead=(1, 2))
-    expected = run_class(cls, *inputs, causal)
+    inputs = checks.make_inputs(37, 70, 24, device=device, lead=(1, 2))
+    expected = checks.run_class(cls, *inputs, causal)
     views = tuple(LAYOUTS[layout](x) for x in inputs)
     assert not any(x.is_contiguous() for x in views)
     assert all(map(torch.equal, views, inputs))
-    actual = run_class(cls, *views, causal)
-    for name in NAMES:
+    actual = checks.run_class(cls, *views, causal)
+    for name in checks.NAMES:
         # PyTorch may sum another layout in another order.
         close = {"rtol": 0, "atol": 1e-5, "msg": name}
         torch.testing.assert_close(actual[name], expected[name], **close)
@@ -77,34 +66,36 @@ def test_results_do_not_depend_on_strides(cls, layout, causal, device):
 @pytest.mark.parametrize("cls", CLASSES)
 def test_expanded_keys_and_output_gradient_are_supported(cls, device):
     """The gradient of o.sum() has stride zero; keys are expanded over the batch."""
-    q, k, v, _ = make_inputs(40, 70, 16, device=device, lead=(3,))
+    q, k, v, _ = checks.make_inputs(40, 70, 16, device=device, lead=(3,))
     k, v = k[:1].expand(3, -1, -1), v[:1].expand(3, -1, -1)
     do = torch.ones((), device=device).expand_as(q)
     assert do.stride() == (0, 0, 0)
-    check_against_reference(run_class(cls, q, k, v, do, True), q, k, v, do, True)
+    checks.check_against_reference(
+        checks.run_class(cls, q, k, v, do, True), q, k, v, do, True
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [16, 24])
 def test_kernels_write_exactly_their_outputs(d, causal, device):
-    q, k, v, do = inputs = make_inputs(37, 70, d, device=device, lead=(2,))
-    expected = run_class(FlashAttentionTriton, *inputs, causal)
-    with poison_buffers(launches) as memories:
+    q, k, v, do = inputs = checks.make_inputs(37, 70, d, device=device, lead=(2,))
+    expected = checks.run_class(FlashAttentionTriton, *inputs, causal)
+    with checks.poison_buffers(launches) as memories:
         o, lse = launches.launch_forward(q, k, v, causal, d**-0.5)
         rest = do, q, k, v, o, lse, causal, d**-0.5
         outputs = o, lse, *launches.launch_backward(*rest)
     # The buffers are o, lse, dq, dk, dv and delta.
     assert len(memories) == 6
     assert all(torch.isfinite(memory).all() for memory in memories)
-    for name, output in zip(NAMES, outputs, strict=True):
+    for name, output in zip(checks.NAMES, outputs, strict=True):
         assert torch.equal(output, expected[name]), name
 
 
 def check_float32_results(backend: str, q, k, v, do, causal: bool) -> torch.Tensor:
     leaves = tuple(x.requires_grad_() for x in (q, k, v))
     o = flash_attention(*leaves, causal=causal, backend=backend)
-    expected = run_reference(q, k, v, do, causal)
-    results = o, *gradients(o, leaves, do)
+    expected = checks.run_reference(q, k, v, do, causal)
+    results = o, *checks.gradients(o, leaves, do)
     found = dict(zip(("o", "dq", "dk", "dv"), results, strict=True))
     for name, x in found.items():
         close = {"rtol": 0, "atol": 2e-5, "msg": name}
@@ -112,10 +103,10 @@ def check_float32_results(backend: str, q, k, v, do, causal: bool) -> torch.Tens
     return o
 
 
-@parametrize_pairs(backend=BACKENDS, kv_heads=[1, 2, 4], causal=[False, True])
+@checks.parametrize_pairs(backend=BACKENDS, kv_heads=[1, 2, 4], causal=[False, True])
 def test_grouped_heads_equal_sdpa(backend, kv_heads, causal, device):
     heads = {"lead": (2, 4), "lead_k": (2, kv_heads)}
-    q, k, v, do = make_inputs(33, 40, 16, device=device, **heads)
+    q, k, v, do = checks.make_inputs(33, 40, 16, device=device, **heads)
     o = check_float32_results(backend, q, k, v, do, causal)
     sdpa = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     torch.testing.assert_close(o, sdpa, rtol=0, atol=2e-5)
@@ -124,7 +115,7 @@ def test_grouped_heads_equal_sdpa(backend, kv_heads, causal, device):
 @pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_leading_dimensions_are_kept(backend, lead, device):
-    inputs = make_inputs(20, 20, 16, device=device, lead=lead)
+    inputs = checks.make_inputs(20, 20, 16, device=device, lead=lead)
     assert check_float32_results(backend, *inputs, causal=True).shape == inputs[0].shape
 
 
@@ -269,7 +260,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_second_derivatives_and_forward_mode_are_refused(backend, device):
-    q, k, v, tangent = make_inputs(20, 20, 16, device=device)
+    q, k, v, tangent = checks.make_inputs(20, 20, 16, device=device)
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
         flash_attention(q, k, forward_ad.make_dual(v, tangent), backend=backend)
     o = flash_attention(q.requires_grad_(), k, v, backend=backend)
@@ -279,12 +270,14 @@ def test_second_derivatives_and_forward_mode_are_refused(backend, device):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("way", BATCHED)
+@pytest.mark.parametrize("way", checks.BATCHED)
 def test_batched_gradients_equal_single_passes(way, backend, device):
-    q, k, v, _ = make_inputs(20, 33, 16, device=device, lead=(2, 4), lead_k=(2, 2))
+    q, k, v, _ = checks.make_inputs(
+        20, 33, 16, device=device, lead=(2, 4), lead_k=(2, 2)
+    )
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     o = flash_attention(*leaves, causal=True, backend=backend)
-    check_batched_gradients(way, o, leaves)
+    checks.check_batched_gradients(way, o, leaves)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -351,14 +344,16 @@ def page_example(beginning: str) -> str:
 @pytest.mark.parametrize(("n_q", "n_k"), [(5, 21), (20, 20), (1, 70)])
 def test_page_example_equals_the_flash_attn_mask(n_q, n_k, device):
     """flash-attn aligns its mask at the last query, which sees all keys."""
-    q, k, v, do = make_inputs(n_q, n_k, 16, device=device, lead=(2, 3))
+    q, k, v, do = checks.make_inputs(n_q, n_k, 16, device=device, lead=(2, 3))
     leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
     names: dict[str, Any] = {"q": q, "k": k, "v": v, "F": F}
     exec(page_example("o = flash_attention(F.pad("), names | globals(), names)
     visible = torch.ones(n_q, n_k, dtype=torch.bool, device=device).tril(n_k - n_q)
     expected = F.scaled_dot_product_attention(*leaves, attn_mask=visible)
-    ours = names["o"], *gradients(names["o"], leaves, do)
-    for a, b in zip(ours, (expected, *gradients(expected, leaves, do)), strict=True):
+    ours = names["o"], *checks.gradients(names["o"], leaves, do)
+    for a, b in zip(
+        ours, (expected, *checks.gradients(expected, leaves, do)), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
@@ -372,7 +367,7 @@ def test_page_example_accepts_the_flash_attn_layout(device):
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_forward_saves_only_tensors_for_backward(cls, device):
-    q, k, v, _ = make_inputs(20, 30, 16, device=device, lead=(2,))
+    q, k, v, _ = checks.make_inputs(20, 30, 16, device=device, lead=(2,))
     o = cls.apply(*(x.requires_grad_() for x in (q, k, v)), True)
     saved = [q.shape, k.shape, v.shape, o.shape, q.shape[:-1]]
     assert sorted(x.shape for x in o.grad_fn.saved_tensors) == sorted(saved)
@@ -388,10 +383,10 @@ def test_causal_mask_is_off_by_default(cls, device):
 
 
 def test_gradient_of_v_alone_is_right(device):
-    q, k, v, do = make_inputs(20, 30, 16, device=device)
+    q, k, v, do = checks.make_inputs(20, 30, 16, device=device)
     v.requires_grad_()
     (dv,) = torch.autograd.grad(flash_attention(q, k, v), v, do)
-    expected = run_reference(q, k, v, do, False)["dv"]
+    expected = checks.run_reference(q, k, v, do, False)["dv"]
     assert torch.allclose(dv.double(), expected, atol=1e-5)
 
 

@@ -15,12 +15,7 @@ from systems.attention import (
 )
 from systems.attention.dispatch import flash_backward, flash_forward
 from systems.model.transformer import BasicsTransformerLM
-from tests.attention.checks import (
-    check_against_reference,
-    make_inputs,
-    max_error,
-    run_class,
-)
+from tests.attention import checks
 
 # A compiler backend without C++; GPU tests use the default.
 COMPILER = "aot_eager"
@@ -32,7 +27,7 @@ quiet = pytest.mark.filterwarnings(DEPRECATED)
 @pytest.mark.slow
 def test_operators_pass_opcheck(device):
     heads = {"lead": (1, 4), "lead_k": (1, 2)}
-    q, k, v, do = make_inputs(5, 9, 16, torch.bfloat16, device, **heads)
+    q, k, v, do = checks.make_inputs(5, 9, 16, torch.bfloat16, device, **heads)
     # The fake kernel must return the strides of this transposed view.
     q = q.transpose(1, 2).contiguous().transpose(1, 2)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
@@ -65,7 +60,7 @@ def test_compile_makes_one_graph(call, dynamic, device):
     options = {"fullgraph": True, "backend": COMPILER, "dynamic": dynamic}
     compiled = torch.compile(function, **options)
     for n in (20, 33):
-        q, k, v, do = make_inputs(n, n, 16, device=device)
+        q, k, v, do = checks.make_inputs(n, n, 16, device=device)
         leaves = tuple(x.requires_grad_() for x in (q, k, v))
         expected, actual = function(*leaves), compiled(*leaves)
         ours = actual, *torch.autograd.grad(actual, leaves, do)
@@ -75,7 +70,7 @@ def test_compile_makes_one_graph(call, dynamic, device):
 
 def test_autocast_under_compile_equals_eager(device):
     torch.compiler.reset()
-    q, k, v, _ = make_inputs(20, 20, 16, device=device)
+    q, k, v, _ = checks.make_inputs(20, 20, 16, device=device)
 
     def run(q, k, v):
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -99,9 +94,9 @@ def test_lengths_share_a_compilation_of_the_pytorch_tiles(monkeypatch):
     monkeypatch.setattr(torch_tiles, "tile_vjp", compiled)
     shapes = [(128, 128, 64), (257, 97, 64), (63, 130, 32), (200, 200, 48)]
     for causal, shape in product((False, True), [*shapes, (20, 333, 128)]):
-        inputs = make_inputs(*shape, lead=(2,))
-        results = run_class(FlashAttentionPyTorch, *inputs, causal)
-        check_against_reference(results, *inputs, causal)
+        inputs = checks.make_inputs(*shape, lead=(2,))
+        results = checks.run_class(FlashAttentionPyTorch, *inputs, causal)
+        checks.check_against_reference(results, *inputs, causal)
     assert 1 <= len(graphs) <= 6
 
 
@@ -115,8 +110,8 @@ one_by_one = pytest.mark.filterwarnings("ignore:There is a performance drop:")
 def test_compiled_vmap_equals_a_batched_call(call, device):
     """Values and gradients are right, also if the mapped dimension is not the first."""
     torch.compiler.reset()
-    q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(2, 3))
-    expected = run_class(FlashAttentionTriton, q, k, v, do, True)
+    q, k, v, do = checks.make_inputs(20, 20, 16, device=device, lead=(2, 3))
+    expected = checks.run_class(FlashAttentionTriton, q, k, v, do, True)
     leaves = [x.movedim(0, 1).contiguous().requires_grad_() for x in (q, k, v)]
 
     def vmap_call(*inputs):
@@ -178,7 +173,7 @@ class Attend(torch.nn.Module):
 
 @pytest.mark.slow
 def test_exported_program_runs_other_lengths(device, tmp_path):
-    q, k, v, _ = make_inputs(20, 20, 16, device=device, lead=(2, 2))
+    q, k, v, _ = checks.make_inputs(20, 20, 16, device=device, lead=(2, 2))
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("n", max=4096)
     free = {0: batch, 2: length}
     program = torch.export.export(Attend(), (q, k, v), dynamic_shapes=[free] * 3)
@@ -187,7 +182,7 @@ def test_exported_program_runs_other_lengths(device, tmp_path):
     torch.export.save(program, tmp_path / "attention.pt2")
     loaded = torch.export.load(tmp_path / "attention.pt2").module()
     for b, n in ((2, 20), (1, 33), (5, 130)):
-        q, k, v, _ = make_inputs(n, n, 16, device=device, lead=(b, 2))
+        q, k, v, _ = checks.make_inputs(n, n, 16, device=device, lead=(b, 2))
         assert torch.equal(loaded(q, k, v), flash_attention(q, k, v, causal=True))
 
 
@@ -214,5 +209,5 @@ def test_model_gradients_agree_across_attentions(attention, device):
     actual = loss_and_gradients(seeded_model(attention), ids)
     for name, value in exact.items():
         band = 32 * torch.finfo(torch.float32).eps * value.abs().max().item()
-        bound = 2 * max_error(eager[name], value) + band
-        assert max_error(actual[name], value) <= bound, name
+        bound = 2 * checks.max_error(eager[name], value) + band
+        assert checks.max_error(actual[name], value) <= bound, name

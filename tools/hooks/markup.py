@@ -79,7 +79,7 @@ NO_NUMBER = re.compile(
 )
 MINUS = re.compile(r"(?<![^\s(])-(?=\d)")
 # Matches the integer part of a number with four or more digits.
-THOUSANDS = re.compile(r"(?<![\w.,#])\d{4,}(?![\w,])")
+THOUSANDS = re.compile(r"(?<![\w.,#])[1-9]\d{3,}(?![\w,])")
 # Matches a tag, an element without prose, or (group `text`) text between tags.
 TEXT = re.compile(
     r"<(pre|code|math|svg|script|style|textarea)\b.*?</\1>|<[^>]*>|(?P<text>[^<]+)",
