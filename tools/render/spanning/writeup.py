@@ -30,8 +30,9 @@ HEADING = re.compile(
     r"|(?:\A|(?<=\n\n))(?P<title>\S[^\n]*)\n[=-]+ *$",
     re.DOTALL | re.M,
 )
-# Marks an answer that came with the guide, which is left out if it lacks records.
+# Marks an answer that came with the guide; NEEDY finds one that also needs facts.
 SHIPPED = "<!--guide-->"
+NEEDY = re.compile(rf"{SHIPPED}.*{{\$", re.DOTALL).search
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 # Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
 MARKS = ("{@", "@}", "{$", "$}", "{~#", "#~}")
@@ -75,10 +76,9 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 def answered_pages(found: Found) -> dict[str, bool]:
     """Map each page to whether its answer has all records, no facts, or is own."""
-    counts = {primary_gpu(), "meta"}
     return {
-        a.page: bool(counts & gpus_with_records(a.stems, found))
-        or not all(mark in answer_section(a.page) for mark in (SHIPPED, "{$"))
+        a.page: bool({primary_gpu(), "meta"} & gpus_with_records(a.stems, found))
+        or ((DOCS / f"{a.page}.md").exists() and not NEEDY(answer_section(a.page)))
         for problem in load_problems()
         for a in problem.answers
     }
