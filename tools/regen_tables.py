@@ -78,7 +78,7 @@ def command(
         parser=parse_stem,
     ),
     quick: bool = flag("--quick", "Measure a reduced grid; its records stay apart."),
-    force: bool = flag("--force", "Measure again even what is fresh, each time."),
+    force: bool = flag("--force", "Measure again what is fresh; go on with the rest."),
     time_limit: float | None = option(
         "--time-limit", "MIN", "Stop between rows after MIN minutes.", min=0.01
     ),

@@ -33,7 +33,7 @@ def read(path: Path) -> Record:
 
 
 def _parse(content: bytes, path: Path) -> Record:
-    ours = "`git checkout --ours` keeps the rows of this clone"
+    ours = "`git checkout --ours` (in a rebase, --theirs) keeps the rows of this clone"
     remedy = ours if b"<<<<<<< " in content else "delete it to measure again"
     try:
         data = msgspec.json.decode(content, type=dict[str, Any])
