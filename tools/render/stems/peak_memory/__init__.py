@@ -84,7 +84,7 @@ def largest_table(record: Record) -> str:
     )
     return (
         f"{shown}\n\nThese are the largest tenth of {x['allocations']:,} "
-        f"allocations, from {x['tenth_least_bytes'] / MIB:.1f} MiB on."
+        f"allocations, from {x['tenth_least_bytes'] / MIB:.1f} MiB on; others of that size are left out."
     )
 
 
