@@ -83,8 +83,8 @@ def largest_table(record: Record) -> str:
         alike=("category", "made in"),
     )
     return (
-        f"{shown}\n\nThese are the largest tenth of {x['allocations']:,} "
-        f"allocations, from {x['tenth_least_bytes'] / MIB:.1f} MiB on; others of that size are left out."
+        f"{shown}\n\nThese are the largest tenth of {x['allocations']:,} allocations, "
+        f"from {x['tenth_least_bytes'] / MIB:.1f} MiB on (not all of that size)."
     )
 
 
