@@ -5,6 +5,7 @@ import torch
 
 from systems.attention import FlashAttentionTriton
 from systems.attention.first import HEAD_DIMS, FlashAttentionFirst, first_attention
+from systems.attention.recompute import FlashAttentionFirstRecompute
 from tests.attention import checks
 
 # bfloat16 needs a GPU: Triton's interpreter multiplies its bit patterns as integers.
@@ -70,7 +71,8 @@ def test_invalid_inputs_are_rejected(device):
 
 
 @pytest.mark.parametrize("way", checks.BATCHED)
-def test_batched_gradients_raise_a_clear_error(way, device):
+@pytest.mark.parametrize("attend", [first_attention, FlashAttentionFirstRecompute.apply])
+def test_batched_gradients_raise_a_clear_error(attend, way, device):
     q = torch.zeros(2, 64, 16, device=device, requires_grad=True)
     with pytest.raises(NotImplementedError, match="call backward once for each"):
-        checks.check_batched_gradients(way, first_attention(q, q, q), (q,))
+        checks.check_batched_gradients(way, attend(q, q, q), (q,))
