@@ -71,8 +71,8 @@ def test_invalid_inputs_are_rejected(device):
 
 
 @pytest.mark.parametrize("way", checks.BATCHED)
-@pytest.mark.parametrize("attend", [first_attention, FlashAttentionFirstRecompute.apply])
-def test_batched_gradients_raise_a_clear_error(attend, way, device):
+@pytest.mark.parametrize("f", [first_attention, FlashAttentionFirstRecompute.apply])
+def test_batched_gradients_raise_a_clear_error(f, way, device):
     q = torch.zeros(2, 64, 16, device=device, requires_grad=True)
     with pytest.raises(NotImplementedError, match="call backward once for each"):
-        checks.check_batched_gradients(way, attend(q, q, q), (q,))
+        checks.check_batched_gradients(way, f(q, q, q), (q,))
