@@ -148,8 +148,10 @@ def merge_turns(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]
         return turn
     total = dict(metrics)
     for name, value in turn.items():
+        if name.startswith("warmup_"):
+            continue
         if isinstance(value, list):
-            total[name] = metrics[name] + ([] if name.startswith("warmup_") else value)
+            total[name] = metrics[name] + value
         elif name in ("graphs", "recompiles"):
             total["recompiles"] += value
         else:
