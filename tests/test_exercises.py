@@ -5,6 +5,7 @@ import importlib.util
 import re
 import shutil
 import textwrap
+import tomllib
 
 import pytest
 from packaging.version import Version
@@ -28,106 +29,10 @@ KEYS = {
     "5_dq_loop": ("systems/attention/first.py", "p_and_ds", "dq_loop"),
     "6_handout_kernel": ("docs/exercises/keys.py", "handout_kernel"),
 }
-LOAD_X = "tl.load(x_ptr + row * stride_x + columns"
-MASKED_X = f"x = {LOAD_X}, mask=columns < d, other=0.0)"
-MASKED_E = "e = tl.where(columns < d, tl.exp(x - tl.max(x, 0)), 0.0)"
-LOAD_TILE = "tl.load(x_ptr + rows[:, None] * stride_xn + columns * stride_xd"
-INSIDE = "(rows[:, None] < n) & (columns < d)"
-NOT_LAST = "tl.where(tl.arange(0, TILE)[None, :] < 15, s, float('-inf'))"
-LAST_KEY = f"m_new = tl.maximum(m, tl.max({NOT_LAST}, 1))"
 FORGOTTEN = "l = l + tl.sum(tl.exp(x - m_new), 0)"
-LOAD_K = "k = tl.load(K_ptr + keys[:, None] * stride_kk + columns * stride_kd)"
-LATER = "s = scores(q, k, i, j, scale, TILE, CAUSAL); s = tl.where(s < -1e38, -1e9, s)"
-LOAD_Q = "q = tl.load(Q_ptr + queries[:, None] * D + columns)"
-OUTSIDE = {"first": "first = 10**8", "q": "q = tl.zeros([Q_TILE_SIZE, D], tl.float32)"}
-PAST = "{0} = tl.load({1}_ptr + batch * stride_{0}b + keys[:, None] * stride_{0}k + "
-PAST += "columns * stride_{0}d, mask=keys[:, None] < N_KEYS, other=0.0)"
-ZEROS = {x: PAST.format(x, x.upper()) for x in "kv"}
-ZEROS |= {"end": "end = first + Q_TILE_SIZE"}
-# Wrong lines or values for each exercise, and the message of its check.
-MISTAKES = {
-    "1_weighted_sum": [
-        (
-            "w = tl.load(w_ptr + columns * stride_w)",
-            "5 rows of 10 .*\ny, of shape .5,., is wrong in 5 of 5 entries\n"
-            r"first wrong entry: y\[0\], expected \S+, found nan\n.* tl.load a mask",
-        ),
-        ("y = tl.sum(x * w[None, :], 1)", "only the last tile"),
-        ("y += tl.sum(x, 1)", "the weights are missing"),
-        ("y -= tl.sum(x * w[None, :], 1)", "the sign"),
-        ("y += tl.sum(x * w[None, :], 0)", "line 39 .*shapes don't fit"),
-        (f"x = {LOAD_TILE}, mask=columns < d, other=0.0)", "y is right, but a load"),
-        (f"x = {LOAD_TILE}, mask={INSIDE})", "and `other`"),
-        ("w = tl.load(w_ptr + columns, mask=columns < d, other=0.0)", "stride_w in w"),
-    ],
-    "2_row_softmax": [
-        (f"x = {LOAD_X})", "give tl.load a mask"),
-        (f"x = {LOAD_X.replace('stride_x', 'd')})", "8 numbers, a .* row · stride"),
-        ("x = tl.make_tensor_descriptor(x_ptr, [d], [1], [8]).load([0])", "none of"),
-        (MASKED_X, "`other` must be -inf"),
-        (MASKED_X.replace("0.0", "float('nan')"), "nan\n.* NaN: .* -inf as `other`"),
-        (MASKED_X.replace("0.0", "-1e9"), "-2e38:\n.* `other` must be -inf"),
-        ("e = tl.exp(x)", "near 400:\n.* subtract the largest"),
-        ({"x": MASKED_X, "e": MASKED_E}, "-2e38:\n.* `other` must be -inf"),
-        ("e = tl.exp(tl.max(x, 0) - x)", "sign of the exponent"),
-        ("p = e", "division by the sum"),
-    ],
-    "3_online_softmax": [
-        (FORGOTTEN, "a new largest one:\np, .* old sum is not rescaled"),
-        ("l = tl.sum(tl.exp(x - m_new), 0)", "only the last"),
-        ("l = tl.exp(m_new - m) * l + tl.sum(tl.exp(x - m_new), 0)", "the sign of an"),
-        ("l = l + tl.sum(tl.exp(x), 0)", "subtract m_new before exp"),
-        ("m_new = tl.max(x, 0)", "so tl.maximum"),
-        ("m_new = tl.maximum(m, tl.load(x_ptr + row * stride_x + start))", "m_new"),
-        ("m_new = tl.maximum(tl.maximum(m, tl.max(x, 0)), 0.0)", "gave only 0: m_new"),
-    ],
-    "4_forward_loop": [
-        ("l = l + tl.sum(p, 1)", "l is not rescaled"),
-        ("a = a + matmul(p, v)", "a is not rescaled"),
-        ("shrink = tl.full([TILE], 1.0, tl.float32)", "neither l nor a is rescaled"),
-        ("shrink = tl.exp(m_new - m)", "the sign of an exp"),
-        (
-            "s = matmul(q, tl.trans(k)) * scale",
-            "with a causal mask:\no, .* causal mask is missing",
-        ),
-        ("s = scores(q, k, i, j, 1.0, TILE, CAUSAL)", "scale is missing"),
-        (LATER, "those of later keys must be -inf"),
-        ("s = scores(q, k, j, i, scale, TILE, CAUSAL)", "a query saw no key"),
-        ("m_new = tl.maximum(tl.maximum(m, tl.max(s, 1)), 0.0)", "gave only 0: m_new"),
-        ("m_new = tl.max(t, 1)", "NameError: .*'t'"),
-        ("m_new = tl.max(s, 1)", "above 100 .*m_new is the largest of m and"),
-        ("m_new = tl.maximum(m, tl.max(s, 0))", "above 100 .*for each query"),
-        (LAST_KEY, "above 100 .*m_new is the largest of m and"),
-        ("a = tl.dot(p, v, acc=a * shrink[:, None])", "line 54 .* rounds to TF32"),
-    ],
-    "5_dq_loop": [
-        ("return p, p * dp", "delta is missing"),
-        ("return p, p * (dp + delta[:, None])", "the sign of delta"),
-        ("return p, p * (delta[:, None] - dp)", "the sign of ds"),
-        ("return p, dp - delta[:, None]", "p is missing in ds"),
-        ("p = tl.exp(s)", "lse is not subtracted"),
-        ("p = tl.exp(s) / tl.exp(lse)[:, None]", "above 100 .*exp overflowed"),
-        ("dq = matmul(ds, k)", "only the last tile"),
-        ("dq += matmul(ds, k) * scale", "scale counts twice"),
-        ("p = tl.where(s > -30, tl.exp(s - lse[:, None]), 0.0)", "none of the usual"),
-        ("dp = matmul(do, v)", "line 37 .*shapes don't fit"),
-    ],
-    "6_handout_kernel": [
-        (LOAD_K, "3 batch entries .*\no, .* reads k of the first"),
-        (LOAD_Q, "3 batch entries .* own three strides"),
-        ("first = tl.program_id(1) * 32", "3 batch entries .* program 0 counts tiles"),
-        ("first = tl.program_id(0) * 32", "=False, in .* 64 .* Q_TILE_SIZE was 32"),
-        ("end = tl.minimum(N_KEYS, first + 32)", "=True, in .* Q_TILE_SIZE was 32"),
-        ("end = first", "a tile of queries saw no key"),
-        ("end = first + Q_TILE_SIZE", "at most N_KEYS"),
-        (ZEROS, "entries\n.*at most N_KEYS"),
-        (LOAD_K.replace("kk", "qq"), "own three strides"),
-        ("batch = tl.program_id(1) * stride_qb", "line 39 .*outside of all tensors"),
-        (OUTSIDE, "line 62 .*outside of all tensors"),
-        ("k = tl.load(batch * stride_kb + keys)", "line 50 .*ptr type [^\\n]*$"),
-        ("end = tl.minimum(N_KEYS, N_QUERIES)", "hidden keys are loaded"),
-    ],
-}
+# By exercise: wrong lines, and a pattern that the message of the check has.
+MISTAKES = tomllib.loads((ROOT / "tests/exercise_mistakes.toml").read_text("utf-8"))
+CASES = [(name, *case) for name, cases in MISTAKES.items() for case in cases.items()]
 
 
 def load_checks():
@@ -194,17 +99,13 @@ def test_unsolved_exercise_names_what_to_fill_in(checks, name, left):
     assert re.findall(r"(\w+) \(line", str(unsolved.value)) == left.split()
 
 
-def find_mistake(checks, name: str, wrong: str | dict[str, str], path) -> str:
+def find_mistake(checks, name: str, wrong: str, path) -> str:
     """Return the check's message for a solution with these lines replaced."""
-    if isinstance(wrong, str):
-        wrong = {wrong.split()[0]: wrong}
-    path.write_text(fill_in(checks, name, read_key(checks, name) | wrong), "utf-8")
+    replaced = {line.split()[0]: line for line in wrong.splitlines()}
+    path.write_text(fill_in(checks, name, read_key(checks, name) | replaced), "utf-8")
     with pytest.raises(checks.Wrong) as found:
         checks.check(name, path)
     return str(found.value)
-
-
-CASES = [(name, *case) for name, cases in MISTAKES.items() for case in cases]
 
 
 @pytest.mark.parametrize(("name", "wrong", "words"), CASES, ids=str)
