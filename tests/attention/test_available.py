@@ -9,18 +9,11 @@ import pytest
 import torch
 
 from systems.attention import dispatch
-from systems.attention.dispatch import choose_backend
 from systems.attention.hopper import limits
 from systems.attention.relaunch import Layout
 from systems.attention.triton import available, chooser, configs, launches
-from systems.attention.triton.available import TABLES, check_device, describe_kernels
-from systems.attention.triton.chooser import (
-    choose_config,
-    pad_head_dim,
-    select_by_mask,
-    table_name,
-)
-from systems.attention.triton.configs import choose_head_swizzle, count_splits
+from systems.attention.triton.chooser import choose_config, select_by_mask
+from systems.attention.triton.configs import choose_head_swizzle
 from systems.attention.triton.primitives import INTERPRETED
 from systems.attention.triton.tables import CONFIGS, FEW_ROWS
 from systems.attention.triton.tuned import HEAD_DIMS, KERNELS
@@ -51,7 +44,7 @@ def fake_gpu(monkeypatch):
         monkeypatch.setattr(available, "load_tuned", lambda _: owned)
         known = limits.missing_on_device.__wrapped__
         monkeypatch.setattr(limits, "missing_on_device", known)
-        look = cache(check_device.__wrapped__)
+        look = cache(available.check_device.__wrapped__)
         monkeypatch.setattr(dispatch, "check_device", look)
         monkeypatch.setattr(available, "LOGGED_KINDS", set())
         return look
@@ -61,7 +54,7 @@ def fake_gpu(monkeypatch):
 
 def auto_backend(*shape: int, **options) -> str:
     x = fake_tensor(*shape, **options)
-    return choose_backend("auto", x, x, x)
+    return dispatch.choose_backend("auto", x, x, x)
 
 
 def test_slower_backend_is_logged_once(fake_gpu, caplog):
@@ -83,9 +76,9 @@ def test_inputs_unreadable_by_tma_are_logged_once(fake_gpu, caplog):
         wide = torch.empty(1, 16, 16384, 64 + gap, dtype=torch.bfloat16, device="meta")
         gappy = FakeGpuTensor(wide[..., :64])
         few = FakeGpuTensor(wide[:, :1, :8, :64])
-        assert choose_backend("auto", few, few, few) == "triton"
+        assert dispatch.choose_backend("auto", few, few, few) == "triton"
         assert len(caplog.messages) == (gap == 3)
-        assert choose_backend("auto", gappy, gappy, gappy) == "triton"
+        assert dispatch.choose_backend("auto", gappy, gappy, gappy) == "triton"
     (text,) = caplog.messages
     assert "hopper needs rows without gaps" in text and "(17039360, " in text
 
@@ -127,7 +120,7 @@ def test_both_launch_paths_check_the_device(device, monkeypatch):
     dispatch.attention(x.requires_grad_(), x, x)
     dispatch.attention(x.mT.contiguous().mT.detach(), x.detach(), x.detach())
     assert looked == [x.device] * 3
-    assert check_device.__wrapped__(torch.device("cpu")) is None
+    assert available.check_device.__wrapped__(torch.device("cpu")) is None
 
 
 REASONS = {
@@ -152,13 +145,13 @@ def test_setup_check_names_kernels_and_reasons(machine, fake_gpu):
     assert status["hopper"].startswith("runs") == (auto_backend(*LARGE) == "hopper")
     if status["hopper"].startswith("needs"):
         with pytest.raises(ValueError, match=re.escape(f"hopper: {status['hopper']}")):
-            choose_backend("hopper", x, x, x)
+            dispatch.choose_backend("hopper", x, x, x)
 
 
 def test_setup_check_finds_no_kernels_on_a_cpu(monkeypatch):
     assert "interpreter" in attention_status("cpu")["triton"] or not INTERPRETED.value
     monkeypatch.setattr(available, "INTERPRETED", SimpleNamespace(value=False))
-    for text in describe_kernels(torch.device("cpu")).values():
+    for text in available.describe_kernels(torch.device("cpu")).values():
         assert text.startswith("needs a CUDA GPU, found cpu")
 
 
@@ -208,12 +201,12 @@ def test_every_gpu_has_configurations():
         "sm_120": [(12, 0), (12, 1)],
     }
     for name, capabilities in named.items():
-        assert {table_name(c) for c in capabilities} == {name}
-    assert set(CONFIGS) == set(FEW_ROWS) == set(TABLES) == set(named)
+        assert {chooser.table_name(c) for c in capabilities} == {name}
+    assert set(CONFIGS) == set(FEW_ROWS) == set(available.TABLES) == set(named)
 
 
 def test_head_dimensions_are_padded_to_powers_of_two():
-    dims = [pad_head_dim(d) for d in (1, 16, 17, 64, 80, 129, 256)]
+    dims = [chooser.pad_head_dim(d) for d in (1, 16, 17, 64, 80, 129, 256)]
     assert dims == [16, 16, 32, 64, 128, 256, 256]
 
 
@@ -252,7 +245,7 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
     set_rules(configs.SplitRule(warps=4, least_rows=100))
 
     def splits(programs: int, n: int, warps: int = 4, rows: int = 64) -> int:
-        return count_splits(programs, warps, n, rows, "half", GPU)
+        return configs.count_splits(programs, warps, n, rows, "half", GPU)
 
     found = [splits(programs, 4096) for programs in (1, 8, 9, 33, 34, 66, 67, 1024)]
     assert found == [16, 16, 8, 4, 2, 2, 1, 1]
@@ -267,7 +260,7 @@ def test_loops_of_few_tiles_are_split(monkeypatch):
     assert splits(132, 1999) == 1 < splits(132, 2000) == 2
     monkeypatch.setattr(configs, "MAX_SPLITS", 2)
     assert splits(1, 4096) == 2
-    assert count_splits(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
+    assert configs.count_splits(1, 4, 4096, 64, "half", torch.device("cpu")) == 1
 
 
 def test_head_swizzle_keeps_keys_and_values_in_cache():

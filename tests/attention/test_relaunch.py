@@ -11,9 +11,7 @@ from triton import knobs
 
 from systems import ROOT
 from systems.attention import dispatch, flash_attention, prepared, relaunch
-from systems.attention.prepared import prepare_call_cached
 from systems.attention.relaunch import (
-    NO_DEVICE_CHANGE,
     Launch,
     make_layout,
     shape_and_strides,
@@ -164,7 +162,7 @@ def test_device_of_a_tensor_becomes_current(monkeypatch):
         for i in (0, 1)
     )
     assert use_device(first) == "cuda:0"
-    assert use_device(second) is use_device(torch.zeros(1)) is NO_DEVICE_CHANGE
+    assert use_device(second) is use_device(torch.zeros(1)) is relaunch.NO_DEVICE_CHANGE
 
 
 def test_layout_has_four_dimensions():
@@ -215,7 +213,7 @@ def test_second_call_reuses_prepared_launches(device, monkeypatch):
 
 def test_backward_rereads_float32_precision(device, monkeypatch, set_precision):
     q, k, v, do = make_inputs(20, 20, 16, device=device, lead=(1, 2))
-    prepare_call_cached.cache_clear()
+    prepared.prepare_call_cached.cache_clear()
     asked, launches_for = [], prepared.backward_launches
 
     def record_arithmetic(arithmetic, *rest):
