@@ -166,6 +166,7 @@ REFUSED = {
     f"accumulation --steps {10**30}": "Invalid value for '--steps': ",
     "mixed_precision --vocab 3": "vocab must be 8 or more, not 3",
     "method": "CUDA events exist on a GPU only, and torch sees none here",
+    "kernel_profile": "kernels run on a GPU, and torch sees none",
 }
 
 
