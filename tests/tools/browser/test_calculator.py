@@ -73,6 +73,21 @@ def test_calculator_equals_the_formulas(page: Page, site: Path) -> None:
         assert got["moments"] == wanted, asked
 
 
+def test_calculator_draws_the_peak_that_its_verdict_names(page, site):
+    """With many blocks and tokens, but few words, the forward pass holds the peak."""
+    page.goto((site / "calculator.html").as_uri())
+    choices = {"precision": "bf16", "recomputed": "blocks", "optimizer_states": "0"}
+    for name, choice in choices.items():
+        page.locator(f"#calculator select[name={name}]").select_option(choice)
+    counts = {"d_model": 1024, "d_ff": 4096, "num_layers": 48, "num_heads": 16}
+    counts |= {"kv_heads": 16, "vocab": 256, "context": 256, "batch": 64}
+    for name, count in (counts | {"checkpoint": 1}).items():
+        page.locator(f"#calculator input[name={name}]").fill(str(count))
+    bars = page.locator("#calculator .moment .total").all_inner_texts()
+    largest = max(bars, key=lambda text: float(text.split()[0].replace(",", "")))
+    expect(page.locator("#calculator .verdict")).to_contain_text(largest)
+
+
 @pytest.mark.parametrize("gpu", ["h100", "rtx4090"])
 def test_calculator_gives_a_gpu_the_same_memory_everywhere(page, site, gpu):
     step = Pass("small", 1, "step", "fp32", "flash", batch=1)

@@ -14,8 +14,8 @@ from tools.render.spanning.envelope import bottleneck_examples
 
 KEY = (
     "Above, the CPU launches; below, the GPU runs the kernels. Printed times are "
-    "measured averages of one launch and one kernel; each panel has its own scale. The "
-    "other bars show shares of the data sheet's rates that the kernels reach; the "
+    "measured averages of one kernel and of one launch (the first panel's); each panel "
+    "has its own scale. The other bars show shares of the data sheet's rates; the "
     "longer one is the bottleneck. First panel: context 128, bf16; others: 512, fp32."
 )
 # For each panel: title, and number of kernels to draw.

@@ -205,7 +205,7 @@ def throughput_figure(record: Record) -> Drawn | None:
         return None
     return (
         draw,
-        f"This guide's attention takes {' and '.join(ranges)}.",
+        f"At these shapes this guide's attention takes {' and '.join(ranges)}.",
         f"Forward + backward in bf16. {KEY}. The table lists batch and heads of each "
         "length.",
     )

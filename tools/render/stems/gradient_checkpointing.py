@@ -201,7 +201,7 @@ def run_length_figure(record: Record) -> Drawn:
     return (
         draw,
         f"Of whole blocks, recomputing {made['run']} at a time needs least memory "
-        f"({kept['run']} if gradients accumulate); times differ by "
+        f"({kept['run']} if gradients accumulate); wall-clock times differ by "
         f"{fmt(nanmax(times) / nanmin(times) - 1, format_at_most)}.",
         "Lines are predicted, points measured. Accumulating: gradients exist before "
         "the pass. Dotted: runs of √N (the known rule) and √(N r / R) blocks; a block "

@@ -13,11 +13,7 @@ from tools.render.plots import ACCENT, DARK, GREY
 from tools.render.rows import MISSING, NOT_MEASURED, dropna, fmt
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16 autocast", "bf16_pure": "pure bf16"}
-WATCHED = {
-    "embedding": "embedding",
-    "matrix": "feed-forward matrix",
-    "gain": "norm's gain",
-}
+WATCHED = dict(embedding="embedding", matrix="feed-forward matrix", gain="norm's gain")
 # The final loss is the mean of this many last steps, because single losses are noisy.
 LAST = 20
 fragments = Fragments()
@@ -66,13 +62,12 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize_runs(ran: Frame) -> Line:
-    """Return a row with loss, step time, peak memory and % of unchanged weights, over
-    the seeds of one precision.
-    """
+    """Summarize the seeds of one precision: loss, times, peak, % unchanged weights."""
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
         step_ms=median(t for x in ran for t in second_half(x.samples("step"))),
+        gpu_ms=median(x.get("step_gpu_ms") for x in ran),
         # Rows measured on a CPU have no peak.
         peak=max((x.get("peak_allocated_bytes") for x in ran), default=MISSING),
         **{name: unchanged_percent(ran, name) for name in WATCHED},
@@ -110,7 +105,9 @@ def compare_spread(differences: list[float], fp32: list[float]) -> str:
 
 
 @fragments.add(
-    "losses.md", "Training in each precision: the final loss, time and memory."
+    "losses.md",
+    "Training in each precision. Times of steps are medians over all seeds; wall-clock "
+    "times are of each run's second half.",
 )
 def loss_table(record: Record) -> str:
     return precision_rows(record).table(
@@ -118,7 +115,8 @@ def loss_table(record: Record) -> str:
         (f"loss, mean of last {LAST} steps, nats", "final"),
         ("loss − entropy", "above", "{:.3f}"),
         ("loss − fp32's, by seed", "against"),
-        ("step, ms", "step_ms", "{:.1f}"),
+        ("step, wall, ms", "step_ms", "{:.1f}"),
+        ("step, GPU, ms", "gpu_ms", "{:.1f}"),
         ("peak GiB", "peak", gib),
     )
 

@@ -35,7 +35,7 @@ def compile_seconds(x: Line) -> float:
 @fragments.add(
     "compiled.md",
     "Attention in fp32 without a mask, eager and compiled: wall-clock medians (means "
-    "if reported). Speedups are ratios of medians; *both* is forward + backward.",
+    "if reported). Speedups: ratios of medians; *both* sums each forward + backward.",
     reported=True,
 )
 def compiled_table(record: Record) -> str:
