@@ -27,10 +27,10 @@ from tools.render.editions import SIZE_NOTES
 CAPTION_OR_TABLE = re.compile(
     r'<p class="caption">(?P<caption>.*?)</p>'
     r"|(?P<fold><summary>)(?P<title>(?:(?!</summary>).)*)(?P<folded></summary>\s*)"
-    r'(?=<table>|<div class="tabbed-set(?:(?!<figure|<table>).)*<table>)'
+    r'(?=<table>|<div class="tabbed-set(?:(?!<figure|<table>|</details>).)*<table>)'
     r'|(?P<every><details class="abstract">\s*<summary>)(?P<all>(?:(?!</summary>).)*)'
     r"(?P<said></summary>\s*(?:<p>(?:(?!</p>).)*</p>\s*)*)"
-    r'(?:(?=<table>|<div class="tabbed-set(?:(?!<figure|<table>).)*<table>)'
+    r'(?:(?=<table>|<div class="tabbed-set(?:(?!<figure|<table>|</details>).)*<table>)'
     r'|(?P<inner><p class="caption">.*?</p>))'
     r"|<table>(?P<body>.*?)</table>"
     r"|(?P<end><h[1-6]|<p>|<summary>)",

@@ -30,7 +30,7 @@ def primary_gpu() -> str:
     gpus = re.findall(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
     if len(gpus) != 1:
         raise store.RecordError(
-            "mkdocs.yml: extra.primary_gpu must name one GPU's folder of docs/results"
+            "mkdocs.yml: extra.primary_gpu must name one folder of docs/results, once"
         )
     return gpus[0]
 

@@ -197,9 +197,6 @@ def device_tabs(records: Iterable[Record], body: Callable[[Record], str]) -> str
     return f"{make_tabs(shown)}\n" if shown else missing_notice(records)
 
 
-WHAT_IT_MEANS = "[what this means](method.md#the-line-under-each-table)"
-
-
 def provenance_line(record: Record) -> str:
     """Return the line below a table that names its GPU, its date and its record."""
     link = record_link(record)
@@ -207,8 +204,16 @@ def provenance_line(record: Record) -> str:
         source = " ".join([record.source or "", *record.notes])
         return f"Reported, not measured here: {source} {link}\n{{ .provenance }}"
     day = (record.started_utc or "").partition(" ")[0]
-    parts = (record.device.name, stale_mark(record), day, link, rows_link(record))
+    marks = stale_mark(record), quick_options(record)
+    parts = (record.device.name, *marks, day, link, rows_link(record))
     return f"{' · '.join(filter(None, parts))}\n{{ .provenance }}"
+
+
+def quick_options(record: Record) -> str:
+    """For a reduced grid, return the options that all rows share, else ""."""
+    first, *others = [x.config for x in record.rows if record.grid == "quick"] or [{}]
+    same = [f"{k} {v}" for k, v in first.items() if all(x.get(k) == v for x in others)]
+    return f"measured by --quick: {', '.join(same)}" * bool(first)
 
 
 def stale_mark(record: Record) -> str:
@@ -261,11 +266,11 @@ def describe_conditions(record: Record) -> str:
         else "no commit",
         record.started_utc and f"{record.started_utc} UTC",
         *record.notes,
-        "measured by --quick" * (record.grid == "quick"),
+        quick_options(record),
         "; ".join(protocol),
         stale_mark(record),
         record_link(record),
-        WHAT_IT_MEANS,
+        "[what this means](method.md#the-line-under-each-table)",
     ]
     return f"{' · '.join(filter(None, parts))}\n{{ .provenance }}"
 

@@ -178,6 +178,7 @@ LABELS = {
     FOLD.format("Every row", TABLE): ["Table 1. Every row"],
     FOLD.format("Why?", f"<p>So:</p>{TABLE}"): [UNNAMED],
     FOLD.format("Plots", '<div class="tabbed-set"><figure>') + TABLE: [UNNAMED],
+    FOLD.format("Claims", '<div class="tabbed-set"></div>') + TABLE: [UNNAMED],
     # Tabs of several GPUs share the caption above them.
     f'{CAPTION}A</p><div class="tabbed-set">{TABLE}<p class="provenance">GPU</p>'
     f"{TABLE}</div>{CAPTION}B</p>{TABLE}": [*2 * ["Table 1. A"], "Table 2. B"],

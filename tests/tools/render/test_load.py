@@ -112,7 +112,9 @@ def test_provenance_has_age_and_link(monkeypatch):
     assert "gpu time: " in markdown.conditions([record])
     record.device.slug, record.grid = "cpu", "quick"
     assert "gpu time: " not in (text := markdown.conditions([record]))
-    assert " · measured by --quick · " in text
+    # The options that all rows share say which numbers these are.
+    lines = text, markdown.provenance_line(record)
+    assert all(" · measured by --quick: batch 8 · " in line for line in lines)
 
 
 def test_csv_links_lead_to_rows(records):

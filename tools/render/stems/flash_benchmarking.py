@@ -14,7 +14,7 @@ from tools.render.frame import Frame, Line, frame
 from tools.render.load import primary_gpu
 from tools.render.markdown import format_mib, format_ms, percent, prose_number
 from tools.render.plots import ACCENT, GREY
-from tools.render.rows import count_true, dropna, fmt, nanmin, peak_rates, span
+from tools.render.rows import MISSING, count_true, dropna, fmt, nanmin, peak_rates, span
 from tools.render.stems.flash_passes import PASSES, peak_tflops, tflops, time_ratio
 
 NAMES = {
@@ -221,7 +221,7 @@ def facts(record: Record | None) -> dict[str, str]:
         "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),
         "faster_bf16_65536": fmt(longest["both / plain"], "{:.5f}"),
         "faster_sdpa_65536": fmt(longest["both / sdpa"], "{:.5f}"),
-        "hopper_ran": ran if hopper else "nowhere",
+        "hopper_ran": ran if hopper else "nowhere" if won else fmt(MISSING),
         "sdpa_wins_do_bench": fmt(count_true(won)),
         "growth_128_1024": fmt(growth, "{:.5f}"),
         "memory_ours_bf16": format_mib(longest["ours.mib"] * MIB),

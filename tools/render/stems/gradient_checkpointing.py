@@ -149,8 +149,7 @@ def gib_column(name: str, head: str) -> tuple[object, ...]:
 @fragments.add(
     "table.md",
     "Peak memory, its ratio to the predicted peak, and times of forward + backward. "
-    "*Accum.*: gradients exist before the pass. Wall-clock time is the median of "
-    "two passes (nested: one pass), GPU time the median of two others.",
+    "*Accum.*: gradients exist before the pass. Times are medians of few passes.",
 )
 def rows_table(record: Record) -> str:
     best = row_with_smallest(peaks_by_run_length(), "predicted_kept")

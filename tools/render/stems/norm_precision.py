@@ -91,6 +91,8 @@ def intermediates_figure(record: Record) -> Drawn:
     }
     sizes = [format_power(str(round(math.log10(size)))) for size in MAGNITUDES]
     fp16, bf16 = (norm_row(record, dtype, "library") for dtype in ("fp16", "bf16"))
+    if not (fp16 or bf16):
+        return None
     fits = first_magnitude(bf16, "square", "∞")
     return (
         partial(draw_heat_maps, lines, sizes, "magnitude of x"),

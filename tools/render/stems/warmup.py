@@ -56,7 +56,7 @@ def medians_by_warmup(record: Record | None) -> Frame:
 
 @fragments.add(
     "table.md",
-    "Ten steps after warm-up: mean ± standard deviation over the steps of all "
+    "Steps after warm-up: mean ± standard deviation over the steps of all "
     "processes; other columns are medians over steps, then over processes.",
     reported=True,
 )

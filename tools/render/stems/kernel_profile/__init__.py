@@ -299,7 +299,8 @@ def inference_is_forward(record: Record) -> Judgement:
 def kernels_are_attributed(record: Record) -> Judgement:
     ran = frame(record).where(bool)
     lost = nanmax(map(rows.unmarked_share, ran))
-    gap = nanmax([0.0, *(abs(rows.matmul_time_difference(x)) for x in ran)])
+    both = ((rows.total_ms(x, category=MATMUL), x.get("matmul_ops_ms")) for x in ran)
+    gap = nanmax([0.0, *(abs(by_name / by_launch - 1) for by_name, by_launch in both)])
     numbers = (
         f"Time outside phases: {fmt(lost, format_at_most)}. Matmul times differ by "
         f"at most {fmt(gap, percent)}."

@@ -177,11 +177,6 @@ def unmarked_share(x: Line) -> float:
     return 1 - total_ms(x) / every if every else 0.0
 
 
-def matmul_time_difference(x: Line) -> float:
-    """Return matmul time by kernel names over matmul time by operation, minus 1."""
-    return total_ms(x, category=MATMUL) / x.get("matmul_ops_ms") - 1
-
-
 # Attention ----------------------------------------------------------------------------
 
 
