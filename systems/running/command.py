@@ -109,9 +109,9 @@ def _print_table(row: Row) -> None:
         console.print(f"{row.status.replace('_', ' ')}: {row.reason}")
         return
     times = {name: value for name, value in row.metrics.items() if name.endswith("_ms")}
-    # Only the times of phases add up to a total.
+    # Only times of phases that were measured together add up to a total.
     phases = [times[f"{phase}_ms"] for phase in PHASES if f"{phase}_ms" in times]
-    if len(phases) > 1:
+    if len(phases) > 1 and "both_ms" not in times:
         times["total_ms"] = [sum(samples) for samples in zip(*phases, strict=True)]
     if times:
         columns = ["mean", "std", "median", "min", "max"]
@@ -121,7 +121,10 @@ def _print_table(row: Row) -> None:
         for name, samples in times.items():
             summary = summarize(samples)
             cells = (f"{getattr(summary, column):.3f}" for column in columns)
-            table.add_row(name.removesuffix("_ms"), *cells)
+            # A single sample has no standard deviation.
+            table.add_row(
+                name.removesuffix("_ms"), *(x.replace("nan", "") for x in cells)
+            )
         console.print(table)
     for name, value in row.metrics.items():
         label = name.replace("_", " ")

@@ -227,6 +227,10 @@ def test_terminal_shows_phases_and_total(capsys, monkeypatch):
     of = make_stem(lambda config: {"forward_ms": [1.0]})
     out = run_command(capsys, monkeypatch, of)[1]
     assert "1.000" in out and "std" not in out and "nan" not in out
+    # Passes timed apart, with other numbers of samples, add up to nothing.
+    apart = {"forward_ms": [1.0], "backward_ms": [2.0, 3.0], "both_ms": [4.0]}
+    out = run_command(capsys, monkeypatch, make_stem(lambda config: apart))[1]
+    assert "both" in out and "total" not in out and "nan" not in out
 
 
 def test_out_of_memory_in_the_compiler_is_a_row():
