@@ -120,11 +120,9 @@ def _print_table(row: Row) -> None:
         table = Table("time in ms", *columns)
         for name, samples in times.items():
             summary = summarize(samples)
-            cells = (f"{getattr(summary, column):.3f}" for column in columns)
-            # A single sample has no standard deviation.
-            table.add_row(
-                name.removesuffix("_ms"), *(x.replace("nan", "") for x in cells)
-            )
+            # A single sample has no standard deviation, so leave its cell empty.
+            cells = (f"{getattr(summary, x):.3f}".replace("nan", "") for x in columns)
+            table.add_row(name.removesuffix("_ms"), *cells)
         console.print(table)
     for name, value in row.metrics.items():
         label = name.replace("_", " ")
