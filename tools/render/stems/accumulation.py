@@ -18,12 +18,13 @@ from tools.render.rows import MISSING, count_true, dropna, fmt
 # Names of the facts for the four code snippets of the assignment.
 SNIPPETS = ("fp32_in_fp32", "fp16_in_fp16", "fp16_in_fp32", "fp16_cast_to_fp32")
 COLORS = {"fp32": GREY, "fp16": DARK, "bf16": ACCENT}
+ADDED = ("added", lambda x: f"{x['steps']:,} × {x['term']:g}")
 fragments = Fragments()
 
 
 def sums(record: Record | None) -> Frame:
-    """Return a row per running sum: its error, the parts of it from rounding the term
-    and from adding, where it should and does stall, and whether GPU and CPU agree.
+    """Return a row per running sum: `error`, the parts of it from rounding the term and
+    from adding, when it stops growing (predicted, real), and if CPU and GPU agree.
     """
     found = frame(record).derive(name=fact_name, sum=describe_sum)
     for x in filter(None, found):
@@ -85,9 +86,6 @@ def formats_table(_: list[Record]) -> str:
         ("spacing at 8", lambda x: float(x[1].spacing(eight)), "{:.3g}"),
         ("0.01 becomes", lambda x: float(x[1].round_to_nearest(hundredth)), "{:.9f}"),
     )
-
-
-ADDED = ("added", lambda x: f"{x['steps']:,} × {x['term']:g}")
 
 
 @fragments.add(

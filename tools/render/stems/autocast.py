@@ -62,7 +62,7 @@ def transformer_table(record: Record) -> str:
 
 
 def parts_table(record: Record, part: str) -> str:
-    """Return a table of the dtypes in a model (`part`) under fp16 and bf16 autocast."""
+    """Return a table of dtypes in the model `part` ("toy", ...) under autocast."""
     found = frame(record, part=part, dtype=("fp16", "bf16"))
     has = {name for x in found if x and x.row for name in x.row.metrics}
     return items_table(

@@ -31,11 +31,15 @@ NAMES = [name for name, _ in WAYS.values()]
 NAME = ("size", "precision", "compiled")
 # The columns of times in tables: all phases but the short loss, and their sum.
 TIMES = ("forward", "backward", "optimizer", "step")
+# The colours of the dots, one per kind of execution, in the figure of speedups.
+DOTS = {"eager": GREY, "as CUDA graphs": DARK, "compiled": ACCENT}
 fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with their eager rows, speedups (wall, GPU), compile times (s)."""
+    """Return training steps with their `eager` row, speedups over it by wall-clock time
+    (`step_gain`) and GPU time, and compile times in s, cold and cached.
+    """
     found = frame(record).join("eager", execution="eager")
     return found.derive(
         compiled=lambda x: compiled_parts(x)[0],
@@ -57,7 +61,7 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def compile_seconds(x: Line, start: str) -> float:
-    """Return compile time in s, cold ("warmup") or cached ("again"), or Missing."""
+    """Return compile time in s, `start` "warmup" (cold) or "again" (cached)."""
     if not x.get(f"{start}_forward_ms"):
         return x.missing
     return sum(x.warmup_seconds(f"{start}_{p}", p) for p in compiled_parts(x)[1])
@@ -110,10 +114,6 @@ def compile_cost_table(record: Record) -> str:
         ("saved per step, ms", "saved_ms", "{:.1f}"),
         ("steps until it pays", "pays", "{:,.0f}"),
     )
-
-
-# The colours of the dots, one per kind of execution, in the figure of speedups.
-DOTS = {"eager": GREY, "as CUDA graphs": DARK, "compiled": ACCENT}
 
 
 @fragments.figure("speedups.md", "speedup", height=280, narrow=520)

@@ -1,4 +1,4 @@
-"""Optimization steps of `flash_ablation`, for `spanning.ladder`, and facts."""
+"""The optimization steps of `flash_ablation`, with predicted speedups, and facts."""
 
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ BACKWARD = {
 }
 STEPS = FORWARD | BACKWARD
 PASSES = ("forward", "backward")
-# Launch choices: names, less the pass, of the steps without and with the choice.
+# Launch options: names of the steps without and with the option, less the pass.
 CHOICES = {
     "split_loop": ("unshared", "shared"),
     "long_first": ("in_turn", "together"),
@@ -59,7 +59,7 @@ fragments = Fragments()
 
 
 def step_ms(record: Record | None, step: str) -> float:
-    """Return a step's median GPU time in ms; Missing if Hopper's step ran Triton."""
+    """Return a step's median GPU ms; Missing for a Hopper step that ran on Triton."""
     x = frame(record).one(step=step)
     lost = step in PATH_OF_HOPPER and x.get("ran", "hopper") != "hopper"
     return MISSING if lost else x.gpu_ms("time")

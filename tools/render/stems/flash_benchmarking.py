@@ -47,8 +47,8 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape: a row per implementation, their GPU times over ours
-    (plain also by `do_bench`), our TFLOP/s of both passes and share of the peak.
+    """Return a row per shape with a row per implementation, baselines' GPU time over
+    ours (`both / sdpa`; plain also by `do_bench`), our TFLOP/s and share of the peak.
     """
     rows = frame(record, implementation=tuple(NAMES)).derive(
         # What forward and backward allocate at the peak; Missing on a CPU.
@@ -238,7 +238,7 @@ def head_bounds_ms(peak: Peak) -> tuple[float, float]:
 
 
 def prediction_facts(longest: Line) -> dict[str, str]:
-    """Return {fact: text} on the longest bf16 head: predictions, measured GPU time."""
+    """Return {name: number as text} on the longest bf16 head: predicted, measured."""
     plain_ms, ours_ms = head_bounds_ms(peak_rates(primary_gpu()))
     scores, returned = LONGEST**2, 4 * LONGEST * D * 2
     return {

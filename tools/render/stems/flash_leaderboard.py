@@ -86,7 +86,7 @@ def bounds_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return a row per role of our kernels: GPU ms, share of the call, bounds in ms."""
+    """Return a row per kernel role, such as "dq": GPU ms, share, lower bounds in ms."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:

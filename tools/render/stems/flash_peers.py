@@ -52,13 +52,15 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None, dtype: str = "bf16") -> Frame:
-    """Return `shape_rows` of a dtype with n > SHORT, except in layout (b, n, h, d)."""
+    """Return `shape_rows` of a dtype with n > SHORT and layout (batch, heads, n, d)."""
     found = shape_rows(record).where(dtype=dtype)
     return found.where(lambda x: x["n"] > SHORT, layout="bhnd")
 
 
 def shape_rows(record: Record | None) -> Frame:
-    """Return a row per shape: library rows, our TFLOP/s, our GPU time over each's."""
+    """Return a row per shape that holds each library's row, our TFLOP/s, and our GPU
+    time over each library's by pass ("both / fa4"; below 1, ours is faster).
+    """
     found = frame(record).pivot("implementation", *NAMES)
     return found.derive(
         shape=shape_text,
@@ -73,8 +75,8 @@ def shape_rows(record: Record | None) -> Frame:
 
 
 def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
-    """Return `whose` GPU time over that of `name` in pass `of`; Missing if the results
-    of `name` are wrong.
+    """Return the GPU time of library `whose` over that of library `name` in pass `of`;
+    Missing if the results of `name` are wrong.
     """
     own, other = x[whose], x[name]
     if largest_error(other, *RESULTS[: 1 if of == "forward" else None]) > WRONG:
@@ -83,12 +85,12 @@ def relative_time(x: Line, of: str, name: str, whose: str = "ours") -> float:
 
 
 def largest_error(x: Line, *results: str) -> float:
-    """Return the largest relative error in a row of these results, such as "dq"."""
+    """Return the largest relative error of row `x` in these results, such as "dq"."""
     return nanmax(x.get(f"{of}_relative_error") for of in results)
 
 
 def error_ratio(x: Line) -> float:
-    """Return the largest ratio, over results, of our error to RIVAL's at one shape."""
+    """Return our error over RIVAL's at one shape: the largest ratio of all results."""
     rival = x[RIVAL[x["dtype"]]]
     return nanmax(
         largest_error(x["ours"], of) / (largest_error(rival, of) or Missing())

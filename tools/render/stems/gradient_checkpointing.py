@@ -47,10 +47,13 @@ NAMES = {
 PASS = Pass("2.7B", 2048, "forward_backward", "bf16", "flash")
 SHAPE = {"size": "2.7B", "context": 2048, "precision": "bf16", "batch": 4}
 fragments = Fragments()
+cached_peaks = cache(strategy_peaks)
 
 
 def passes(record: Record | None) -> Frame:
-    """Return forward + backward rows with PEAKS, measured and predicted, and ratios."""
+    """Return all rows (of forward + backward) with measured and predicted peaks in
+    bytes, `peak` and `kept` (see PEAKS), and the measured over the predicted ones.
+    """
     return add_predictions(frame(record)).derive(
         **{name: lambda x, of=of: x.get(of) for name, of in PEAKS.items()},
         peak_over=lambda x: x["peak"] / x["predicted_peak"],
@@ -89,9 +92,6 @@ def predict_peaks(x: Line) -> tuple[float, float]:
     return cached_peaks(Pass(*shape, batch=x["batch"]), x["strategy"], x["run"])
 
 
-cached_peaks = cache(strategy_peaks)
-
-
 def select_runs(found: Frame) -> Frame:
     """Select uncompiled FlashAttention rows with strategy "runs", by length of runs."""
     return found.arrange(run=RUNS).where(
@@ -109,7 +109,7 @@ def row_with_smallest(found: Frame, name: str) -> Line:
     "For halves, N is a power of two.",
 )
 def strategies_table(_: list[Record]) -> str:
-    """Return a table of ways to recompute: memory at the peak, and blocks computed."""
+    """Return a table of recomputation strategies: peak memory, and blocks computed."""
     p = PASS
     n = p.shape.num_layers
     input_bytes, block_bytes = residual_bytes(p), block_saved_bytes(p)

@@ -12,7 +12,9 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return passes: overheads of our clock and of syncs, graph over CUPTI time."""
+    """Return passes with the overheads (as shares) of our clock and of synchronizing
+    after each pass, and the ratio of CUDA-graph time to CUPTI time.
+    """
     return frame(record).derive(
         # Overheads as shares: of the guide's clock over CUDA events, and of
         # synchronizing after each pass over queueing all passes.
@@ -57,7 +59,7 @@ def instruments_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return {fact: text}: largest overhead of the clock, and of syncs if GPU-bound."""
+    """Return {name: number as text}: largest overheads of our clock and of syncs."""
     found = passes(record).where(mode="forward")
     full = found.where(lambda x: x["clock_ms"] <= LAUNCH_BOUND * x["cupti"])
     clock = nanmax(map(abs, found.column("clock_adds")))

@@ -62,7 +62,7 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize_runs(ran: Frame) -> Line:
-    """Summarize the seeds of one precision: loss, times, peak, % unchanged weights."""
+    """Summarize runs over seeds in one row: loss, times, peak, % unchanged weights."""
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
@@ -75,7 +75,7 @@ def summarize_runs(ran: Frame) -> Line:
 
 
 def unchanged_percent(ran: Frame, name: str) -> float:
-    """Return the mean % of weight `name` that steps in the second half don't change."""
+    """Return the mean % of weight `name` unchanged by a step of the second half."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 
@@ -96,7 +96,9 @@ def format_difference(differences: list[float]) -> str:
 
 
 def compare_spread(differences: list[float], fp32: list[float]) -> str:
-    """Say whether differences from fp32 lie in the range of fp32 losses over seeds."""
+    """Return a phrase that compares the distances of losses from fp32's (`differences`)
+    with the range of the `fp32` losses over seeds.
+    """
     if not differences or len(fp32) < 2:
         return NOT_MEASURED
     near = max(map(abs, differences)) <= max(fp32) - min(fp32)

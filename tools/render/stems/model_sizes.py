@@ -46,7 +46,7 @@ def sizes_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return {fact: text}: parameters and feed-forward share of 2.7B, memory of 10B."""
+    """Return {name: number as text} on parameters of 2.7B and memory of 10B."""
     large, larger = (models(record).one(size=size) for size in ("2.7B", "10B"))
     share = 100 * large["feed_forward_parameters"] / large["parameters"]
     return {

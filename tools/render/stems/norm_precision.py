@@ -35,6 +35,10 @@ WIDTH, WIDEST = 4096, 16384
 WORST, BEST = 0, -8
 # Marks for results that are infinite or NaN, or wrongly underflow to zero.
 LOST = ("∞", "=0")
+LEGEND = (
+    "Each cell shows the power of ten nearest to the relative error; ∞: not finite; "
+    "=0: wrongly zero. The stronger the colour, the larger the error."
+)
 fragments = Fragments()
 
 
@@ -63,7 +67,7 @@ def error_labels(x: Line, stage: str) -> list[str]:
 
 
 def first_magnitude(x: Line, stage: str, text: str) -> str:
-    """Return the smallest magnitude at which `error_labels` are `text`, or "none"."""
+    """Return the smallest magnitude whose `error_labels` entry is `text`, or "none"."""
     found = zip(MAGNITUDES, error_labels(x, stage), strict=True)
     first = next((f"{size:,.6g}" for size, mark in found if mark == text), "none")
     return fmt(first if x else x.missing)
@@ -103,12 +107,6 @@ def intermediates_figure(record: Record) -> Drawn:
         f"Width {WIDTH:,}. Magnitude is both mean and standard deviation of x. Each "
         f"stage is rounded to its format; `torch.mean` takes means. {LEGEND}",
     )
-
-
-LEGEND = (
-    "Each cell shows the power of ten nearest to the relative error; ∞: not finite; "
-    "=0: wrongly zero. The stronger the colour, the larger the error."
-)
 
 
 @fragments.figure("layer-widths.md", "layer-widths", height=400)
@@ -160,14 +158,14 @@ def format_power(mark: str) -> str:
 
 
 def cell_shade(text: str) -> float:
-    """Return the shade of a cell with this mark, from 0 (exact) to 1 (lost)."""
+    """Return the shade of a cell with this label: from 0 (exact) to 1 (∞ or =0)."""
     if text in (*LOST, "", "exact"):
         return float(text in LOST)
     return 0.75 * min(1.0, max(0.0, (int(text) - BEST) / (WORST - BEST)))
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return {fact: text}: where squares overflow in fp16, and errors of outputs."""
+    """Return {name: number as text}: where fp16 squares overflow, output errors."""
     fp16 = norm_row(record, "fp16", "library")
     widest = {
         way: output_error(norm_row(record, "bf16", way, WIDEST))

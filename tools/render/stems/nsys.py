@@ -11,7 +11,9 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps: kernel ms by nsys, by torch.profiler, ratio, unprofiled wall ms."""
+    """Return steps with kernel time in ms by nsys and by torch.profiler, their ratio,
+    and the wall-clock ms of the same step without a profiler.
+    """
     return frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),
         wall_ms=wall_ms,

@@ -51,18 +51,25 @@ OPERATIONS = {
         ("norm before its weight, fp32", "inverse rms, fp32", "residual stream, fp32"),
     ),
 }
-
+NAMES = {
+    "norm": "RMSNorm",
+    "block": "a block",
+    "four_blocks": "four blocks",
+    "four_blocks_by_twos": "four blocks, recomputed two by two",
+}
 fragments = Fragments()
 
 
 def rows(record: Record | None) -> Frame:
-    """Return all rows with saved bytes: by operation (`counted`), and in `total`."""
+    """Return all rows with the bytes that autograd saves for the backward pass: a dict
+    by operation (`counted`), and their sum (`total`).
+    """
     found = frame(record).derive(counted=bytes_by_operation)
     return found.derive(total=lambda x: sum(x["counted"].values()) if x else x.missing)
 
 
 def blocks(record: Record | None) -> Frame:
-    """Return the row of an eager 2.7B block per context, with predicted bytes."""
+    """Return an eager 2.7B block's row at each context, with bytes by formula."""
     found = rows(record).arrange(context=CONTEXTS)
     return found.where(part="block", heads=32, compiled=False).derive(
         predicted=lambda x: predict_bytes(x["context"])
@@ -89,7 +96,7 @@ def predict_bytes(context: int) -> Bytes:
 
 
 def largest_operations(record: Record | None) -> Frame:
-    """Return the five operations that save most at each context, as rows, in MiB."""
+    """Return rows: the five operations that save most at each context, in MiB."""
     return Frame(
         Line(
             context=x["context"],
@@ -115,14 +122,6 @@ def shares_table(record: Record) -> str:
         ("share", "share", percent),
         shown_first=lambda x: x["context"] == CONTEXTS[0],
     )
-
-
-NAMES = {
-    "norm": "RMSNorm",
-    "block": "a block",
-    "four_blocks": "four blocks",
-    "four_blocks_by_twos": "four blocks, recomputed two by two",
-}
 
 
 @fragments.add_file(

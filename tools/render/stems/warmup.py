@@ -36,7 +36,7 @@ def processes(record: Record | None) -> Frame:
 
 
 def medians_by_warmup(record: Record | None) -> Frame:
-    """Return a row per number of warm-up steps: medians over processes, mean, range."""
+    """Return a row per number of warm-up steps: medians, mean, range over processes."""
     found = processes(record)
     rows = []
     for warmup in found.values("warmup"):

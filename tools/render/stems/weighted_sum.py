@@ -31,7 +31,7 @@ def moved_bytes(phase: str, dtype: str, n: int = N, d: int = D) -> int:
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return GPU ms and bytes/s by implementation, dtype; a copy counts as forward."""
+    """Return rows with GPU ms and bytes/s of each pass; a copy's are in `forward`."""
 
     def time_ms(x: Line, phase: str) -> float:
         is_copy = (x["implementation"], phase) == ("copy", "forward")
@@ -81,7 +81,7 @@ def bandwidth_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return {fact: text}: data-sheet times, and measurements over them or a copy's."""
+    """Return {name: number as text}: predicted times, results relative to them."""
     peak = peak_rates(primary_gpu())
     least = {
         (phase, dtype): 1e3 * moved_bytes(phase, dtype) / peak.bandwidth

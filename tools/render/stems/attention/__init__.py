@@ -72,7 +72,7 @@ def grid_table(record: Record) -> str:
     "Tensors at the peak of a long pass of plain attention, by formula.",
 )
 def peak_tensors_table(record: Record) -> str:
-    """Return a table of the tensors at the predicted peak, in GiB, for `oom_length`."""
+    """Return a table of tensors, in GiB, at the predicted peak of N = `oom_length`."""
     n = oom_length(record)
     parts = attention_peak_bytes(**formula_inputs(n))
     large = {name: size for name, size in parts.items() if "(b, n, n)" in name}
@@ -107,7 +107,7 @@ def shortest_oom(memory_bytes: float) -> int:
 
 
 def describe_outcome(record: Record | None, n: int, execution: str) -> str:
-    """Return the outcome of running this N as a predicate: "ran out of memory"."""
+    """Return what happened at sequence length `n`, such as "ran out of memory"."""
     x = plain_row(frame(record), n, e=execution)
     if x:
         peak = x.get("peak_allocated_bytes", 0)

@@ -1,4 +1,4 @@
-"""Columns of `attention`: eager and compiled passes, and predicted memory."""
+"""Rows of `attention` with derived columns, and memory predicted by formula."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -25,7 +25,9 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return rows of N <= LONGEST by d and N: speedups over `eager`, memory bytes."""
+    """Return rows of N <= LONGEST by d and N, with their `eager` row, speedups over it
+    in GPU time (`gain`) and wall-clock time, and bytes: saved (`kept`) and `peak`.
+    """
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
         gain=lambda x: speedup(x, *PASSES),
@@ -42,15 +44,12 @@ def speedup(x: Line, *names: str) -> float:
 
 
 def plain_row(found: Frame, n: int = LONGEST, d: int = WIDTH, e: str = "eager") -> Line:
-    """Return the row of attention in fp32 without a mask, in execution `e`."""
+    """Return the fp32 row without a mask; `e` is "eager" or "compiled" execution."""
     return found.one(n=n, d=d, execution=e, **PLAIN)
 
 
 def lengths(found: Iterable[Line]) -> list[int]:
     return sorted({x["n"] for x in found if x["n"] <= LONGEST})
-
-
-# Memory -------------------------------------------------------------------------------
 
 
 def formula_inputs(n: int, d: int = WIDTH, **given: Any) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_saved_bytes(x: Line) -> float:
-    """Predict bytes saved for backward: by formula; if compiled, by counted `saved`."""
+    """Predict bytes saved for backward: eager by formula, compiled by saved tensors."""
     if not x:
         return x.missing
     given = formula_inputs(**{key: x[key] for key in CELL})

@@ -25,10 +25,12 @@ from tools.render.stems.attention.columns import (
 
 # The sequence length N at which facts count kernels.
 KERNELS_AT = 4096
+# In the figure, a speedup or a slowdown by this factor has the strongest colour.
+LARGEST = 4.0
 
 
 def compile_seconds(x: Line) -> float:
-    """Return in s how much longer forward + backward took in warm-up than later."""
+    """Return compile time in s: warm-up passes' time beyond that of later passes."""
     return sum(x.warmup_seconds(f"warmup_{of}", of) for of in PASSES)
 
 
@@ -58,10 +60,6 @@ def compiled_table(record: Record) -> str:
     if not reported:
         times += [("compiling, s", compile_seconds, "{:.1f}")]
     return found.table("d", ("N", "n"), *times, shown_first=lambda x: x["d"] == WIDTH)
-
-
-# Speedups of LARGEST, and slowdowns by LARGEST, have the strongest colour.
-LARGEST = 4.0
 
 
 @fragments.figure("speedups.md", "speedup", height=200, narrow=420)

@@ -1,4 +1,4 @@
-"""Tables, facts and claims of `end_to_end`: passes, steps, speedup by bf16."""
+"""Tables, facts and claims of `end_to_end`: times of passes and steps, bf16 speedup."""
 
 from collections.abc import Callable
 
@@ -148,7 +148,7 @@ def tf32_table(record: Record) -> str:
 
 
 def format_change(x: Line, name: str) -> str:
-    """Return a column from fp32 to this row, "1.5 to 1.2 ms", or why it is missing."""
+    """Return column `name` in fp32 and here, "1.5 to 1.2 ms", or why it is missing."""
     before, after = x[f"fp32.{name}"], x[name]
     return fmt(after / before, lambda _: f"{before:.5f} to {after:.5f} ms")
 

@@ -33,7 +33,7 @@ def draw_heat_map(axes: Axes, found: Frame, name: str, cell: Cell) -> None:
 
 
 def mfu_figure(record: Record) -> Drawn:
-    """Draw forward passes' shares of peak FLOP/s (wall); None for an unlisted GPU."""
+    """Draw forward passes' MFU by wall-clock time; return None if no peak is known."""
     found = passes(record).where(mode="forward", batch=BATCH, size=TABLE_1)
     if not dropna(found.column("share")):
         return None

@@ -1,4 +1,4 @@
-"""Columns of `end_to_end`: times, FLOPs, share of the peak, speedup over fp32."""
+"""Rows of `end_to_end` with times, FLOPs, share of the peak, speedup over fp32."""
 
 from dataclasses import asdict
 
@@ -24,8 +24,8 @@ COMPARED = {
 
 
 def passes(record: Record | None) -> Frame:
-    """Return all rows with wall-clock ms of forward + loss + backward (`pass_ms`; its
-    `variation`: std / mean; its `growth` over context 128) and share of peak FLOP/s.
+    """Return all rows with wall-clock ms of forward + loss + backward (`pass_ms`), std
+    / mean (`variation`), ratio to context 128 (`growth`), and `share` of peak FLOP/s.
     """
     slug = record.device.slug if record else ""
     found = frame(record).derive(
@@ -48,7 +48,9 @@ def pass_summary(x: Line) -> Summary:
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps at batch 4: GPU ms, rows `fp32` and `tf32`, speedups over fp32."""
+    """Return training steps at batch 4 with GPU ms, rows `fp32` and `tf32` to compare
+    with, and speedups over fp32: wall-clock (`gain`) and GPU (`step_kernel_gain`).
+    """
     slug = record.device.slug if record else ""
     found = passes(record).where(mode="step", batch=BATCH)
     found.derive(
@@ -94,8 +96,8 @@ def matmul_flops(
 
 
 def share_of_peak(slug: str, x: Line, ms: float) -> float:
-    """Return the FLOPs of matmuls in all phases that the row timed, per `ms`, as a
-    share of the peak rate of the GPU `slug`.
+    """Return the model FLOP utilization: the FLOPs of matmuls in all phases that row
+    `x` timed, per `ms`, as a share of the peak rate of the GPU `slug`.
     """
     if not x:
         return x.missing

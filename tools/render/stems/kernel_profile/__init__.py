@@ -26,6 +26,7 @@ LISTED = {"size": "small", "context": 512, "precision": "fp32"}
 SHOWN_SIZES = ("small", "2.7B")
 # Kernels with a smaller share of the kernel time are not listed.
 LISTED_SHARE = 0.01
+TOP_COLUMNS = {"forward": "top_forward", "both passes": "top_both"}
 fragments = Fragments()
 fragments.add("causes.md")(category_figure)
 fragments.figure("roofline.md", "roofline", height=360)(roofline_figure)
@@ -70,9 +71,6 @@ def top_kernels_table(record: Record) -> str:
         left=4,
         shown_first=lambda x: x["context"] == 512,
     )
-
-
-TOP_COLUMNS = {"forward": "top_forward", "both passes": "top_both"}
 
 
 def format_name(kernel: rows.Kernel) -> str:
@@ -228,7 +226,7 @@ def top_kernel_facts(x: Line) -> dict[str, str]:
 
 
 def attention_facts(parts: Frame) -> dict[str, str]:
-    """Return {fact: text} on softmax and matmuls of `parts`: `rows.attention_parts`."""
+    """Return {name: number as text} on softmax and matmuls, from `attention_parts`."""
     softmax = parts.one(part=rows.SOFTMAX_PART)
     ratio = 1 / softmax["over_matmuls"]
     flops = sum(parts.one(part=part)["flops"] for part in rows.MATMULS)

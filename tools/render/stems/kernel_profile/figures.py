@@ -13,8 +13,6 @@ from tools.render.plots import ACCENT, DARK, PALE, TINT
 from tools.render.rows import fmt, nanmax
 from tools.render.stems.kernel_profile import rows
 
-# Forward and backward by cause --------------------------------------------------------
-
 NAMES = {
     "idle": "idle",
     "matmuls": "matmuls",
@@ -26,7 +24,7 @@ PANELS = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 
 def category_figure(record: Record) -> str:
-    """Draw forward + backward wall time by cause, a panel per size and precision."""
+    """Draw what forward + backward spend wall-clock time on, by size and precision."""
     found = rows.steps(record).where(lambda x: x["idle"])
     parts = [found.where(size=size, precision=precision) for size, precision in PANELS]
     if not all(parts):
@@ -76,8 +74,6 @@ def draw_bars(axes: Axes, found: Frame) -> None:
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 25))
 
-
-# The roofline -------------------------------------------------------------------------
 
 POINTS = {
     "attention scores": PALE,

@@ -1,4 +1,4 @@
-"""Columns of `kernel_profile`: times of passes, kernels and parts of attention."""
+"""Rows of `kernel_profile`: passes, their kernels, and parts of attention."""
 
 import re
 from collections import defaultdict
@@ -12,6 +12,7 @@ from tools.render.markdown import record_link
 from tools.render.rows import MISSING, Missing, peak_rates
 from tools.render.stems.end_to_end.rows import PASSES, pass_shape
 
+Phases = str | tuple[str, ...]
 SOFTMAX_PART = "attention softmax"
 MATMULS = ("attention scores", "attention output")
 PARTS = (MATMULS[0], "attention mask", SOFTMAX_PART, MATMULS[1])
@@ -22,11 +23,14 @@ CAUSES = {
     "copies": (COPY,),
     "rest": tuple(c for c in CATEGORIES if c not in (MATMUL, COPY)),
 }
+VARIANT = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
+# Matches multiplications of a tensor by a scalar.
+SCALAR_MUL = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
 
 
 def passes(record: Record | None) -> Frame:
-    """Return steps with ms of forward (`wall_ms`: alone, unprofiled), shares of kernel
-    time. `forward` is the step's row, or `alone` if only a forward pass fits.
+    """Return steps with forward times (`wall_ms`: run alone, unprofiled) and shares of
+    kernel time. Row `forward` is the step, or `alone` if only a forward pass fits.
     """
     clock, found = frame(record and record.clock), frame(record, mode="step")
     found.join("alone", frame(record), CELL, mode="forward")
@@ -69,13 +73,15 @@ def add_timing_link(record: Record, shown: str) -> str:
 
 
 def idle_share(x: Line) -> float:
-    """Return the GPU's idle share of a forward's wall time; 0 if kernels took more."""
+    """Return the GPU's idle share of forward wall time; 0 if kernels took longer."""
     idle = 1 - x["busy_ms"] / x["wall_ms"]
     return 0.0 if idle < 0 else idle
 
 
 def steps(record: Record | None) -> Frame:
-    """Return forward + backward of steps: ms by CAUSES, idle ms, gains over fp32."""
+    """Return training steps with ms of forward + backward by kind of kernel (CAUSES),
+    idle ms, and speedups over fp32: expected, in GPU time and in wall-clock time.
+    """
     peak = peak_rates(record.device.slug if record else "")
     rates = peak.bf16 / peak.fp32
     found = frame(record, mode="step").derive(
@@ -97,11 +103,6 @@ def steps(record: Record | None) -> Frame:
         kernel_gain=lambda x: x["fp32.gpu_ms"] / x["gpu_ms"],
         gain=lambda x: x["fp32.wall_ms"] / x["wall_ms"],
     )
-
-
-# Kernels ------------------------------------------------------------------------------
-
-Phases = str | tuple[str, ...]
 
 
 def select_kernels(x: Line, phases: Phases = PHASES, category: str = "") -> list[Any]:
@@ -146,11 +147,6 @@ class Kernel(NamedTuple):
         return short.replace("elementwise", found[1], 1) if found else short
 
 
-VARIANT = re.compile(r"\b(vectorized|unrolled)_elementwise_kernel\b")
-# Matches multiplications of a tensor by a scalar.
-SCALAR_MUL = re.compile(r"\b[AB]UnaryFunctor\b.*MulFunctor\b")
-
-
 def kernels_by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
     """Return the kernels of these phases, summed by name, largest time first."""
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
@@ -172,16 +168,15 @@ def top_kernel(x: Line, phases: Phases) -> Line | Missing:
 
 
 def unmarked_share(x: Line) -> float:
-    """Return the share of kernel time whose launches lie outside all marked phases."""
+    """Return the share of kernel time that was launched outside of all PHASES."""
     every = sum(kernel["total_ms"] for kernel in x["kernels"])
     return 1 - total_ms(x) / every if every else 0.0
 
 
-# Attention ----------------------------------------------------------------------------
-
-
 def attention_parts(record: Record | None, **wanted: Any) -> Frame:
-    """Return ms and rates of attention parts (all layers) by `wanted` fp32 forward."""
+    """Return a row per part of attention (PARTS) and fp32 forward pass with `wanted`
+    settings: ms in all layers, FLOPs, bytes, their rates and shares of the peak rates.
+    """
     peak = peak_rates(record.device.slug if record else "")
     found = Frame()
     for step in passes(record).where(precision="fp32", **wanted):

@@ -142,7 +142,7 @@ def format_agreement(error: float) -> str:
 
 
 def formula_facts() -> dict[str, str]:
-    """Return facts computed by formulas alone, so also without a record."""
+    """Return {name: number as text} by formulas alone, which need no record."""
     short, long, longer = (Pass(SIZE, c, "step", "fp32") for c in (128, LONGEST, LONG))
     peaks = category_peaks(long)
     lasting = ("weights", "gradients", "optimizer state")

@@ -38,7 +38,9 @@ FORWARD = (
 def timeline_figure(
     mode: str, context: int, record: Record, finding: str = "", more: str = ""
 ) -> str:
-    """Return a pass's memory timeline as HTML or ""; `finding`, `more`: its caption."""
+    """Return the HTML of a pass's memory timeline, or "" if it was not measured.
+    `finding` and `more`, if given, are its caption.
+    """
     tried = passes(record).where(size=SIZE, context=context, mode=mode, **PLAIN)
     found = tried.arrange(precision=PRECISIONS).where(
         lambda x: x.metrics.get("timeline")

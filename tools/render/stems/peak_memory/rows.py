@@ -1,4 +1,4 @@
-"""Columns of `peak_memory`: measured and predicted peaks, memory by category."""
+"""Rows of `peak_memory`: measured and predicted peaks, memory by category."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -34,7 +34,7 @@ PLAIN = {"attention": "eager", "checkpoint": False}
 
 def passes(record: Record | None) -> Frame:
     """Return every pass with bytes at its peak: allocated (`peak`), `requested` and
-    `predicted`. If memory ran out, the first two are Missing and say what it needs.
+    `predicted`. If it ran out of memory, the first two are Missing, with what it needs.
     """
     return frame(record).derive(
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
@@ -84,7 +84,9 @@ def describe_peak_time(x: Line) -> str | Missing:
 
 
 def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
-    """Return a category's bytes at the pass's peak, or its maximum ("most_bytes")."""
+    """Return the bytes of category `name` at the pass's peak, or with
+    `which="most_bytes"` the most bytes that the category had at any time.
+    """
     if not x:
         return x.missing
     return {c["category"]: c[which] for c in x["categories"]}[name]
