@@ -1,9 +1,9 @@
-"""Claims of the write-up that a record can confirm or refute.
+"""Claims of the write-up, which a record confirms or refutes (a record holds the
+measurements of one experiment on one GPU).
 
-The module that renders an experiment also defines the claims about it, as functions of
-a record. The write-up prints whether each claim holds and the numbers that decide it,
-so a new measurement never leaves a false sentence. Thresholds come from theory or
-earlier knowledge, not from the measurement itself.
+The module that renders an experiment also defines the claims about it. The write-up
+prints whether each claim holds and the numbers that decide it, so a new measurement
+leaves no false sentence. Limits come from theory or earlier knowledge.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,9 @@ Judgement = tuple[bool, str] | list[float] | float | None
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim on a graded problem: `judge` checks it, `because` justifies its limit."""
+    """A claim (`sentence`) on a graded problem, about the results of experiment `stem`.
+    `judge` checks a record; `because` gives the reason for the limit that `judge` uses.
+    """
 
     name: str
     stem: str

@@ -1,4 +1,4 @@
-"""Match rows of different experiments that ran the same pass (equal settings)."""
+"""Match rows (measured configurations) of experiments that ran the same model pass."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -23,23 +23,27 @@ FIXED_SETTINGS: dict[str, dict[str, Any]] = {
 AXES = ("size", "context", "batch", "precision", "mode", "attention")
 # Only records with the same driver and versions of this software are compared.
 SAME_SOFTWARE = ("torch", "cuda", "cudnn")
+# The phases whose GPU times are compared: all but the loss, which is too short.
+PHASES = ("forward", "backward", "optimizer")
+# Names of metrics with the GPU time of a phase ({}), which differ by experiment.
+GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
 
 
 def pass_settings(record: Record, row: Row) -> dict[str, Any]:
-    """Return {axis: value} of AXES, which decide what kernels the pass launches."""
+    """Return {axis: value} for AXES (size, context, ...), which define a row's pass."""
     config = FIXED_SETTINGS[record.stem] | row.config
     return {axis: config.get(axis) for axis in AXES}
 
 
 def software_key(record: Record) -> tuple[Any, ...]:
-    """Return what two records must share to be compared: GPU and software."""
+    """Return (GPU, driver, *versions): only records with equal keys are compared."""
     versions = (record.software.get(name) for name in SAME_SOFTWARE)
     return record.device.slug, record.device.driver, *versions
 
 
 def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
-    """Set `clock` of profiled records and rows to the record and row of `end_to_end`
-    for the same pass, GPU and software, timed without a profiler (it slows launches).
+    """Set `clock` of each profiler record and row in `found` (records by experiment) to
+    the `end_to_end` record and row of the same pass, timed without a profiler, or None.
     """
     clocks = {software_key(r): r for r in measured_records(found.get(CLOCK, []))}
     for stem in PROFILE_STEMS:
@@ -47,12 +51,6 @@ def attach_clock_rows(found: Mapping[str, list[Record]]) -> None:
             profile.clock = clock = clocks.get(software_key(profile))
             for row in profile.rows:
                 row.clock = clock.find(**pass_settings(profile, row)) if clock else None
-
-
-# The phases whose GPU times are compared: all but the loss, which is too short.
-PHASES = ("forward", "backward", "optimizer")
-# Metrics with the GPU time of a phase ({}); experiments differ in their names.
-GPU_TIMES = ("{}_gpu_ms", *(f"{of}{{}}_gpu_busy_ms" for of in ("", "torch_", "nsys_")))
 
 
 def gpu_times(records: list[Record]) -> dict[Any, list[float]]:

@@ -1,4 +1,4 @@
-"""Names of sizes (they differ in the CS336 handout of 2026) and of metrics."""
+"""Names of model sizes (which differ in the CS336 handout of 2026) and of metrics."""
 
 from systems.records.record import PHASES
 

@@ -67,7 +67,7 @@ def import_spanning(name: str) -> ModuleType:
 def render_stem(
     stem: str, records: list[Record]
 ) -> tuple[dict[str, str], Mapping[str, str]]:
-    """Return an experiment's files by name, and the facts of its primary record."""
+    """Return an experiment's {file: text}, and {fact: text} from the primary GPU."""
     builder = import_module(f"tools.render.stems.{stem}")
     try:
         for claim in list_claims(builder):

@@ -32,8 +32,8 @@ class Fragments:
         measured: bool = True,
         reported: bool = False,
     ) -> Callable[[ShowOne], ShowOne]:
-        """Register the decorated function, which renders a record; each record becomes
-        a tab of the file `name`. `measured` and `reported` (by others) select records.
+        """Register the decorated function, which renders a record, for the file `name`:
+        a tab per record `measured` here or `reported` (published by others).
         """
         kinds = {"measured": measured, "reported": reported}
 
@@ -49,8 +49,9 @@ class Fragments:
     def figure(
         self, file: str, name: str, **sizes: float
     ) -> Callable[[Callable[[Record], Drawn]], ShowOne]:
-        """Register the decorated function, which gives `plots.plot` what it draws of a
-        record, or None. `file` has a tab per record; `plot` takes `name` and `sizes`.
+        """Register the decorated function, which returns the arguments (draw, finding,
+        key) of `plots.plot` for a record, or None without data. `name` and `sizes` are
+        its other arguments. `file` gets a tab for each record.
         """
 
         def register(draw: Callable[[Record], Drawn]) -> ShowOne:
@@ -63,7 +64,7 @@ class Fragments:
         return register
 
     def add_file(self, name: str, caption: str = "") -> Callable[[ShowAll], ShowAll]:
-        """Register the decorated function, which renders `name` from all records."""
+        """Register the decorated function, which renders a file from all records."""
 
         def register(show: ShowAll) -> ShowAll:
             self.files[name] = lambda records: add_caption(caption, show(records))

@@ -28,6 +28,9 @@ from systems.records.summary import Summary, summarize
 from tools.render.markdown import items_table
 from tools.render.rows import MISSING, NOT_MEASURED, Missing, fmt
 
+# A step is launch-bound if wall-clock time / GPU time exceeds this ratio.
+LAUNCH_BOUND = 1.1
+
 
 class Line(dict[str, Any]):
     """A row as a dictionary of columns; true only if it was measured successfully."""
@@ -61,15 +64,15 @@ class Line(dict[str, Any]):
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """Return a column, or if the row lacks it or failed, `default` or Missing."""
+        """Return a column; if the row failed or lacks it, `default` (else Missing)."""
         if self or name in self or default is MISSING:
             with suppress(KeyError):
                 return self[name]
         return default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """Return the phases whose times add up to `name`: all for "step" or "step_gpu",
-        else `name` itself. Raise KeyError if they were not timed.
+        """Return the phases that add up to `name`: all timed ones for "step" (for
+        "step_gpu", as "forward_gpu"), else (name,). Raise KeyError if none was timed.
         """
         if f"{name}_ms" in self.metrics:
             return (name,)
@@ -104,11 +107,11 @@ class Line(dict[str, Any]):
 
     @property
     def missing(self) -> Missing:
-        """The Missing value with this row's reason."""
+        """The Missing value to use for this row's numbers, which states the reason."""
         return Missing(self.reason or NOT_MEASURED, self.row)
 
     def samples(self, *names: str) -> list[float]:
-        """Return ms per repetition, summed over phases (default: all timed), or []."""
+        """Return ms of each repetition, summed over phases (default: all), or []."""
         parts = [self.metrics.get(f"{x}_ms", ()) for x in names or self.timed_phases]
         if not (parts and all(parts)):
             return []
@@ -116,7 +119,7 @@ class Line(dict[str, Any]):
         return [fsum(times) for times in zip(*parts, strict=True)]
 
     def summary(self, *names: str) -> Summary:
-        """Return statistics of `samples`; Missing values if there are none."""
+        """Return statistics of `samples(*names)`; Missing values if there are none."""
         samples = self.samples(*names)
         return summarize(samples) if samples else Summary(*[self.missing] * 5)
 
@@ -132,18 +135,18 @@ class Line(dict[str, Any]):
         return f"{s.mean:.{digits}f}{std}" if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
-        """Return `ms` of the GPU times of phases (default: all timed), or Missing."""
+        """Return the median of summed GPU ms of phases (default: all), or Missing."""
         timed = names or self.timed_phases
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
 
     def kernel_ms(self, *names: str) -> float:
-        """Return `gpu_ms`, or on a CPU the median wall-clock time in ms, or Missing."""
+        """Return `gpu_ms`, or on a CPU the median wall-clock ms, or Missing."""
         failed = "no_gpu_time" in self.metrics
         return self.gpu_ms(*names) or (self.missing if failed else self.ms(*names))
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
-        """Return how many s longer passes `warmup` took than as many of `steady`."""
+        """Return the seconds by which passes `warmup` exceed as many `steady` ones."""
         times = self.samples(warmup)
         return (sum(times) - len(times) * self.ms(steady)) / 1e3
 
@@ -152,7 +155,7 @@ class Frame(list[Line]):
     """A list of rows that can be selected, joined, pivoted and printed."""
 
     def where(self, *tests: Callable[[Line], Any], **wanted: Any) -> "Frame":
-        """Select rows by tests and by column: `size="xl"` or `size=("small", "xl")`."""
+        """Select rows by functions and columns: `size="xl"`, `size=("small", "xl")`."""
 
         def matches(x: Line) -> bool:
             return all(test(x) for test in tests) and all(
@@ -185,7 +188,7 @@ class Frame(list[Line]):
         return list(dict.fromkeys(self.column(name)))
 
     def derive(self, **columns: Callable[[Line], Any]) -> "Frame":
-        """Add columns to rows, in order: later ones may read earlier; return self."""
+        """Add columns, as functions of a row, in order; return this changed frame."""
         for x in self:
             for name, value in columns.items():
                 x[name] = value(x)
@@ -228,16 +231,14 @@ class Frame(list[Line]):
 
 
 def frame(record: Record | None, **wanted: Any) -> Frame:
-    """Return the rows of a record that `where` selects, including failed rows."""
+    """Return a record's rows that `where(**wanted)` selects, including failed rows."""
     return Frame(map(Line.from_row, record.rows if record else ())).where(**wanted)
 
 
-# A step is launch-bound if wall-clock time / GPU time exceeds this ratio.
-LAUNCH_BOUND = 1.1
-
-
 def gpu_columns() -> list[tuple[str, Callable[[Line], Any]]]:
-    """Return (header, function) columns on a step: GPU ms, waiting ms, launch-bound."""
+    """Return three columns for tables of steps, each as (header, function of a row):
+    GPU ms, wall-clock ms minus GPU ms, and "launch-bound" or "".
+    """
 
     def show(x: Line, ms: float) -> Any:
         # Print "not measured" in rows that have only wall-clock times.

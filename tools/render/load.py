@@ -22,10 +22,11 @@ from tools.render.rows import measured_records
 GENERATED = ROOT / "docs" / "generated"
 # Records by stem; the primary GPU's records come first.
 Found = Mapping[str, list[Record]]
+current_hash = cache(source_hash)
 
 
 def primary_gpu() -> str:
-    """Return the slug of the GPU that pages quote. Raise RecordError if none is set."""
+    """Return the GPU that pages quote ("nvidia-h200"). Raise RecordError if not set."""
     config = (ROOT / "mkdocs.yml").read_text("utf-8", "replace")
     gpus = re.findall(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
     if len(gpus) != 1:
@@ -46,12 +47,12 @@ def is_primary(record: Record) -> bool:
 
 
 def primary_record(found: Found, stem: str) -> Record | None:
-    """Return a stem's record of the primary GPU or the meta device, or None."""
+    """Return experiment `stem`'s record of the primary GPU or meta device, or None."""
     return next(filter(is_primary, found.get(stem, [])), None)
 
 
 def gpu_record(found: Found, stem: str, slug: str) -> Record | None:
-    """Return the record of a stem that was measured on the GPU `slug`, or None."""
+    """Return the record of experiment `stem` measured on the GPU `slug`, or None."""
     same = (r for r in found.get(stem, []) if r.device.slug == slug)
     return next((r for r in same if r.kind == "measured"), None)
 
@@ -65,9 +66,6 @@ def is_fresh(record: Record) -> bool:
     attention = attention_names(row.config for row in record.rows)
     present = current_hash(STEMS[record.stem].module, tuple(attention))
     return present == record.source_hash
-
-
-current_hash = cache(source_hash)
 
 
 def read_record(path: Path) -> Record:
@@ -103,13 +101,13 @@ def read_constant(stem: str, name: str) -> Any:
 
 
 def is_quick_folder(results: Path) -> bool:
-    """Return whether a folder, by its name, holds records of reduced grids."""
+    """Return whether a folder is named "quick", as folders of `--quick` records are."""
     return Path(os.path.abspath(results)).name == "quick"
 
 
 def list_record_files(results: Path) -> list[Path]:
-    """Return the paths of all complete and partial records, without hidden files. Raise
-    OSError for a folder that can't be listed, which `glob` would ignore.
+    """Return the paths of complete and partial records in the subfolders of `results`.
+    Raise OSError for a folder that can't be listed, which `glob` would ignore.
     """
     try:
         folders = [entry.path for entry in os.scandir(results) if entry.is_dir()]
@@ -124,8 +122,8 @@ def list_record_files(results: Path) -> list[Path]:
 
 
 def load_records(results: Path) -> dict[str, list[Record]]:
-    """Return complete records by stem: first of the primary GPU, then of other GPUs,
-    then reported ones. Raise RecordError for an invalid file, or (unless `results` is
+    """Return {experiment: complete records}, first the primary GPU's, then other GPUs',
+    then published ones. Raise RecordError for an invalid file, or (unless `results` is
     named "quick") if other GPUs have records and the primary GPU has none.
     """
     primary = primary_gpu()

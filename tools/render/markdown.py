@@ -70,7 +70,7 @@ SUFFIX = re.compile(r"[nt]{2}|[NT]{3}|splitK")
 
 
 def fold_name(name: str, short: str = "") -> str:
-    """Return a kernel's name as code; a click unfolds a long name from a short form."""
+    """Return a kernel's name as code; a long one is shortened until it is clicked."""
     if (summary := shorten_name(short or name)) == name or len(name) <= MAX_NAME:
         return f"`{name}`"
     return f'<details class="name"><summary>`{summary}`</summary>`{name}`</details>'
@@ -91,7 +91,7 @@ def shorten_name(name: str) -> str:
 
 
 def snippet_sections(parts: Mapping[str, str]) -> str:
-    """Return Markdown whose named sections `--8<-- "generated/FILE:name"` includes."""
+    """Join {name: text} into sections, included by `--8<-- "generated/FILE:name"`."""
     return "\n".join(
         f"<!-- --8<-- [start:{name}] -->\n{text.strip()}\n"
         f"<!-- --8<-- [end:{name}] -->\n"
@@ -118,7 +118,7 @@ def missing_notice(records: Iterable[Record]) -> str:
 
 
 def add_caption(caption: str, shown: str) -> str:
-    """Put a caption above a table or tabs, unless these are a notice or empty."""
+    """Put a caption above `shown`, unless that is empty or a notice of missing data."""
     is_notice = shown.startswith((NOTHING_YET, NOTHING_FITS))
     if not caption or not shown.strip() or is_notice:
         return shown
@@ -151,9 +151,9 @@ def items_table(
 
 
 def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Return an item's cells in columns `described` by (header, function, format). The
-    first cell that lacks its number says why, the rest are empty. All are if that is
-    "not measured", or if only the row that `item` is compared with lacks numbers.
+    """Return an item's cells in columns `described` by (header, function, format). If a
+    row failed, the first cell that needs it says why, and later ones are empty. Cells
+    are also empty if nobody measured their number, or if `item` itself was measured.
     """
     has_numbers = getattr(item, "row", None) and item
     cells, explained = [], []
@@ -169,7 +169,7 @@ def format_row(item: Any, described: Iterable[tuple[Any, ...]]) -> list[str]:
 
 
 def device_label(record: Record) -> str:
-    """Return the label of a record's tab: the GPU, and whether it is reported."""
+    """Return a record's tab label: the GPU, then "reported" if others published it."""
     return record.device.name + ", reported" * (record.kind == "reported")
 
 
@@ -187,7 +187,7 @@ def make_tabs(parts: Iterable[tuple[str, str]]) -> str:
 
 
 def device_tabs(records: Iterable[Record], body: Callable[[Record], str]) -> str:
-    """Return a tab per record, `body` and provenance; if all are empty, a notice."""
+    """Return a tab per record, `body` above provenance; if all are empty, a notice."""
     records = list(records)
     shown = [
         (device_label(r), f"{text}\n\n{provenance_line(r)}")
@@ -210,7 +210,7 @@ def provenance_line(record: Record) -> str:
 
 
 def quick_options(record: Record) -> str:
-    """For a reduced grid, return the options that all rows share, else ""."""
+    """Return the settings that all rows of a `--quick` record share, or ""."""
     first, *others = [x.config for x in record.rows if record.grid == "quick"] or [{}]
     same = [f"{k} {v}" for k, v in first.items() if all(x.get(k) == v for x in others)]
     return f"measured by --quick: {', '.join(same)}" * bool(first)
@@ -313,9 +313,9 @@ def typeset(text: str) -> str:
 
 
 def round_numbers(text: str) -> str:
-    """Round decimal numbers in a text: from 10 to integers, from 1.2 (with a unit, 1)
-    to one decimal, smaller ones with over four decimals to two. Leave texts with "±"
-    unchanged.
+    """Round decimal numbers in a text: above 10 to integers, above 1.2 (or 1, before a
+    unit) to one decimal, smaller ones with over four decimals to two. Leave a text with
+    "±" unchanged.
     """
 
     def shorten(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""How many thread blocks of a kernel fit on one SM of each kind of GPU."""
+"""Compute how many thread blocks of a kernel fit on one SM of each kind of GPU."""
 
 from typing import NamedTuple
 

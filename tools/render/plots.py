@@ -37,6 +37,8 @@ from tools.render.rows import Missing
 # The widths of the two drawings of a figure, and the size of small text.
 WIDE, NARROW = 720, 340
 SMALL = 11
+# Width in pixels of a digit, and of the gap between two tick labels.
+DIGIT, GAP = 0.64 * SMALL, 8
 # Colours of a plot; in the page, the CSS variables in COLORS replace them.
 INK, MUTED, FAINT, GROUND = "#1f2428", "#57606a", "#d5d9dc", "#ffffff"
 ACCENT, TINT, WARN = "#0b5cad", "#a9c8e6", "#b35900"
@@ -64,7 +66,7 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 def plot(
     record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return a figure, linked to its record; `name` is in its id. See `make_figure`."""
+    """Return a record's figure, by `make_figure`; `name` becomes a part of its id."""
     figure_id = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
     return make_figure(figure_id, draw, finding, key, numbers=numbers, **sizes)
@@ -80,7 +82,7 @@ def make_figure(
     height: float = 300,
     narrow: float | None = None,
 ) -> str:
-    """Return a figure with the HTML id `figure_id`, drawn by `draw`. Its caption is the
+    """Return the HTML of a figure with this id, drawn by `draw`. Its caption is the
     sentence `finding`, the `key` to its colours, and a link to the data at the address
     `numbers`. The wide drawing is `height` pixels high, the narrow one `narrow`.
     """
@@ -132,7 +134,7 @@ def is_narrow(figure: Figure) -> bool:
 
 
 def panels(figure: Figure, count: int, beside: int = 0, **more: Any) -> list[Axes]:
-    """Return `count` panels, `beside` per row (0: all); one per row if narrow."""
+    """Return `count` axes, `beside` per row (0: all); if narrow, one per row."""
     columns = 1 if is_narrow(figure) else beside or count
     rows = -(-count // columns)
     axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
@@ -198,7 +200,7 @@ def fill_heat_map(
 
 
 def draw_legend(figure: Figure, colors: dict[str, str]) -> None:
-    """Draw a legend of areas or bars above the panels."""
+    """Draw a legend {name: colour} of areas or bars above the panels."""
     figure.legend(
         handles=[Patch(color=color, label=name) for name, color in colors.items()],
         loc="outside upper left",
@@ -217,7 +219,7 @@ def format_number(value: float) -> str:
 
 
 def set_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
-    """Make an axis logarithmic, with plain numbers at `subs` of each power of ten."""
+    """Make an axis logarithmic, labelled at `subs` times each power of ten: 1, 2, 5."""
     along_x = axis is axis.axes.xaxis
     (axis.axes.set_xscale if along_x else axis.axes.set_yscale)("log")
     axis.set_major_locator(LogLocator(subs=subs))
@@ -225,12 +227,8 @@ def set_log_scale(axis: Axis, subs: tuple[int, ...] = (1, 2, 5)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-# Width in pixels of a digit, and of the gap between two tick labels.
-DIGIT, GAP = 0.64 * SMALL, 8
-
-
 def set_log2_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
-    """Make an x axis logarithmic (base 2), titled `label`; number ticks with room."""
+    """Make an x axis logarithmic (base 2), and number those `ticks` that have room."""
     axes = axis.axes
     axes.set_xscale("log", base=2)
     octaves = math.log2(ticks[-1] / ticks[0]) if ticks else 0.0
@@ -301,7 +299,7 @@ COLOR = re.compile("|".join(COLORS))
 
 
 def inline_svg(drawing: str, figure_id: str) -> str:
-    """Convert matplotlib's SVG for a page: unique ids, short numbers, CSS colours."""
+    """Convert matplotlib's SVG for HTML: unique ids, short numbers, CSS colours."""
     prefix = f"p{crc32(figure_id.encode()):08x}"
     root = ElementTree.fromstring(drawing)
     parts = "\n".join(map(serialize, clean_elements(root, prefix)))

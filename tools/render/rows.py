@@ -1,8 +1,8 @@
 """Numbers that may be missing, and their formats.
 
 Numbers of a row that is absent, ran out of memory, is unsupported or failed are
-`Missing` values with the reason. Arithmetic with a Missing value returns it, so
-builders can divide, compare and print without testing first.
+`Missing` values with the reason. Arithmetic with a Missing value returns it, so code
+can divide, compare and print numbers without testing first.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,8 +51,6 @@ class Missing(float):
 
 
 MISSING = Missing()
-
-
 # Peak rates for GPUs whose data sheet is not listed: all Missing.
 UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
 
@@ -63,7 +61,7 @@ def peak_rates(slug: str) -> Peak:
 
 
 def fmt(value: Any, text: Text = "{}") -> str:
-    """Format a value by `text`; Missing as its reason, booleans as yes or no."""
+    """Format a value with `text`; Missing as its reason, booleans as "yes" or "no"."""
     if isinstance(value, Missing):
         return value.words
     if isinstance(value, bool) and text == "{}":

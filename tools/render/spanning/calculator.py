@@ -84,7 +84,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each valid combination of options (a text) and its step's instructions."""
+    """Yield options, such as "bf16 flash none", and the instructions of their step."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}
@@ -107,7 +107,7 @@ def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pass_instructions(p: Pass) -> dict[str, Any]:
-    """Return a pass's formulas as `instructions`, and the index of each result."""
+    """Return a pass's formulas as one list of instructions, and each result's index."""
     made = Program()
     return {
         "moments": {
@@ -138,7 +138,7 @@ def measured_peaks(found: Found) -> list[dict[str, Any]]:
 
 
 def timed_steps(found: Found) -> list[dict[str, Any]]:
-    """Return settings and wall-clock ms of steps with plain or with flash attention."""
+    """Return settings and wall-clock ms of steps with eager or with flash attention."""
     plain = frame(primary_record(found, "end_to_end"), mode="step", batch=BATCH)
     flash = frame(primary_record(found, "model_attention"), attention="flash")
     alike = {"precision": "bf16", "attention": "eager", "batch": BATCH}
@@ -151,7 +151,9 @@ def timed_steps(found: Found) -> list[dict[str, Any]]:
 
 
 def facts(found: Found) -> dict[str, str]:
-    """Return {fact: text}: steps, worst error of predicted peaks, rounding excess."""
+    """Return {name: number as text}: how many steps were measured, the largest relative
+    error of predicted peaks, and the percentage by which the allocator rounds peaks up.
+    """
     steps = measured_steps(found)
     ratios = (peak_bytes(peak_memory.make_pass(c)) / c["requested"] for c in steps)
     rounding = (100 * (c["peak"] / c["requested"] - 1) for c in steps)

@@ -44,7 +44,7 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Return FLOPs and bytes of `parts` of all layers' fp32 attention, forward pass."""
+    """Return FLOPs and bytes of attention's `parts`, all layers, in an fp32 forward."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)
@@ -68,7 +68,9 @@ PRODUCTS = forward_matmul_work("2.7B", 512)
 
 
 def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
-    """Return a launch-, a memory- and a compute-bound row: kernel times and shares."""
+    """Return three rows with kernel times and shares of the GPU's peak rates: examples
+    of a launch-bound, a memory-bound and a compute-bound forward pass, or part of one.
+    """
     peak, found = peak_rates(primary_gpu()), passes(record)
 
     def regime(
@@ -97,7 +99,7 @@ def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return {experiment: {fact: text}}; group `chip` has the primary GPU's rates."""
+    """Return {experiment: {name: number as text}}; "chip" has the peak rates."""
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {
@@ -160,8 +162,8 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return {fact: text}: lower bounds by FLOPs on passes of 2.7B, also on other GPUs,
-    GPU times over them, and forward times of `small` (GPU, wall) and 2.7B (wall).
+    """Return {name: number as text}: lower bounds by FLOPs on 2.7B's passes, also on
+    other GPUs; measured GPU time over the bounds; forward times of small and 2.7B.
     """
     peak, forward = peak_rates(primary_gpu()), matmul_flops("2.7B", 512)
     large = frame(record, size="2.7B", context=512, batch=BATCH)
@@ -191,7 +193,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def agreement_facts(profile: Record | None) -> dict[str, str]:
-    """Return {fact: text}: how many phases were timed twice, largest GPU-time gap."""
+    """Return {name: number as text}: phases timed twice, their largest difference."""
     records = [profile, profile.clock] if profile and profile.clock else []
     pairs = [times for times in gpu_times(records).values() if len(times) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
@@ -202,14 +204,16 @@ def agreement_facts(profile: Record | None) -> dict[str, str]:
 
 
 def warmup_facts(record: Record | None) -> dict[str, str]:
-    """Return one fact: mean of ten steps over a warm one if only the first is slow."""
+    """Return {name: number as text}: by what factor the mean of ten steps exceeds a
+    warm step if only the first step is slow.
+    """
     cold = warmup.medians_by_warmup(record).one(warmup=0)
     slow = cold["first"] / cold["settled"]
     return {"mean_predicted": fmt((slow + 9) / 10, "{:.5f}")}
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
-    """Return {fact: text}: matmul share and predicted gain from bf16 in a 2.7B step."""
+    """Return {name: number as text}: matmul share, expected bf16 speedup of 2.7B."""
     step = frame(profile).one(size="2.7B", context=512, mode="step", precision="fp32")
     share = total_ms(step, category="matmul") / total_ms(step)
     peak = peak_rates(primary_gpu())
@@ -223,8 +227,8 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
-    """Return {fact: text} on plain attention's forward in fp32 (d = 64, N = 16,384):
-    bounds by matmuls and HBM traffic (eager, fused), and wall-clock time over them.
+    """Return {name: number as text} on plain attention's fp32 forward (d = 64, N =
+    16,384): bounds by matmuls and HBM traffic (eager, fused), wall time over them.
     """
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}
@@ -261,8 +265,8 @@ def traffic_facts(record: Record | None) -> dict[str, str]:
 
 
 def head_facts(record: Record | None) -> dict[str, str]:
-    """Return {fact: text} on a causal bf16 head's forward pass (16,384 tokens, d = 64):
-    bounds on plain attention by bytes and on flash by FLOPs, and GPU times.
+    """Return {name: number as text} on a causal bf16 head's forward (16,384 tokens, d =
+    64): lower bounds (plain attention by bytes, flash by FLOPs) and GPU times.
     """
     n, d, peak = 16384, 64, peak_rates(primary_gpu())
     # Plain attention reads or writes nine bf16 numbers for each score.
@@ -284,7 +288,7 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return {fact: text} on 2.7B's attention: forward share, best and real speedup."""
+    """Return {name: number as text}: time share of 2.7B's attention, its speedups."""
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)

@@ -54,8 +54,8 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def record_lines(record: Record) -> Iterator[list[Any]]:
-    """Yield a line of cells for each row and each of METRICS. A row that lacks numbers
-    has one line, with its status.
+    """Yield cells in the order of COLUMNS for each row and each of its METRICS. A
+    failed row gives one line of cells, with its status.
     """
     for row in record.rows:
         name = [

@@ -60,7 +60,7 @@ def draw_timelines(record: Record | None) -> str:
 
 
 def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
-    """Draw `count` launches by the CPU, `launch_us` long each, and the kernels."""
+    """Draw `count` CPU launches of `launch_us` each; below, the kernels of row `x`."""
     kernel_us = x["each_us"]
     starts, free = [], 0.0
     for i in range(count):
@@ -79,7 +79,7 @@ def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
 
 
 def draw_utilization(axes: Axes, x: Line) -> None:
-    """Draw shares of the memory and FLOP/s peaks; if launch-bound, the busy share."""
+    """Draw bars: shares of peak bandwidth and FLOP/s; if launch-bound, of busy time."""
     shares = {"memory": x["of_memory"], "arithmetic": x["of_fp32"]}
     if not x["of_memory"]:
         shares = {"GPU busy": x["busy"]}

@@ -74,7 +74,7 @@ def slider_figure() -> str:
 
 
 def peak_chart(context: int, parts: dict[str, int], longest: int) -> str:
-    """Return a context's bar chart of `parts`; `longest`, in bytes, sets the scale."""
+    """Return a bar chart of bytes by category (`parts`); `longest` sets the scale."""
     title = f"{context:,} tokens: {gib(sum(parts.values()))} GiB"
 
     def draw(figure: Figure) -> None:

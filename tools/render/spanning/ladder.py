@@ -42,8 +42,8 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
-    """Return the optimization steps in `named` (FORWARD or BACKWARD), in order, except
-    Hopper's if it did not run: GPU ms, speedup over the step before, bound over time.
+    """Return a row per optimization step in `named` (FORWARD or BACKWARD): GPU `ms`,
+    `speedup` over the step before, bound / time. Skip Hopper steps that ran Triton.
     """
     rows = frame(record).arrange(step=named)
     # Skip steps of the Hopper kernel where it did not run: they repeat the step above.
@@ -62,7 +62,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, phase: str, job: str = FLOOR) -> float:
-    """Return a phase's lower bound in ms by resource `job`, such as "exponentials"."""
+    """Return a phase's lower bound in ms by one `job`, such as "exponentials"."""
     kernel = {"forward": "forward", "backward": "one_pass"}[phase]
     return bounds_ms(record, kernel, SHAPE)[job] if record else MISSING
 
@@ -82,7 +82,7 @@ def steps_table(record: Record, named: Mapping[str, Step]) -> str:
 
 
 def resources_table(record: Record) -> str:
-    """Return a table of the kernel resources of each step, or "" if none has any."""
+    """Return a table of registers, shared memory, ... by step, or "" without data."""
     found = Frame([*steps(record, FORWARD), *steps(record, BACKWARD)])
     gpu = BY_CAPABILITY.get(record.device.capability or "")
 
@@ -107,7 +107,7 @@ def resources_table(record: Record) -> str:
 
 
 def bars_figure(record: Record) -> str:
-    """Draw the GPU times of forward steps, with ticks at the predicted times."""
+    """Draw forward GPU time after each optimization step, ticks at predicted times."""
     rungs = steps(record, FORWARD).where(
         lambda x: x["ms"] and x["step"] != "first_forward"
     )

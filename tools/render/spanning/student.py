@@ -1,4 +1,4 @@
-"""Render student-*.md: minutes and OOM rows of problems, GPUs, example output."""
+"""Render docs/generated/student-*.md: what measuring takes, GPUs, example output."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -35,7 +35,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def problems_table(found: Found) -> str:
-    """Return a table of the problems' experiments, points, minutes and OOM rows."""
+    """Return a table by problem: experiments, points, minutes, rows out of memory."""
     # Skip experiments on the meta device, which take seconds.
     measured = {s: primary_record(found, s) for s in STEMS if STEMS[s].full == GPU}
     others = {key: name for key, name in TIMES.items() if key != primary_gpu_key()}
@@ -80,7 +80,7 @@ def slowdown(gpu: Gpu) -> float:
 
 
 def count_oom_rows(records: list[Record], free_bytes: int) -> str:
-    """Count rows that run out of memory with `free_bytes`; "–" if unknown."""
+    """Count rows that run out of memory with `free_bytes`, as text; "–" if unknown."""
     rows = [row for record in records for row in record.rows]
     names = ("peak_allocated_bytes", "kept_peak_allocated_bytes")
     peaks = [max(row.metrics.get(name) or 0 for name in names) for row in rows]

@@ -24,13 +24,13 @@ PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 DOCS = ROOT / "docs"
 # An answer ends at the page's own next heading, because it may have headings, too.
 ANSWER = re.compile(r"^## Answer\n(.*?)^## (?:Try it$|Exercises? \{)", re.DOTALL | re.M)
-# A code block, or a heading: its marks, or its title above a line.
+# Matches a code block, or a heading, which has # marks or is underlined.
 HEADING = re.compile(
     r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence) *$|^(?P<marks>#+) *"
     r"|(?:\A|(?<=\n\n))(?P<title>\S[^\n]*)\n[=-]+ *$",
     re.DOTALL | re.M,
 )
-# Marks an answer that came with the guide; NEEDY finds one that also needs facts.
+# Marks an answer that the guide's authors wrote; NEEDY finds one that has facts.
 SHIPPED = "<!--guide-->"
 NEEDY = re.compile(rf"{SHIPPED}.*{{\$", re.DOTALL).search
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
@@ -40,7 +40,7 @@ TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a problem, and the page that answers it from the records of `stems`."""
+    """A part of a problem, the page that answers it, and the experiments it uses."""
 
     page: str
     stems: tuple[str, ...]
@@ -66,7 +66,7 @@ def load_problems() -> list[Problem]:
 
 
 def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
-    """Return the slugs of the GPUs that have a record of every stem."""
+    """Return the names of the GPUs that have records of all experiments in `stems`."""
     of_stem = (
         {record.device.slug for record in measured_records(found.get(stem, []))}
         for stem in stems
@@ -75,7 +75,7 @@ def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:
 
 
 def answered_pages(found: Found) -> dict[str, bool]:
-    """Map each page to whether its answer has all records, no facts, or is own."""
+    """Return {page: whether its answer has the records it needs, or needs none}."""
     return {
         a.page: bool({primary_gpu(), "meta"} & gpus_with_records(a.stems, found))
         or ((DOCS / f"{a.page}.md").exists() and not NEEDY(answer_section(a.page)))
