@@ -42,8 +42,8 @@ BATCH, HEADS, N = 8, 16, 4096
 
 class KernelNeeds(NamedTuple):
     """Resources of a compiled kernel: `tile` such as "BQ=64 BK=64", registers and stack
-    bytes (mostly spills) per thread, shared bytes per block, `instructions_per_score`,
-    `global_load_widths` and the counts of `hottest_loop`.
+    bytes (mostly spills) per thread, shared bytes per block, instructions per score,
+    `load_bytes` from `global_load_widths`, and `loop` from `hottest_loop`.
     """
 
     kernel: str
@@ -190,7 +190,7 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def list_table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return {kernel: configuration} per table: for many query rows, then for few."""
+    """Return {kernel: configuration} for many query rows, then for each tier of few."""
     name, size = table_name(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
@@ -239,7 +239,7 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile bf16 Hopper kernels; yield forward, two-pass, two one-pass results."""
+    """Compile bf16 Hopper kernels; yield results: forward, two-pass, two one-pass."""
     hopper.plan_forward.cache_clear()
     hopper.plan_two_passes.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()

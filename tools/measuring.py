@@ -68,9 +68,9 @@ def measure_all(
     deadline: float = 1e18,
     at_once: int = 1,
 ) -> list[Outcome]:
-    """Measure experiments without a fresh record in `results`, or all with `force`, by
-    reduced grids if `quick`, one at a time on each of `at_once` GPUs. Start none after
-    `deadline` (`time.time`). Exit if kernels can't be stored or GPUs are missing.
+    """Measure the experiments that lack a record of the current code in `results` (with
+    `force`, all), by reduced grids if `quick`, one at a time on each of `at_once` GPUs.
+    Start none after `deadline` (`time.time`). Exit if kernels or GPUs are unusable.
     """
     require("torch", "fcntl")
     from systems.records.device import find_gpu

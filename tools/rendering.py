@@ -58,7 +58,7 @@ def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
     """Render records (`found`, by stem) to texts by file name; show a spinner."""
     from rich.console import Console
 
-    # Python loses signals in callbacks of collections, which also take time.
+    # Python loses signals in callbacks of garbage collection, which also takes time.
     gc.disable()
     try:
         with Console(stderr=True).status("rendering tables and figures"):

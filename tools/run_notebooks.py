@@ -34,7 +34,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def execute_notebook(path: Path) -> str:
-    """Run a notebook, return its JSON. Raise if cells fail; exit if one was edited."""
+    """Run a notebook, return its JSON. Raise if cells fail; exit at a user's edits."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         magic = cell.source.partition("\n")[0]

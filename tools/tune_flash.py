@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return candidates for `key`: table `gpu`'s, those of other tables, variants."""
+    """Return candidates for `key`: the current one, then other tables', variants."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -158,7 +158,7 @@ def time_call_ms(call: Callable[[], object]) -> float:
 
 
 def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
-    """Return the entry of the fastest of `times`, in ms. Ties go to `ours`."""
+    """Return the file entry of the candidate with the least ms; ties go to `ours`."""
     best = min(times, key=times.__getitem__)
     if ours in times and times[best] > TIE * times[ours]:
         best = ours
@@ -190,7 +190,7 @@ def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
 
 
 def write_content(content: dict[str, Any], path: Path) -> None:
-    """Write the file, with one entry per line."""
+    """Write `content` to `path` as JSON, with one entry per line."""
     entries = ",\n".join(f"  {json.dumps(x)}" for x in content["entries"])
     head = json.dumps({k: v for k, v in content.items() if k != "entries"}, indent=1)
     write_atomically(path, f'{head[:-2]},\n "entries": [\n{entries}\n ]\n}}\n')
@@ -203,7 +203,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time each case's faultless candidates; write its fastest before the next case."""
+    """Time each case's faultless candidates; write the fastest before the next case."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if not faults[c]}
         if times:
