@@ -24,7 +24,7 @@ REMEDIES = {
 
 
 def find_missing(*modules: str) -> str:
-    """Return advice on the first of `modules` (import names) that is missing, or ""."""
+    """Return install advice for the first missing module of `modules`, or ""."""
     for module in modules:
         with suppress(ModuleNotFoundError):
             if find_spec(module):
@@ -35,7 +35,7 @@ def find_missing(*modules: str) -> str:
 
 
 def require(*modules: str) -> None:
-    """Exit with code 2 and advice if a module is missing; install `hide_traceback`."""
+    """Print advice and exit with code 2 if a module is missing; set sys.excepthook."""
     sys.excepthook = hide_traceback
     if text := find_missing(*modules):
         print(f"error: {text}", file=sys.stderr)
@@ -56,7 +56,7 @@ def hide_traceback(kind: Any, error: Any, trace: Any) -> None:
 
 
 def import_fault(error: BaseException) -> str:
-    """Return which third-party package failed to import in `error` and why, or ""."""
+    """Return "NAME can't be imported: REASON" if an import raised `error`, else ""."""
     folders = tuple(f"{ROOT / name}{os.sep}" for name in ("systems", "tools"))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.line or "" for frame in frames if frame.filename.startswith(folders)]
@@ -108,15 +108,15 @@ def plain_console() -> Any:
 
 
 def align_rows(found: Mapping[str, str]) -> str:
-    """Return one line per name and text, with the texts aligned in a column."""
+    """Return a line for each item of `found`, {name: text}; texts form a column."""
     return "".join(f"{name:20}{escape_text(text)}\n" for name, text in found.items())
 
 
 def run_cli(
     main: Callable[..., int | None], help: str | None, arguments: Any = None
 ) -> NoReturn:
-    """Run `main` as a program on `arguments` (default: sys.argv); exit with its result,
-    or with 2 and one line for usage errors. --help prints the docstring `help`.
+    """Run `main` as a command with `arguments` (default: sys.argv), and exit with the
+    code that it returns (None: 0), or with 2 after a usage error. --help prints `help`.
     """
     import typer
 

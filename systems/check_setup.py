@@ -23,7 +23,9 @@ from systems.running.software import installed_versions
 
 # --8<-- [start:check]
 def time_small_model(device: str) -> dict[str, list[float]]:
-    """Return a pass's ms by phase. Raise RuntimeError unless 0 < gradient norm < ∞."""
+    """Run a small model forward and backward, and return times in ms by phase. Raise
+    RuntimeError if the norm of its gradients is 0 or not finite.
+    """
     torch.manual_seed(0)
     with torch.device(device):
         model = BasicsTransformerLM(
@@ -44,7 +46,7 @@ def time_small_model(device: str) -> dict[str, list[float]]:
 
 
 def attention_status(device: str) -> dict[str, str]:
-    """Return {backend: text}: whether its attention kernels run here, or why not."""
+    """Return {backend: text} that says whether its kernels run here, or why not."""
     if text := find_missing("triton"):
         return {"hopper, triton": f"need Triton: {text}"}
     from systems.attention.triton.available import describe_kernels

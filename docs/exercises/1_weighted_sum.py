@@ -44,7 +44,7 @@ def weighted_sum_kernel(
 
 
 def weighted_sum(x: Tensor, w: Tensor) -> Tensor:
-    """x (n, d), w (d,) -> (n,), all float32."""
+    """Return y (n,) for x (n, d) and w (d,), all float32."""
     n, d = x.shape
     y = torch.empty(n, device=x.device)
     weighted_sum_kernel[(triton.cdiv(n, 2),)](

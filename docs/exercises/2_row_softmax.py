@@ -41,7 +41,7 @@ def row_softmax_kernel(x_ptr, p_ptr, stride_x, d, COLUMNS: tl.constexpr):
 
 
 def row_softmax(x: Tensor) -> Tensor:
-    """x (n, d) -> (n, d), both float32. The numbers of a row lie side by side."""
+    """Return the softmax of each row of x (n, d), float32 with contiguous rows."""
     n, d = x.shape
     p = torch.empty(n, d, device=x.device)
     columns = triton.next_power_of_2(d)

@@ -23,7 +23,7 @@ from torch import Tensor
 # --8<-- [start:kernel]
 @triton.jit
 def online_softmax_kernel(x_ptr, p_ptr, stride_x, d, COLUMNS: tl.constexpr):
-    """Compute p for one row: a first walk for m and l, a second one that writes."""
+    """Compute p for one row: one loop finds m and l, a second loop writes p."""
     row = tl.program_id(0)
     m = float("-inf")
     l = 0.0
@@ -47,7 +47,7 @@ def online_softmax_kernel(x_ptr, p_ptr, stride_x, d, COLUMNS: tl.constexpr):
 
 
 def online_softmax(x: Tensor) -> Tensor:
-    """x (n, d) -> (n, d), both float32. The numbers of a row lie side by side."""
+    """Return the softmax of each row of x (n, d), float32 with contiguous rows."""
     n, d = x.shape
     p = torch.empty(n, d, device=x.device)
     online_softmax_kernel[(n,)](x, p, x.stride(0), d, COLUMNS=4)

@@ -61,7 +61,7 @@ def forward_kernel(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """o (n, d) and lse (n,) of q, k, v (n, d), all float32; n is a multiple of 16."""
+    """Return o (n, d) and lse (n,) of q, k, v (n, d), all float32; 16 divides n."""
     n, d = q.shape
     o, lse = torch.empty_like(q), q.new_empty(n)
     forward_kernel[(n // 16,)](q, k, v, o, lse, n, d**-0.5, TILE=16, D=d, CAUSAL=causal)

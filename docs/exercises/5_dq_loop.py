@@ -73,8 +73,8 @@ def gradient_of_q(
     delta: Tensor,
     causal: bool,
 ) -> Tensor:
-    """dq (n, d) from q, k, v, do (n, d) and lse, delta (n,), all float32; n is a
-    multiple of 16.
+    """Return dq (n, d) for q, k, v, do (n, d) and lse, delta (n,), all float32; 16 must
+    divide n.
     """
     n, d = q.shape
     dq = torch.empty_like(q)

@@ -67,8 +67,8 @@ def flash_fwd_kernel(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """o (batch, n_q, d) and l (batch, n_q) of q (batch, n_q, d), k and v (batch, n_k,
-    d); n_q is a multiple of 32, n_k one of 16.
+    """Return o (batch, n_q, d) and l (batch, n_q) for q (batch, n_q, d), k and v
+    (batch, n_k, d); 32 divides n_q, and 16 divides n_k.
     """
     batch, n_q, d = q.shape
     o, l = torch.empty_like(q), q.new_empty(batch, n_q)

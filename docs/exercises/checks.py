@@ -81,7 +81,7 @@ def check(name: str, path: Path) -> None:
 
 
 def holes(source: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield each statement with a `...` to fill in, and the name that it assigns."""
+    """Yield (assigned name, statement) for each statement with a `...` to fill in."""
     for name, node in statements(parsed(source)):
         assert isinstance(node, ast.Assign | ast.AugAssign | ast.Return)
         value = node.value
@@ -115,11 +115,11 @@ strays: list[bool] = []
 
 @contextmanager
 def watched_memory(stray: str) -> Iterator[None]:
-    """Raise IndexError where a kernel leaves the memory of its tensors, which could end
-    Python. Note loads that read NaN, also where the result is never stored, or raise
-    `Wrong` with the text `stray`, if there is one; load NaN where a mask leaves out
-    what no `other` replaces, which a GPU leaves undefined. Raise ValueError for
-    a matmul that a GPU rounds to TF32, or of another dtype.
+    """Check the kernels that run in this context. Raise IndexError for an address
+    outside their tensors, which could crash Python, and ValueError for a matmul that
+    isn't float32 or that a GPU rounds to TF32. Note in `strays` whether each load reads
+    NaN, or raise `Wrong(stray)` for it if `stray` isn't "". Where a mask leaves out
+    elements and there is no `other`, which is undefined on a GPU, load NaN.
     """
     # Import here, because TRITON_INTERPRET must be set before.
     from triton.runtime import interpreter
@@ -179,9 +179,9 @@ def watched_memory(stray: str) -> Iterator[None]:
 
 
 def run(solution: Callable, *inputs, tensors: int = 1, stray: str = ""):
-    """Return what the solution returns: as many tensors. Raise `Wrong` for anything
-    else, or with the line that failed. With `stray`, raise `Wrong` with this text at
-    the first load of NaN.
+    """Return solution(*inputs), which must be a tensor or `tensors` tensors. Raise
+    `Wrong` if it isn't, or with the line at which it fails, or with the text `stray`,
+    if there is one, at the first load of NaN.
     """
     try:
         with watched_memory(stray):
@@ -224,8 +224,8 @@ def compare(
     mistakes: dict[str, Tensor],
     not_finite: str = NO_MAXIMUM,
 ) -> None:
-    """Raise `Wrong` unless both are close, with the first wrong entry and the likely
-    cause: the one of `mistakes` that gives this result.
+    """Raise `Wrong` unless `found` is close to `expected`. Name the first wrong entry
+    and the likely cause: the key of `mistakes` whose value equals `found`.
     """
     found, expected = found.double(), expected.double()
     if found.shape != expected.shape:
@@ -389,7 +389,7 @@ def scores_of(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 def walk(
     s: Tensor, v: Tensor, causal: bool, l_shrinks: bool = True, a_shrinks: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return o and lse by tiles of 16 keys; l or a may wrongly never shrink."""
+    """Return (o, lse) by online softmax, 16 keys a tile; l or a may fail to shrink."""
     rows = []
     for i, row in enumerate(s):
         # A causal program ends with the tile on the diagonal.
@@ -476,7 +476,7 @@ def forward_loop(module: ModuleType) -> None:
 
 
 def diagonal_open(s: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Return scores that are masked by whole tiles, not up to the diagonal."""
+    """Return scores whose causal mask leaves out the tiles on the diagonal."""
     query = torch.arange(len(s)) // 16
     seen = query[:, None] >= query[None, :]
     return torch.where(seen, scores_of(q, k, False), s)
@@ -608,7 +608,7 @@ def first_of(x: Tensor) -> Tensor:
 
 
 def every_entry(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return o and the log-sum-exp of every batch entry."""
+    """Return o and the log-sum-exp of every batch entry, in float64."""
     s = torch.stack([scores_of(*pair, causal) for pair in zip(q, k, strict=True)])
     return s.softmax(-1) @ v.double(), s.logsumexp(-1)
 

@@ -28,7 +28,7 @@ def time_ms(function):
 
 
 def time_step(model, optimizer, tokens, targets, options):
-    """Return the wall-clock times of phases of a training step, in ms."""
+    """Run a training step. Return {phase: wall-clock time in ms}."""
     autocast = torch.autocast(DEVICE, torch.bfloat16)
     optimizer.zero_grad()
     with autocast if options.precision == "bf16" else nullcontext():

@@ -24,7 +24,7 @@ def time_ms(function):
 
 
 def measure(attention, d, n, options):
-    """Print mean times of both passes, and the memory in use between them."""
+    """Print d, n, mean ms of forward, GiB in use after it, and mean ms of backward."""
     q, k, v, do = torch.randn(4, options.batch, n, d, device=DEVICE)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     times = []

@@ -1,1 +1,1 @@
-"""Time steps and kernels: wall-clock and GPU time, phases, graphs, attention peers."""
+"""Measure wall-clock and GPU time, and load the attention functions to compare."""

@@ -68,9 +68,9 @@ def count_graphs() -> int:
 def measure(
     step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None]
 ) -> dict[str, list[float] | int]:
-    """Return the metrics of `timing.measure`, samples of the warm-up steps
-    (`warmup_..._ms`), and the numbers of compiled graphs and recompiles. Raise
-    RuntimeError if a measured step recompiles.
+    """Time `warmup` steps, which compile, and then `repeats` steps. Return the metrics
+    of `timing.measure`, samples of the warm-up steps (`warmup_forward_ms`), and the
+    numbers of `graphs` and `recompiles`. Raise RuntimeError if a later step recompiles.
     """
     count_before = count_graphs()
     first = timing.measure(

@@ -53,8 +53,8 @@ def measure(
     On a CPU, return no times.
 
     Call it last, because the profiler slows down later launches. `between` runs before
-    each pass. `cold` empties the L2 cache before each phase. `counted` adds the result
-    of `probes.kernel_counts`. If profiling fails, return the reason as `no_gpu_time`.
+    each pass. `cold` empties the L2 cache before each phase. `counted` adds numbers of
+    kernels (`probes.kernel_counts`). If profiling fails, return why as `no_gpu_time`.
     """
     try:
         by_phase = probes.phase_kernels(
@@ -106,7 +106,7 @@ def add_round(
 def make_attention_step(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> Step:
-    """Return a step with phases "forward", "backward" and "both" that sets no .grad."""
+    """Return a `Step` with phases "forward", "backward", "both"; it sets no .grad."""
     inputs = (q, k, v)
 
     def step(phase: Phase) -> None:
@@ -126,11 +126,11 @@ def make_attention_step(
 def do_bench_ms(
     work: Callable[[], object], device: str, *, warmup_ms: int = 5, rep_ms: int = 100
 ) -> list[float]:
-    """Return up to SAMPLES_KEPT times in ms of a call of `work`, spread over a run of
-    `do_bench` (`warmup_ms`, then `rep_ms`). On a CPU, return wall-clock times.
+    """Time calls of `work` for `rep_ms` by Triton's `do_bench`, after a warm-up of
+    `warmup_ms`. Return up to SAMPLES_KEPT times in ms, evenly spaced. On a CPU, return
+    wall-clock times.
 
-    `do_bench` empties the L2 cache before each call. CUDA events around the call time
-    it, so a short call includes waiting for its launches.
+    `do_bench` empties the L2 cache before each call. Its times include launch overhead.
     """
     if device == "cpu":
         clock = Clock(device)
@@ -150,8 +150,8 @@ def do_bench_ms(
 def bench_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
-    """Return samples in ms by `do_bench_ms`: `forward_ms` (records a graph), `both_ms`
-    (forward and backward) and `backward_ms` (repeatedly through one graph).
+    """Return times in ms by `do_bench_ms`: `forward_ms` (with an autograd graph),
+    `both_ms` (forward and backward), `backward_ms` (repeated through one graph).
     """
     device, qkv = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)

@@ -20,7 +20,7 @@ from systems.records.outcome import Unsupported, out_of_memory_reason
 
 @cache
 def shared_stream() -> torch.cuda.Stream:
-    """Return one stream for all captures, as libraries keep a workspace per stream."""
+    """Return one stream for all captures: libraries keep a workspace per stream."""
     return torch.cuda.Stream()
 
 
@@ -75,7 +75,7 @@ def capture(step: Step, clear: Callable[[], None], device: str) -> Iterator[Step
 
 @contextmanager
 def wrap_capture_errors() -> Iterator[None]:
-    """Raise `Unsupported` in place of CUDA's or PyTorch's error about the capture."""
+    """Turn an error of CUDA or PyTorch about graph capture into `Unsupported`."""
     try:
         yield
     except RuntimeError as error:

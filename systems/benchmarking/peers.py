@@ -113,7 +113,7 @@ def use_peer(name: str) -> Iterator[None]:
 
 
 def unsupported_reason(name: str, error: Exception) -> str:
-    """Return why `name` does not support the input that raised this error, else ""."""
+    """Return why implementation `name` rejected its inputs, or "" for other errors."""
     if name in SDPA_FLASH_4 and FLASH_4_ERROR.match(str(error)):
         return str(error)
     if name == "hopper" and str(error).startswith("hopper: "):
@@ -130,7 +130,7 @@ def unsupported_reason(name: str, error: Exception) -> str:
 
 
 def is_raised_by(error: Exception, packages: tuple[str, ...]) -> bool:
-    """Return whether code of these packages is in the traceback of an error."""
+    """Return whether the traceback of `error` has code of one of these packages."""
     modules = (
         f"{frame.f_globals.get('__name__')}."
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -156,7 +156,7 @@ def activate_flash_4() -> Iterator[None]:
 
 @contextmanager
 def require_flash_4() -> Iterator[None]:
-    """Let FlashAttention-4 cache its kernels; raise `NotInstalled` if it is missing."""
+    """Context for importing FlashAttention-4; raise `NotInstalled` if it is missing."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
         yield
@@ -166,7 +166,7 @@ def require_flash_4() -> Iterator[None]:
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Use deterministic algorithms in this context; don't fill new tensors."""
+    """Use deterministic algorithms in this context; leave `torch.empty` unfilled."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     fill = settings.fill_uninitialized_memory
@@ -180,7 +180,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 def find_backend(name: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> str:
-    """Inside `use_peer(name)`, return the backend in use ("hopper"), else `name`."""
+    """Inside `use_peer(name)`, return the backend, such as "hopper", or else `name`."""
     if name in OURS:
         return choose_backend(OURS[name], q, k, v)
     if name == "sdpa" or name in BACKENDS and name not in SDPA_FLASH_4:
@@ -211,7 +211,7 @@ def compare_calls(
     calls: int,
 ) -> list[list[str]]:
     """Call `attend` `calls` times on `inputs` (q, k, v, do). Return for each call the
-    names of the results that differ from `first`, those of an earlier call.
+    names of results that differ bitwise from `first`, the results of an earlier call.
     """
     varying = []
     for _ in range(calls):
@@ -222,7 +222,7 @@ def compare_calls(
 
 
 def allow_repeated_backward() -> None:
-    """Let a compiled backward run repeatedly after one forward; allow 64 recompiles."""
+    """Let a compiled backward pass run again on one graph; allow 64 recompilations."""
     import torch._dynamo.config
     import torch._functorch.config
 
@@ -260,7 +260,7 @@ def load_flash_4(causal: bool, ordered: bool) -> Attention:
 
 
 def compile_flex(causal: bool, n: int, device: str, grouped: bool) -> Attention:
-    """Compile FlexAttention for n tokens, GQA if `grouped`; it skips masked blocks."""
+    """Return FlexAttention compiled for n tokens, with shared KV heads if `grouped`."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     allow_repeated_backward()

@@ -64,7 +64,9 @@ def running_sums(config: Config, device: str) -> Float[Tensor, "steps"]:
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the last sums (CPU, GPU), how they differ, last change, and some sums."""
+    """Return the final sums on the CPU and on the device, in how many steps they
+    differ, the last step that changed the sum, and about STORED_SUMS running sums.
+    """
     device = timing.default_device()
     on_cpu, on_device = running_sums(config, "cpu"), running_sums(config, device)
     stride = max(1, config.steps // STORED_SUMS)
@@ -81,7 +83,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 def last_changing_step(sums: Float[Tensor, "steps"]) -> int:
-    """Return the last step, from 1, that changed a rising sum; 0 without steps."""
+    """Return the number, from 1, of the last step that increased a sum; 0 if empty."""
     return 1 + int((sums != sums[-1]).sum()) if len(sums) else 0
 
 

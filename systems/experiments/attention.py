@@ -1,7 +1,5 @@
-"""Measure plain attention with one head, eager and compiled: forward and backward time,
-and memory saved for the backward pass, by head dimension d and sequence length n.
-
-GPU time is measured afterwards, with eager and compiled in alternation.
+"""Measure plain attention with one head by head dimension d and sequence length n: time
+of forward and backward, and memory saved for backward. Eager and compiled alternate.
 
     python -m systems.experiments.attention --d 64 --n 4096 --execution compiled
 """
@@ -57,7 +55,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's shapes in fp32 and bf16, some masked, one longer."""
+    """Return the assignment's shapes; d = 64 also with a mask and at n = 32768."""
     if quick:
         return [Config(16, 256, execution=e, warmup=2, passes=3) for e in EXECUTIONS]
 
@@ -89,8 +87,9 @@ def choose_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure both passes and warm-ups in ms, compiled graphs, tensors saved; on a GPU
-    also bytes, GPU time, kernels. Raise ValueError if compiled without a warm-up pass.
+    """Return times in ms of forward, backward and warm-up passes, the saved tensors,
+    and the number of compiled graphs; on a GPU also bytes, GPU times, and numbers of
+    kernels. Raise ValueError if compiled without a warm-up pass.
     """
     is_compiled = config.execution == "compiled"
     if is_compiled and config.warmup < 1:
@@ -143,7 +142,7 @@ def run(config: Config) -> AlternatingRun:
 def cached_inputs(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `random_inputs`, cached for the last arguments, so rows share one copy."""
+    """Return `random_inputs`; consecutive calls with equal arguments share tensors."""
     return random_inputs(shape, dtype, device)
     # --8<-- [end:run]
 

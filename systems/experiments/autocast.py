@@ -63,7 +63,7 @@ class ToyModel(nn.Module):
 def trace_step(
     model: nn.Module, inputs: Tensor, targets: Tensor, config: Config, device: str
 ) -> DtypeTrace:
-    """Trace a step, with forward and loss in autocast to config.dtype unless fp32."""
+    """Run a training step, under autocast unless fp32; return its `DtypeTrace`."""
     loss_function, optimizer = nn.CrossEntropyLoss(), AdamW(model.parameters())
     autocast = torch.autocast(
         device, dtype=DTYPES[config.dtype], enabled=config.dtype != "fp32"
@@ -81,7 +81,7 @@ def trace_step(
 
 
 def run(config: Config) -> dict[str, object]:
-    """Return the part's dtypes; for the transformer also counts of ops and casts."""
+    """Return dtype names by tensor or operation; for a transformer also op counts."""
     device = timing.default_device()
     torch.manual_seed(0)
     if config.part == "operations":
@@ -111,7 +111,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return the toy model's dtypes by part, up to the optimizer's update."""
+    """Return {tensor: dtype name} of a training step of the toy model."""
     return {
         "parameters": trace.parameters["fc1"],
         "fc1": trace.outputs["fc1"],
@@ -128,7 +128,7 @@ def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
 
 
 def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return dtypes in and around the first block; number of forward ops and casts."""
+    """Return dtype names in and around block 0, and numbers of operations and casts."""
     layer = "layers.0"
     norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
     return {
@@ -208,7 +208,9 @@ OPERATIONS = {
 
 
 def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return four dtypes by operation: low, fp32, mixed inputs; mixed, no autocast."""
+    """Return {operation: four dtype names}, of results under autocast to `low` from
+    `low`, fp32 and mixed inputs, and without autocast from mixed inputs.
+    """
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)
     dtypes: dict[str, object] = {}

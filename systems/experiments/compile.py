@@ -66,9 +66,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: each size of Table 1 in fp32 and bf16, eager, compiled,
-    and as a CUDA graph if it may be launch-bound. AdamW is compiled only for the
-    smallest size, which takes a minute; larger sizes would take ten.
+    """Return configurations: sizes of Table 1 in fp32 and bf16, eager, compiled, and as
+    CUDA graphs if launch-bound. AdamW is compiled for the smallest size only.
     """
     if quick:
         rows = [(p, execution) for p in GRAPHS for execution in ("eager", "compiled")]
@@ -90,8 +89,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure phases and warm-up steps: samples in ms, peak bytes, graphs, recompiles,
-    GPU time and kernels. Turns share the steps. Raise ValueError for too few warm-ups.
+    """Return times in ms of phases and of warm-up steps, peak bytes, GPU times, and
+    numbers of graphs, recompiles and kernels. Each turn (up to a `yield`) runs some of
+    the steps. Raise ValueError for too few warm-up steps.
     """
     c, device, metrics = config, timing.default_device(), {}
     least, compiles = COMPILE_STEPS[c.optimizer], c.execution == "compiled"
@@ -126,7 +126,7 @@ def run(config: Config) -> AlternatingRun:
 def measure(
     work: Workload, execution: str, warmup: int, steps: int, device: str
 ) -> dict[str, Any]:
-    """Return a turn's metrics by `compiling.measure`; for "graph" only phases in ms."""
+    """Return the metrics of `compiling.measure`; for a CUDA graph only times in ms."""
     if execution == "graph":
         capture = graphs.capture(work.step, work.model.zero_grad, device)
         with capture as replay:
@@ -141,8 +141,8 @@ def measure(
 
 
 def merge_turns(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
-    """Merge another turn's metrics: append its samples (except of warm-up steps), take
-    the larger peaks, and count its compiled graphs as recompiles.
+    """Return `metrics` with those of the next steps, `turn`: append samples, except of
+    warm-up steps, take the larger peaks, and count new compiled graphs as recompiles.
     """
     if not metrics:
         return turn
@@ -216,7 +216,7 @@ CONTEXT_BYTES = 2**30
 
 
 def precompile_bytes(config: Config) -> int:
-    """Return the GPU bytes that `precompile` needs: CUDA context and eager peak."""
+    """Return the GPU memory in bytes that `precompile` needs: CUDA context and peak."""
     c, mode = config, "step" if config.optimizer else "forward_backward"
     p = Pass(c.size, c.context, mode, c.precision, batch=c.batch, vocab=c.vocab)
     return CONTEXT_BYTES + sum(bytes_at_peak(p).values())

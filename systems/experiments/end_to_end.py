@@ -43,9 +43,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: sizes of Table 1 at contexts 128 to 1024 in fp32 and bf16,
-    at 512 in TF32; 2.7B at 2048; CS336 2026's 10B. Forward and backward run without
-    AdamW only in the sizes whose steps may not fit in memory.
+    """Return configurations: Table 1 at contexts 128 to 1024 in fp32 and bf16 and at
+    512 in TF32; 2.7B at 2048; CS336 2026's 10B. Mode "forward_backward", which needs no
+    AdamW, is only for sizes whose steps may not fit in memory.
     """
     if quick:
         return [
@@ -71,7 +71,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Measure each phase: samples in ms, and on a GPU peak bytes and GPU time."""
+    """Return each phase's times in ms, and on a GPU peak bytes and GPU times in ms."""
     c, device = config, timing.default_device()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention

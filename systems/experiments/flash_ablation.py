@@ -50,7 +50,9 @@ ROWS = 2048
 
 @dataclass(frozen=True)
 class Switches:
-    """Kernel options: skip masked tiles, mask last tiles only, exp2, longest first."""
+    """Kernel options. `skip`: leave out masked tiles; `split`: mask in a separate loop;
+    `exp2`: use it for exp; `heavy_first`: begin with the queries that have most keys.
+    """
 
     config: LaunchConfig = LaunchConfig(128, 64, 8, 1)
     skip: bool = False
@@ -134,7 +136,7 @@ def attend_keys(
     acc, m, l, q, k_ptr, v_ptr, rows, columns, first, last, scale,
     BK: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr, EXP2: tl.constexpr,
 ):  # fmt: skip
-    """Run online softmax over keys first to last - 1; mask if MASKED, exp2 if EXP2."""
+    """Return (acc, m, l) after online softmax over keys first to last - 1."""
     for start in range(first, last, BK):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -196,7 +198,7 @@ def switched_kernel(
 
 
 def ladder_forward(q: Tensor, k: Tensor, v: Tensor, switches: Switches) -> Tensor:
-    """Return causal attention of (heads, n, d). Both tile sizes must divide n."""
+    """Return causal attention of (heads, n, d) tensors; tile sizes must divide n."""
     heads, n, d = q.shape
     c, o = switches.config, torch.empty_like(q)
     scale = d**-0.5 * (LOG2E.value if switches.exp2 else 1.0)
@@ -215,9 +217,7 @@ def atomic_kernel(
     scale_log2, scale,
     BQ: tl.constexpr, BK: tl.constexpr, D: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys, and add its contribution to dq by atomics,
-    with five matmuls. The order of the additions varies.
-    """
+    """Compute dk and dv of a tile of keys; add to dq by atomics, in no fixed order."""
     head = tl.program_id(1).to(tl.int64)
     q_ptr += head * n * D
     do_ptr += head * n * D
@@ -271,8 +271,9 @@ def atomic_backward(
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure one step: GPU time in ms, error in a head's first rows, bitwise equality
-    of two calls, backend and kernels. Raise ValueError without a GPU or interpreter.
+    """Return a step's GPU times in ms, its relative error in the first rows of head 0,
+    whether two calls are bitwise equal (`repeats`), the backend and the resources of
+    its kernels. Raise ValueError without a GPU or Triton's interpreter.
     """
     device = timing.default_device()
     if device == "cpu" and not INTERPRETED.value:
@@ -307,7 +308,7 @@ def run(config: Config) -> AlternatingRun:
 
 
 def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
-    """Return OVERRIDES[technique] for the pass `of`, "forward" or "backward"."""
+    """Return extra launcher arguments for the pass `of`, "forward" or "backward"."""
     overrides = OVERRIDES[technique]
     hopper = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
     if technique == "cut_in_steps" and not hopper:

@@ -75,7 +75,9 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return most at 20 shapes a dtype, FEW at 1; in 16 bits three at 20 for Hopper."""
+    """Return for each dtype 20 shapes of most implementations and one shape of those in
+    FEW; for fp16 and bf16 also 20 shapes of "hopper", "triton" and "plain".
+    """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]
     small = [
@@ -126,7 +128,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable:
-    """Return an implementation for length n: (q, k, v) -> (o, lse), or o if by SDPA."""
+    """Return function `name` for length n: (q, k, v) -> (o, lse), or -> o for SDPA."""
     if name == "plain":
         return partial(attention_reference, causal=causal)
     if name in CLASSES:
@@ -136,7 +138,7 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
 
 
 def apply_class(cls: Any, *qkv: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return o and lse for q, k, v (1, heads, n, d) of a class that takes (b, n, d)."""
+    """Return (o, lse) for q, k, v (1, b, n, d), by a class for tensors (b, n, d)."""
     o, lse = output_and_lse(cls.apply(*(x[0] for x in qkv), causal))
     return o[None], lse[None]
 

@@ -59,7 +59,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Return do_bench and GPU ms of passes, bytes held and at peak, and the backend."""
+    """Return do_bench times and GPU times in ms, memory in bytes, and the backend."""
     device = timing.default_device()
     q, k, v, do = random_inputs(
         (1, 1, config.n, config.d), DTYPES[config.dtype], device

@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Return do_bench, GPU and kernel ms, backend; if "ceiling" ms of TMA additions."""
+    """Return do_bench, GPU and kernel times in ms; "ceiling": see `time_additions`."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_additions(device)
@@ -82,7 +82,6 @@ def run(config: Config) -> AlternatingRun:
             return peer(q[None], k[None], v[None])
 
     def run_test() -> None:
-        # The gradient of o is an expanded scalar: all its strides are 0.
         o = attend()
         o.sum().backward()
 
@@ -109,8 +108,8 @@ def run(config: Config) -> AlternatingRun:
 
 
 def time_additions(device: str) -> dict[str, Any]:
-    """Measure additions by TMA to global memory from all SMs: times in ms and bytes.
-    Raise `Unsupported` except on a Hopper GPU.
+    """Time additions to global memory by TMA from all SMs. Return `addition_ms` and
+    `added_bytes`. Raise `Unsupported` except on a Hopper GPU.
     """
     if device != "cuda":
         raise Unsupported("needs a CUDA GPU")

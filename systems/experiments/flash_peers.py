@@ -158,8 +158,8 @@ def run(config: Config) -> AlternatingRun:
 def make_problem(
     config: Config, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Return q, k, v (with gradients), do, and exact float64 o, dq, dk, dv by name of
-    the first batch and heads. Cached per config: pass one with a fixed implementation.
+    """Return q, k, v, do, and {name: result} of o, dq, dk, dv in float64 for the first
+    batch entry and heads. The last result is cached, so pass a fixed `implementation`.
     """
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
     torch.compiler.reset()
@@ -209,7 +209,7 @@ def exact_attention(
 
 
 def call_ms(attend: Attention, q: Tensor, k: Tensor, v: Tensor, device: str) -> float:
-    """Return the mean wall-clock time in ms of unsynchronized forward calls."""
+    """Return the mean wall-clock ms of CALLS forward calls, synchronized once."""
     calls = CALLS if device == "cuda" else 1
     clock = timing.Clock(device)
     with clock.phase("calls"):

@@ -56,7 +56,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: no checkpointing, runs by length, other strategies."""
+    """Return configurations: no checkpointing, runs of blocks, other strategies."""
     if quick:
         tiny: dict[str, Any] = {"batch": 1, "warmup": 0, "steps": 1}
         return [
@@ -79,7 +79,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return samples in ms by phase; on a GPU also kernel times, and peaks in bytes."""
+    """Return times in ms by phase; on a GPU also GPU times in ms and peaks in bytes."""
     c, device = config, timing.default_device()
     settings = c.size, c.context, "forward_backward", c.precision, c.batch
     work = Workload(device, *settings, attention=c.attention)
@@ -93,7 +93,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def apply_strategy(model: BasicsTransformerLM, strategy: str, run: int) -> None:
-    """Checkpoint the model as in STRATEGIES; "runs" has runs of `run` blocks."""
+    """Checkpoint the model by a strategy in STRATEGIES ("runs": every `run` blocks)."""
     if strategy == "runs":
         checkpointing.checkpoint_blocks(model, run)
     elif (change := STRATEGIES[strategy]) is not None:

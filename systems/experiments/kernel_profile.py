@@ -66,7 +66,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return steps, and forward passes at 512 in fp32 or where steps exceed 40 GiB."""
+    """Return steps, and forward passes at 512 in fp32 or if steps exceed 40 GiB."""
     if quick:
         return [Config("small", 128, m, batch=1, warmup=1, passes=2) for m in MODES]
     cells = [*product(("fp32", "bf16"), TABLE_1, (128, 256, 512, 1024))]
@@ -83,7 +83,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return wall-clock and GPU ms and kernels per pass. Raise ValueError on a CPU."""
+    """Return wall-clock ms, GPU ms and kernels of passes. Raise ValueError on a CPU."""
     device = require_gpu()
     metrics: dict[str, Any] = {"profiler": config.profiler, "passes": config.passes}
     if config.profiler == "nsys":
@@ -104,7 +104,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def make_pass_runner(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
-    """Return a function that runs n marked passes and returns samples in ms by name."""
+    """Return a function: run n passes in profiler ranges, return phase times in ms."""
     work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
     mark_layers(work.model)
 
@@ -138,7 +138,7 @@ def require_gpu() -> str:
 
 
 def mark_layers(model: nn.Module) -> None:
-    """Add marks to the forward pass of each layer and to the parts of its attention."""
+    """Put profiler ranges around each layer and around parts of its attention."""
     for layer in model.modules():
         if isinstance(layer, TransformerBlock):
             layer.attn.attention = causal_attention
@@ -146,7 +146,7 @@ def mark_layers(model: nn.Module) -> None:
 
 
 class MarkedBlock(TransformerBlock):
-    """A Transformer block with a mark around its forward pass."""
+    """A Transformer block with a profiler range around its forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         with phases.mark(LAYER):
@@ -154,7 +154,7 @@ class MarkedBlock(TransformerBlock):
 
 
 def measure_marks(device: str) -> dict[str, list[float]]:
-    """Time a thousand marks (empty ranges) without a profiler, five times, in ms."""
+    """Time a thousand empty profiler ranges five times, without a profiler, in ms."""
 
     def run_marks(phase: Phase) -> None:
         with phase("thousand_marks"):
@@ -166,7 +166,7 @@ def measure_marks(device: str) -> dict[str, list[float]]:
 
 
 def run_capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Return the passes' samples; nsys records only between the calls around them."""
+    """Run `passes` while nsys records, and return their samples in ms by phase."""
     torch.cuda.profiler.start()
     try:
         return passes()
@@ -176,14 +176,14 @@ def run_capture(passes: Callable[[], dict[str, list[float]]]) -> dict[str, list[
 
 
 def trace_path(config: Config, suffix: str) -> Path:
-    """Return a trace's path; "_" replaces dots of sizes, where nsys cuts names."""
+    """Return a trace's path; "_" replaces the dot of "2.7B", where nsys cuts names."""
     c, size = config, config.size.replace(".", "_")
     cell = f"{size}-{c.context}-batch{c.batch}-{c.mode}-{c.precision}"
     return TRACES / f"kernel_profile-{cell}{suffix}"
 
 
 def profile_with_nsys(c: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """Return nsys's samples in ms, kernels and report path. Raise NsysError or OOM."""
+    """Profile by nsys: return (ms by phase, kernels, path). Raise NsysError or OOM."""
     report = trace_path(c, nsys.REPORT)
     options = config_options(replace(c, profiler="capture"))
     module = "systems.experiments.kernel_profile"

@@ -63,8 +63,7 @@ def run(config: Config) -> dict[str, Any]:
     """Return samples in ms of the same pass by each clock. Raise ValueError on a CPU.
 
     `clock_ms` and `events_ms` alternate and synchronize after each pass.
-    `queued_events_ms` and `graph_ms` synchronize once, after all passes. GPU time by
-    CUPTI comes last, because profiling makes launches slower.
+    `queued_events_ms` and `graph_ms` synchronize once, after all passes.
     """
     c, device = config, timing.default_device()
     if device != "cuda":

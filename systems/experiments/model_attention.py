@@ -77,7 +77,7 @@ def make_workload(c: Config, device: str) -> Workload:
 
 
 def time_steps(c: Config, steps: int, device: str) -> dict[str, Any]:
-    """Return the samples in ms and the peak memory of one turn."""
+    """Run `steps` steps of a new model; return ms by phase and peak bytes."""
     work = make_workload(c, device)
     clear = work.model.zero_grad
     return timing.measure(

@@ -63,7 +63,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return {stage: result} for norm "layer" or "rms"; `running` uses running_mean."""
+    """Return {stage: tensor} of norm "layer" or "rms"; `running`: by `running_mean`."""
     average = running_mean if running else torch.mean
     values = {}
     if norm == "layer":
@@ -82,7 +82,7 @@ def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Ten
 def running_mean(
     x: Float[Tensor, "m v d"], dim: int, keepdim: bool
 ) -> Float[Tensor, "m v 1"]:
-    """Return the mean over `dim`, which is kept, by additions rounded to x's dtype."""
+    """Return the mean over `dim` (kept), with each addition rounded to x's dtype."""
     total, *terms = x.split(1, dim)
     total = total.clone()
     for term in terms:
@@ -132,7 +132,7 @@ def run(config: Config) -> dict[str, list[float | None]]:
 
 
 def shares(true: Tensor) -> list[float | None]:
-    """Return each magnitude's share of True in `true` [magnitudes, vectors, width]."""
+    """Return the share of True by magnitude, the first dimension of `true`."""
     return [round_digits(value) for value in true.double().mean(dim=(1, 2)).tolist()]
 
 

@@ -63,7 +63,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: 2.7B at three contexts, all sizes at 512, in all modes and
+    """Return 2.7B at contexts 128 to 512 and other sizes at 512, in all modes and
     precisions; 2.7B at 2048; its bf16 steps with and without flash and checkpointing.
     """
     if quick:
@@ -96,7 +96,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return peaks, bytes by category, large allocations; raise ValueError on a CPU."""
+    """Return peaks, bytes by category, largest blocks. Raise ValueError on a CPU."""
     c, device = config, require_gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
@@ -127,8 +127,8 @@ def require_gpu() -> str:
 
 
 def record_pass(config: Config, work: Workload) -> dict[str, Any]:
-    """Record one pass. Return the digest of its history, the first block's output bytes
-    and the path of the snapshot if it is saved.
+    """Record the allocator's history of a pass. Return its summary, the output bytes of
+    a block (`residual_bytes`), and the path of the snapshot if it is saved.
     """
     work.model.zero_grad()
     residual: dict[str, int] = {}

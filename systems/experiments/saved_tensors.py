@@ -98,9 +98,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class SavedStorages:
-    """Collector of saved tensors, with the lines of code that saved them, by storage;
-    views of parameters are only counted.
-    """
+    """Collector of saved tensors by storage, with the lines of code that save them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}
@@ -125,7 +123,7 @@ class SavedStorages:
 
 
 def find_model_line() -> str:
-    """Return the model's function and line that saved a tensor, or "compiled"."""
+    """Return "function: line" of model code that saves a tensor, or "compiled"."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

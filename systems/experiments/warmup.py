@@ -1,7 +1,5 @@
 """Measure the cost of a process's first steps: the time of forward and backward passes
-after 0, 1, 2 or 5 warm-up steps.
-
-Each row runs in a new process. Each number of warm-up steps has five rows.
+after 0, 1, 2 or 5 warm-up steps, each five times in a new process.
 
     python -m systems.experiments.warmup --warmup 0
 """
@@ -44,7 +42,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Return samples in ms of setup and of each step's phases; on a GPU peak bytes."""
+    """Return ms of creating the model and of phases; on a GPU also peak bytes."""
     device = timing.default_device()
     setup = timing.Clock(device)
     with setup.phase("setup"):

@@ -54,7 +54,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Measure GPU ms, errors and bitwise equality of calls; for a copy ms and bytes."""
+    """Return GPU times in ms, and errors or, for a copy, the number of copied bytes."""
     device = timing.default_device()
     x, w, dy = make_inputs(config, device)
     compute = IMPLEMENTATIONS.get(config.implementation)

@@ -1,1 +1,1 @@
-"""FLOPs, bytes and lower bounds on time from a model's shape. These need no torch."""
+"""Formulas for FLOPs, bytes and minimum times of a model. They need no torch."""

@@ -61,7 +61,7 @@ BACKWARD_OVER_FORWARD = 2
 
 
 def pass_flops(forward: int, *phases: str) -> int:
-    """Return matmul FLOPs: `forward` for "forward", twice it for "backward", else 0."""
+    """Return matmul FLOPs: `forward` for phase "forward", twice that for "backward"."""
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
 
@@ -70,7 +70,7 @@ def pass_flops(forward: int, *phases: str) -> int:
 def attention_saved_bytes(
     *, batch: int, n: int, d: int, element_bytes: int, causal: bool
 ) -> dict[str, int]:
-    """Return the bytes that eager attention saves besides q, k and v, by tensor."""
+    """Return the bytes by tensor that eager attention saves, besides q, k and v."""
     rows = batch * n
     return {
         "exponentials (b, n, n)": rows * n * element_bytes,
@@ -119,7 +119,7 @@ def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
 
 
 def attention_flops(name: str, *, d: int, **shape: Any) -> int:
-    """Return the matmul FLOPs of pass `name`; `shape` as in `count_scores`."""
+    """Return matmul FLOPs of pass `name` ("both"); `shape` is as in `count_scores`."""
     return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
     # --8<-- [end:attention]
 
@@ -127,7 +127,7 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
 # --8<-- [start:kernels]
 @dataclass(frozen=True)
 class KernelWork:
-    """Least work: matmuls and exponentials per score, tensors and vectors per head."""
+    """Least work of a kernel: matmuls and exponentials per score, data per head."""
 
     matmuls: int
     exponentials: int

@@ -29,7 +29,7 @@ MAY_BE_0 = "checkpoint recompute_attention optimizer_states workspace_bytes"
 
 
 def check(field: str, value: object, met: bool, rule: str) -> None:
-    """Raise ValueError with the field's rule unless it is met."""
+    """Raise ValueError, "FIELD is VALUE, must RULE", unless `met` is true."""
     if not met:
         raise ValueError(f"{field} is {value!r}, must {rule}")
 
@@ -63,9 +63,7 @@ class Pass:
     embeddings: int = 2
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown name, or an impossible number or combination.
-        Symbolic numbers are not checked.
-        """
+        """Raise ValueError for unknown names and wrong numbers that aren't symbolic."""
         names = KNOWN | {"size": " ".join(SIZES)}
         for field, known in names.items():
             name = getattr(self, field)
@@ -124,7 +122,7 @@ class Pass:
 
 # --8<-- [start:saved]
 def attention_bytes(p: Pass) -> Bytes:
-    """Return the bytes that a block's norm and attention save, by tensor."""
+    """Return the bytes by tensor that a block's norm and attention save."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     low, wide, fp32, kv = p.matmul_itemsize, p.weight_itemsize, FP32_BYTES, p.kv_width
     # Under autocast each of the q, k and v projections saves its own bf16 input.
@@ -150,7 +148,7 @@ def attention_bytes(p: Pass) -> Bytes:
 
 
 def scores_saved_bytes(p: Pass) -> Bytes:
-    """Return the bytes that attention saves besides q, k and v, by tensor."""
+    """Return the bytes by tensor that attention saves, besides q, k and v."""
     n, d, h, s = p.tokens, p.shape.d_model, p.shape.num_heads, p.context
     if p.attention == "flash":
         return {
@@ -167,7 +165,7 @@ def scores_saved_bytes(p: Pass) -> Bytes:
 
 
 def attention_backward_bytes(p: Pass) -> Bytes:
-    """Return what a block's norm and attention hold in the backward pass, in bytes."""
+    """Return the bytes by tensor that norm and attention hold in the backward pass."""
     if not p.recompute_attention:
         return attention_bytes(p)
     n, d, kv = p.tokens, p.shape.d_model, p.kv_width
@@ -203,7 +201,7 @@ def block_saved_bytes(p: Pass) -> int:
 
 
 def outside_block_bytes(p: Pass) -> Bytes:
-    """Return the bytes saved by the embedding, the final norm and the head."""
+    """Return the bytes by tensor that embedding, final norm and head save."""
     n, d = p.tokens, p.shape.d_model
     return {
         "embedded tokens, fp32": n * d * FP32_BYTES,
@@ -236,7 +234,7 @@ def residual_bytes(p: Pass) -> int:
 
 
 def weight_bytes(p: Pass) -> int:
-    """Return the bytes of all weights; all gradients, or a moment, take as many."""
+    """Return the bytes of all weights; gradients, or one moment, take as many."""
     d, layers = p.shape.d_model, p.shape.num_layers
     norms = parameters_by_part(vocab_size=p.vocab, **vars(p.shape))["norms"]
     matrices = layers * block_matrix_entries(p) + p.embeddings * p.vocab * d

@@ -210,7 +210,7 @@ class BackwardBlock:
 
 
 def block_position(p: Pass, run: int, block: int | None = None) -> BackwardBlock:
-    """Return block `block` of the model (default: first of segment `run`, from 0)."""
+    """Return `block` (default: the first) of segment `run`, counted from 0."""
     first = run * p.checkpoint + 1
     block = first if block is None else block
     return BackwardBlock(block, run + 1, block - first)
@@ -239,7 +239,7 @@ def block_backward_bytes(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
 
     def bytes_at(saved: int, weight_copies: int, graded: int, work: int) -> Bytes:
         """Return the bytes while this half of the block holds `saved` activations and
-        `weight_copies`, has gradients of `graded` weights, and computes in `work`.
+        `weight_copies`, has gradients of `graded` weights, and `work` temporaries.
         """
         saved, weight_copies = earlier + saved, copies + weight_copies
         at = {"gradients": gradients + graded * wide}

@@ -1,5 +1,5 @@
-"""Formulas for the strategies of `systems.model.checkpointing`: number of forward
-passes and peak memory. "halving" and "chain" nest runs. Letters as in `memory_costs`.
+"""Formulas for strategies of `systems.model.checkpointing`: number of forward passes
+and peak memory. "halving" and "chain" are recursive. Letters as in `memory_costs`.
 """
 
 import math
@@ -54,7 +54,7 @@ def count_forward_passes(strategy: str, layers: int) -> float:
 
 
 def in_second_halves(layers: int, block: int) -> list[bool]:
-    """Return at each level of nesting whether the block is in the second half."""
+    """Return for each recursive halving of layers if `block` is in the second half."""
     if layers == 1:
         return []
     middle = layers // 2

@@ -16,7 +16,7 @@ def make_operator(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
 
 @dataclass(frozen=True)
 class Expression:
-    """An operator with operands (integers or expressions), or a variable's name."""
+    """An operation on integers or expressions; without operands, a named variable."""
 
     operator: str
     operands: tuple[Any, ...] = ()

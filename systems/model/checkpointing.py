@@ -2,7 +2,7 @@
 backward pass.
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": keep only the input
-of every run of consecutive blocks; section 4.4 nests runs. Korthikanti et al. 2022,
+of every run of consecutive blocks (section 4.4: recursively). Korthikanti et al. 2022,
 "Reducing Activation Recomputation in Large Transformer Models": recompute only the
 attention scores.
 """

@@ -23,7 +23,7 @@ def sample(
     vocab: int, sequences: int, length: int, seed: int
 ) -> Int[Tensor, "sequences length"]:
     """Return random sequences of the language (int64, on the CPU). Its transitions
-    depend on the vocabulary, not on the seed. Raise ValueError if `vocab` < SUCCESSORS.
+    depend on `vocab`, not on the seed. Raise ValueError if `vocab` < SUCCESSORS.
     """
     if vocab < SUCCESSORS:
         raise ValueError(f"vocab must be {SUCCESSORS} or more, not {vocab}")

@@ -172,8 +172,8 @@ def eager_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Tensor:
-    """Compute causal attention with `scaled_dot_product_attention`. Each call looks up
-    this name in this module, so assigning another function to it changes every layer.
+    """Compute causal attention with `scaled_dot_product_attention`. Each call looks
+    that function up in this module, so replacing it there changes every layer.
     """
     position = torch.arange(q.shape[-2], device=q.device)
     return scaled_dot_product_attention(q, k, v, mask=position[:, None] >= position)

@@ -16,7 +16,7 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """Context that records dtypes by name of module, weight, state and operation."""
+    """Context that records dtypes of outputs, gradients and all operations."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class DtypeTrace(TorchDispatchMode):
     # --8<-- [end:trace]
 
     def count_forward(self) -> None:
-        """Store the numbers of operations and casts so far, after the forward pass."""
+        """After the forward pass, store the numbers of operations and casts."""
         self.forward_operations = len(self.operations)
         self.forward_casts = sum(name == "_to_copy" for _, name, _ in self.operations)
 

@@ -19,7 +19,7 @@ def causal_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s e"],
 ) -> Float[Tensor, "b h s e"]:
-    """Compute eager causal attention with a mark around each of its four parts."""
+    """Compute eager causal attention, with profiler ranges around its four parts."""
     with mark(SCORES):
         scores = torch.einsum("...qe,...ke->...qk", q, k)
     with mark(MASK):

@@ -19,8 +19,8 @@ BRANCH = re.compile(r"BRA.* 0x([0-9a-f]+)")
 
 
 def record_kernels(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the result of `work`, and {"kernels": [resources, ...]} of the kernels for
-    attention scores that it launched, or {} without any, as in the interpreter.
+    """Return the result of `work()`, and {"kernels": [resources, ...]} for each kernel
+    that it launched and that computes attention scores, or {} if there is none.
     """
     launched, describe = {}, CompiledKernel.launch_metadata
 
@@ -62,7 +62,7 @@ def run_cuobjdump(option: str, cubin: bytes) -> str:
 
 
 def find_loops(assembly: str) -> Iterator[list[str]]:
-    """Yield the instructions of each loop in SASS that has matmuls and exponentials."""
+    """Yield instructions of each loop in SASS code with matmuls and exponentials."""
     listing = [(int(at, 16), text) for at, text in INSTRUCTION.findall(assembly)]
     for i, (address, text) in enumerate(listing):
         branch = BRANCH.match(text)
@@ -79,6 +79,6 @@ def count_ops(body: list[str], name: str) -> int:
 
 
 def instructions_per_score(assembly: str) -> float:
-    """Return instructions per exponential of `find_loops`' shortest loop, 0 if none."""
+    """Return instructions per exponential in the shortest of `find_loops`, or 0."""
     body = min(find_loops(assembly), key=len, default=[])
     return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0

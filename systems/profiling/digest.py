@@ -12,13 +12,14 @@ from systems.profiling.trace import Kernel, TraceError, span_ms
 
 
 def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
-    """Return the phase and attention part, if marked: ("forward", "attention mask")."""
+    """Return a kernel's phase, and part of attention: ("forward", "attention mask")."""
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Return ms of each pass: by phase from first to last kernel and summed kernels,
-    and of all matmuls; `kernels` has a row each. Raise TraceError if a pass is missing.
+    """Return ms of each pass: from the first to the last kernel (`forward_gpu_span_ms`)
+    and the sum of kernel times (`forward_gpu_busy_ms`) by phase, and `matmul_ops_ms`;
+    also `kernels`, a row for each. Raise TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

@@ -64,8 +64,8 @@ MAX_LENGTH = 72
 
 
 def kernel_category(name: str, path: tuple[str, ...] = ()) -> str:
-    """Return a kernel's category, one of CATEGORIES: by the last name in `path` if that
-    has "softmax" or "optimizer" in it (kernels there have generic names), else by name.
+    """Return a kernel's category in CATEGORIES: "softmax" or "optimizer" if that word
+    is in the last name in `path` (kernels there have generic names), else by `name`.
     """
     for word in (OPTIMIZER, SOFTMAX):
         if path and word in path[-1]:
@@ -83,7 +83,7 @@ def _category_by_name(name: str) -> str:
 @cache
 def short_name(name: str) -> str:
     """Return a kernel's name in at most 72 characters, such as `elementwise exp` or
-    `ampere_sgemm_128x64_tn`. Names of xmma kernels lose their schedule.
+    `ampere_sgemm_128x64_tn`. Names of xmma kernels end after the tile size.
     """
     text = demangle(name)
     if text == name and PLAIN_NAME.fullmatch(name):
@@ -108,7 +108,7 @@ def short_name(name: str) -> str:
 
 
 def _drop_schedule(name: str) -> str:
-    """Cut an xmma kernel's name after its tile size, but mark split-K sums."""
+    """Cut an xmma kernel's name after its tile size; add "split-K sum" if it is one."""
     if match := SCHEDULED_NAME.fullmatch(name):
         return match[1] + " split-K sum" * ("_execute_split_k_kernel" in name)
     return name

@@ -128,9 +128,9 @@ PROFILE_AGAIN = "profile again with --trace cuda,nvtx on a machine with a GPU"
 
 
 def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return the kernels of an SQLite export, sorted by start, each with the `marks`
-    that were open at its launch. Raise `TraceError` for any other file, and for one
-    of several processes.
+    """Return the kernels of an SQLite export, sorted by start, each with the ranges
+    named in `marks` that were open at its launch. Raise `TraceError` for any other
+    file, and for an export with several processes.
     """
     if not path.is_file():
         raise TraceError(
@@ -151,7 +151,7 @@ def read_export(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 def query_kernels(
     database: sqlite3.Connection, marks: Collection[str], name: str
 ) -> list[Kernel]:
-    """Return kernels as `read_export`; raise TraceError (file `name`) or MALFORMED."""
+    """Return kernels as `read_export` does; `name` is the file, for error messages."""
     query = "SELECT name FROM sqlite_master WHERE type = 'table'"
     tables = {
         table: {x[1] for x in database.execute(f'PRAGMA table_info("{table}")')}
@@ -218,5 +218,5 @@ def query_kernels(
 
 
 def process_id(identifier: Any) -> int | None:
-    """Return the process in nsys's thread id: drop its 24 low bits. Keep None."""
+    """Return the process ID in an ID of nsys: all but the 24 low bits. Keep None."""
     return None if identifier is None else identifier >> 24

@@ -30,10 +30,10 @@ def phase_kernels(
     between: Callable[[], None] | None = None,
     cold: bool = False,
 ) -> dict[str, list[list[Kernel]]]:
-    """Profile a few passes, and return the kernels by phase and pass; {} on a CPU.
+    """Profile a few passes, and return {phase: [kernels of each pass]}; {} on a CPU.
 
-    `between` runs before each pass. `cold` empties the L2 cache before each phase.
-    If passes launch different kernels, profile once more, then raise TraceError.
+    `between` runs before each pass. `cold` empties the L2 cache before each phase. If
+    passes launch different kernels, profile once more, then raise TraceError.
     """
     assert device in DEVICES, device
     if device != "cuda":
@@ -72,7 +72,7 @@ def make_l2_filler(device: str) -> Tensor:
 def split_by_phase(
     kernels: Iterable[Kernel], names: list[str], passes: int
 ) -> dict[str, list[list[Kernel]]]:
-    """Return {phase in `names`: kernels of each pass}; raise TraceError if unequal."""
+    """Return {phase: [kernels of each pass]}. Raise TraceError if passes differ."""
     pass_kernels = [kernel for kernel in kernels if kernel.path[:1] == (PASS,)]
     starts = sorted({kernel.marks[0].start for kernel in pass_kernels})
     runs: dict[str, list[list[Kernel]]] = {name: [[] for _ in starts] for name in names}
@@ -90,8 +90,8 @@ def split_by_phase(
 
 
 def kernel_counts(found: dict[str, list[list[Kernel]]]) -> dict[str, int | list[str]]:
-    """Return each phase's number of kernels (`forward_kernels`) in a pass, not counting
-    memory copies and fills, and names of TorchInductor's kernels (`forward_fused`).
+    """Return, from a result of `phase_kernels`, each phase's number of kernels without
+    copies (`forward_kernels`) and names of TorchInductor's kernels (`forward_fused`).
     """
     names = {
         phase: [kernel.name for kernel in of_passes[0] if not kernel.is_copy]
@@ -178,7 +178,7 @@ class SavedTensors:
 
 
 class MemoryInUse:
-    """Recorder of allocated GPU bytes by phase: `bytes["before_backward_bytes"]`."""
+    """Recorder of GPU bytes in use before phases: `bytes["before_backward_bytes"]`."""
 
     def __init__(self, device: str):
         self.device = device

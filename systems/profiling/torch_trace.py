@@ -42,7 +42,7 @@ def profile_kernels(
     keep: Path | None = None,
 ) -> tuple[Result, list[Kernel]]:
     """Return the result of `work` and the kernels that it launched, sorted by start,
-    each with the `marks` that were open at its launch.
+    each with the profiler ranges named in `marks` that were open at its launch.
 
     Save the trace as `keep` (`.json` or `.json.gz`), for ui.perfetto.dev. Raise
     `TraceError` if nothing ran on the GPU.
@@ -91,8 +91,8 @@ def pause_gc() -> Iterator[None]:
 
 @pause_gc()
 def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
-    """Return the kernels of a Chrome trace from torch.profiler (`.json`, `.json.gz`) by
-    start, with the `marks` open at their launch. Raise `TraceError` for other files.
+    """Return the kernels of a trace file of torch.profiler (`.json`, `.json.gz`) as
+    `profile_kernels` does. Raise `TraceError` for other files.
     """
     if not path.exists():
         raise TraceError(
@@ -125,7 +125,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Return kernels by start, with open `marks`; raise one of `trace.MALFORMED`."""
+    """Return kernels of trace events, as `read_trace`; may raise one of MALFORMED."""
     calls: dict[Any, Launch] = {}
     by_op: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []

@@ -71,8 +71,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One run of a kernel on the GPU, in ns, with the marks around its launch
-    (outermost first) and its operation, if known.
+    """One run of a kernel on the GPU, in ns, with the profiler ranges around its launch
+    (outermost first) and the PyTorch matmul that launched it, if known.
     """
 
     name: str
@@ -135,8 +135,8 @@ def attribute_kernels(
     phases: Iterable[Span],
     ops: Iterable[Span] = (),
 ) -> list[Kernel]:
-    """Return kernels by start, each with the marks and the launching thread's outermost
-    operation open at its launch. `runs` are (name, start, end, launch or None).
+    """Return kernels sorted by start, each with the `phases` and the outermost of `ops`
+    on the same thread that were open at its launch. `runs`: (name, start, end, launch).
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]
@@ -156,8 +156,8 @@ def attribute_kernels(
 def select_process(
     kernels: Iterable[Kernel], processes: Collection[Any], process_of: Any, name: str
 ) -> list[Kernel]:
-    """Return kernels without marks of threads whose process (`process_of`) isn't among
-    `processes`, such as data loaders. Raise TraceError on `name` if these are several.
+    """Return the kernels without marks of processes other than that in `processes`, as
+    data loaders; `process_of` gives a thread's process. Raise TraceError for several.
     """
     if len(processes) > 1:
         raise TraceError(

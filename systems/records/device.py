@@ -93,7 +93,7 @@ def sm_clock_mhz() -> int | None:
 
 
 def is_gpu_shared() -> bool:
-    """Return whether others run on the GPU or hold 10 % of memory. Call it first."""
+    """Return whether other processes use the GPU. Call it before this process does."""
     handle = first_gpu_handle()
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
     # A container hides other processes, but not their memory.

@@ -21,7 +21,7 @@ def gpu_slug(name: str) -> str:
 
 
 def open_regular(path: Path, flags: int) -> IO[bytes]:
-    """Open a regular file with `os.open` flags, to write no link, or raise OSError."""
+    """Open a regular file with `os.open` flags. Refuse others, and links if writing."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     flags |= OS_FLAGS | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
     handle = os.open(path, flags, 0o666)

@@ -36,18 +36,18 @@ FOREIGN = ""
 
 
 def source_hash(module: str, attention: Iterable[str] = ()) -> str:
-    """Return the source hash of an experiment's module and of these IMPLEMENTATIONS."""
+    """Return the source hash of an experiment's module and its attention functions."""
     return hash_code(experiment_places(module, attention))
 
 
 def experiment_places(module: str, attention: Iterable[str]) -> list[Place]:
-    """Return the places of an experiment's module and of these IMPLEMENTATIONS."""
+    """Return the places of an experiment's module and of its attention functions."""
     named = (IMPLEMENTATIONS[name].split(":") for name in sorted(set(attention)))
     return [(module, None), *((where, what) for where, what in named)]
 
 
 def hash_code(places: Iterable[Place], without: Collection[Place] = ()) -> str:
-    """Return the hash of all code that these places refer to, except `without`."""
+    """Return the hash of the code at `places` and of all it uses, except `without`."""
     reached = reach_code(places, without)
     # Add the code that each statement uses, because modules can share a name.
     texts = (
@@ -74,8 +74,8 @@ class Statement:
 def reach_code(
     places: Iterable[Place], without: Collection[Place] = ()
 ) -> dict[Statement, list[Statement]]:
-    """Return all statements that places refer to, directly or indirectly, each with the
-    statements that define what it refers to. The first stands for `places`.
+    """Return {statement: the statements that it uses} for all code that `places` refer
+    to, directly or indirectly. The first statement is an empty one that uses `places`.
     """
     reached: dict[Statement, list[Statement]] = {}
     pending = [Statement("", list(places))]

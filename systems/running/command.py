@@ -25,7 +25,7 @@ KEYWORD = Parameter.KEYWORD_ONLY
 
 
 def option(default: Any, help: str, choices: Iterable[str] | None = None) -> Any:
-    """Return a field of a `Config` with default, help text and choices (None: any)."""
+    """Return a dataclass field with default, help and choices (None: any value)."""
     return field(
         default=default,
         metadata={"help": help, "choices": tuple(choices) if choices else None},
@@ -49,7 +49,7 @@ def option_name(name: str) -> str:
 
 
 def main(config_class: type, run: Run) -> NoReturn:
-    """Parse the options of `config_class`, measure by `run`, print a table or JSON."""
+    """Parse options into a `config_class`, measure by `run`, print a table or JSON."""
 
     def command(**values: Any) -> None:
         as_json = values.pop("json")

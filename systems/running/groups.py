@@ -1,5 +1,5 @@
-"""Measure rows: in alternation if they differ only in the field that `IN_TURNS` names;
-each in a new process if the experiment's `module` sets `FRESH_PROCESS`.
+"""Measure rows. Those that differ only in the field that `IN_TURNS` names alternate. If
+the experiment's module sets `FRESH_PROCESS`, each row is measured in a new process.
 
 The process takes a configuration as JSON and its parent's ID, and prints a row as JSON.
 
@@ -28,7 +28,7 @@ from systems.running.reports import end_with_parent, report, reserve_stdout
 
 
 def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
-    """Group an experiment's configurations that differ only in the field IN_TURNS."""
+    """Group configurations that differ only in the field named by `IN_TURNS`."""
     varied, groups = getattr(module, "IN_TURNS", None), {}
     for config in configs:
         fixed = {k: v for k, v in asdict(config).items() if k != varied}
@@ -73,7 +73,7 @@ def measure_group(module: Any, configs: list[Any]) -> list[Row]:
 
 
 def run_next_turn(config: Any, turns_left: Iterator[Row | None]) -> Row | None:
-    """Run a turn. Return the row after the last turn or an error, otherwise None."""
+    """Run a turn. Return the row after its last turn or an error, otherwise None."""
     try:
         return next(turns_left)
     except Exception as error:
@@ -101,7 +101,7 @@ def has_own_process(module: Any) -> bool:
 
 
 def measure_config(module: Any, config: Any) -> Iterator[Row | None]:
-    """Yield None after each turn, then the row; with FRESH_PROCESS only the row."""
+    """Yield None after each turn, then the row; from a new process only the row."""
     if has_own_process(module):
         return iter([measure_in_process(module, config)])
     return measure_in_turns(config, module.run)

@@ -30,8 +30,9 @@ from systems.running.reports import CannotStart, report
 def measure_stem(
     name: str, results: Path, grid: str, deadline: float, seen: int | None = None
 ) -> int:
-    """Measure missing rows (`grid`: "full" or "quick") until `deadline` (s since 1970),
-    if the record didn't change since `seen` (ns). Return 0 or 1, or raise CannotStart.
+    """Measure rows of experiment `name` that are missing in `results` (`grid`: "full"
+    or "quick") until `deadline` (s since 1970). If `seen` isn't None, do nothing unless
+    it is the record's modification time in ns. Return 0 or 1, or raise CannotStart.
     """
     last_end, stem = time.monotonic(), STEMS[name]
     device = machine.choose_device(stem.quick if grid == "quick" else stem.full)

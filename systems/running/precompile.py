@@ -1,7 +1,7 @@
 """Compile the kernels of rows before they are measured, in parallel processes.
 
-Each process gets its parent's ID and row numbers. For each row it runs one turn, or the
-experiment's `precompile`, so that measuring finds kernels in the compilers' caches.
+Each process gets its parent's ID and row numbers. For each row it calls the
+experiment's `precompile`, or `run` up to its first `yield`, to fill compilers' caches.
 
     python -m systems.running.precompile flash_accuracy full PARENT 0 16 32
 """
@@ -64,9 +64,9 @@ def make_code_folder() -> Iterator[None]:
 
 
 def compile_ahead(stem: str, grid: str, pending: list[Any], deadline: float) -> None:
-    """Compile `pending` rows of kinds in `Stem.precompiled`, in parallel, if they are
-    LEAST_ROWS or more and cores allow, for at most MAX_SECONDS and half of the time to
-    `deadline` (seconds since 1970). Other rows compile when they are measured.
+    """Compile in parallel the `pending` configurations whose implementation or
+    execution is in `Stem.precompiled`, if there are at least LEAST_ROWS, and enough
+    cores. Stop after MAX_SECONDS or half of the time to `deadline` (s since 1970).
     """
     started, entry, configs = time.time(), STEMS[stem], grid_configs(stem, grid)
     ends = started + min(MAX_SECONDS, (deadline - started) / 2)
@@ -125,13 +125,13 @@ def terminate_children(children: list[subprocess.Popen[Any]]) -> None:
 
 
 def code_folder(*settings: Any) -> Path | None:
-    """Return the folder named by `settings` in FOLDER_VARIABLE's, or None if unset."""
+    """Return the folder for code of these settings, None outside `make_code_folder`."""
     folder, name = os.environ.get(FOLDER_VARIABLE), "-".join(map(str, settings))
     return Path(folder, name.replace(".", "_")) if folder else None
 
 
 def store_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Store in `folder` those `samples` (named `warmup_...`) whose steps compiled."""
+    """Store the times of compiling steps, `warmup_...` in `samples`, in `folder`."""
     times = {name: ms for name, ms in samples.items() if name.startswith("warmup_")}
     write_atomically(folder / SAMPLES_FILE, json.dumps(times))
 

@@ -97,8 +97,8 @@ def is_same_code(record: Record, configs: list[Any]) -> bool:
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the partial record minus failed rows, or `fresh` if missing or unusable.
-    An unusable file is renamed, for other code or versions. Raise UnreadableError.
+    """Return the record in `partial` without failed rows, or `fresh` if there is none
+    or its code, versions or content changed: then rename it. Raise UnreadableError.
     """
     try:
         old = store.read(partial)

@@ -49,7 +49,7 @@ def drop_unused_peer(software: dict[str, str], configs: list[Any]) -> dict[str, 
 
 
 def find_commit() -> Git | None:
-    """Return GIT_COMMIT (raise CannotStart if malformed), else git's commit or None."""
+    """Return the commit: GIT_COMMIT (raise CannotStart if malformed), git's or None."""
     # Prefer GIT_COMMIT, because git fails below if "systems" is in no commit.
     if (commit := os.environ.get(COMMIT)) is not None:
         # Git's hashes have 40 digits (SHA-1) or 64 (SHA-256), abbreviations at least 7.
@@ -86,7 +86,7 @@ def attention_names(configs: Iterable[dict[str, Any]]) -> list[str]:
 def tuning_digest(
     module: str, attention: Iterable[str], slug: str, triton: str
 ) -> dict[str, str]:
-    """Return {TUNED: digest} for GPU `slug`, version `triton`; {} if not launched."""
+    """Return {TUNED: digest of the configurations tuned for this GPU}, or {}."""
     digest = tuned.config_digest(slug, triton)
     if digest is None or not launches_kernels(module, attention):
         return {}
@@ -102,7 +102,7 @@ def is_tuning_current(record: Record) -> bool:
 
 
 def launches_kernels(module: str, attention: Iterable[str]) -> bool:
-    """Return whether the module or these attentions launch tuned Triton kernels."""
+    """Return whether the module or its attention functions launch tuned kernels."""
     reached = reach_code(experiment_places(module, attention))
     return any(LAUNCHES in statement.references for statement in reached)
 

@@ -63,8 +63,8 @@ def category_timelines(history: History) -> dict[str, list[int]]:
 def sample_timeline(
     layers: dict[str, list[int]], total: list[int]
 ) -> dict[str, list[int]]:
-    """Return {"event": numbers, category: bytes} of `category_timelines` for the first,
-    the last, and the peak event of each of about TIMELINE_POINTS intervals of `total`.
+    """Return {"event": numbers, category: bytes} from `category_timelines`, for the
+    first event, the last, and the fullest in each of about TIMELINE_POINTS intervals.
     """
     count = len(total)
     length = -(-count // TIMELINE_POINTS)

@@ -31,7 +31,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Recorder of one pass's memory. Its `phase` replaces `Clock.phase` in the step."""
+    """Recorder of one pass's memory. Give the step `recorder.phase` as `phase`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None):
         self.model, self.optimizer = model, optimizer
@@ -69,9 +69,7 @@ class Recorder:
         self.add_mark(Mark(name, "end", self.find_owners()))
 
     def add_mark(self, mark: Mark) -> None:
-        """Mark a point in the history by allocating a byte: this method is on the stack
-        of the allocation.
-        """
+        """Mark a point in the history by allocating a byte inside this method."""
         self.marks.append(mark)
         torch.empty(1, dtype=torch.uint8, device=self.device)
 
