@@ -1,5 +1,5 @@
-"""Keys of exercises 2, 3 and 6: what to write for each `...`. The keys of the others
-are kernels of this guide: systems/weighted_sum.py, systems/attention/first.py.
+"""Answers to exercises 2, 3 and 6: what to write for each `...`. Those to the others
+are in kernels of this guide: systems/weighted_sum.py, systems/attention/first.py.
 """
 
 # ruff: noqa: F821

@@ -208,8 +208,8 @@ OPERATIONS = {
 
 
 def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return {operation: four dtype names}, of results under autocast to `low` from
-    `low`, fp32 and mixed inputs, and without autocast from mixed inputs.
+    """Return {"matmul": ["bf16", "bf16", "bf16", "raises"], ...}: dtypes of results
+    from inputs in `low`, in fp32 and in both under autocast, and in both without it.
     """
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)

@@ -119,7 +119,7 @@ def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
 
 
 def attention_flops(name: str, *, d: int, **shape: Any) -> int:
-    """Return matmul FLOPs of pass `name` ("both"); `shape` is as in `count_scores`."""
+    """Return matmul FLOPs of pass "forward", "backward" or "both", as `name` says."""
     return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
     # --8<-- [end:attention]
 

@@ -17,9 +17,9 @@ def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
 
 
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
-    """Return ms of each pass: from the first to the last kernel (`forward_gpu_span_ms`)
-    and the sum of kernel times (`forward_gpu_busy_ms`) by phase, and `matmul_ops_ms`;
-    also `kernels`, a row for each. Raise TraceError if a pass is missing.
+    """Return times in ms, a sample per pass: by phase from first to last kernel
+    (`forward_gpu_span_ms`) and summed (`forward_gpu_busy_ms`), and of matmuls; also
+    `kernels`, a row for each. Raise TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

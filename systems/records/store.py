@@ -106,7 +106,7 @@ def _dump_line(value: Any) -> str:
 
 
 def digest_record(data: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record's content, independent of layout."""
+    """Return the SHA-256 of a record's content, whatever the layout of its JSON."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
