@@ -1,5 +1,6 @@
-"""Attention implementations by name. Modules are loaded on first use, so importing this
-package loads no torch. "Where to find what" in CONTRIBUTING.md leads into kernels.
+"""Attention functions and classes. Their modules are imported on first use, so that
+importing this package does not import torch. "Where to find what" in CONTRIBUTING.md
+says which modules choose, tune and launch kernels.
 
     from systems.attention import attention_reference, flash_attention
     from systems.attention import FlashAttentionPyTorch, FlashAttentionTriton

@@ -1,5 +1,5 @@
 """Run flash attention with the Triton or the Hopper kernels. Both save o and lse (the
-log-sum-exp of each query's scores), so the two passes may use different kernels.
+log-sum-exp of each query's scores), so forward and backward may use different kernels.
 """
 
 import torch
@@ -56,7 +56,7 @@ def choose_backend(backend: str, q: Tensor, k: Tensor, v: Tensor) -> str:
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Return (o, lse) from `choose_backend`'s backend; raise ValueError as it does."""
+    """Return (o, lse), computed by the backend that `choose_backend` returns."""
     check_device(q.device)
     launcher = LAUNCHERS[choose_backend(backend, q, k, v)]
     return launcher.launch_forward(q, k, v, causal, scale)
@@ -131,9 +131,9 @@ flash_forward.register_autograd(differentiate_operator, setup_context=save_input
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """Autograd Function: `apply(q, k, v, is_causal, scale, backend)`, with q (batch,
-    n, d) or (batch, heads, n, d), d up to 256, in float32, float16 or bfloat16. Despite
-    its name, it runs the Hopper kernels where `choose_backend` returns "hopper".
+    """Autograd Function: `o = apply(q, k, v, is_causal, scale, backend)`, where q is
+    (batch, n, d) or (batch, heads, n, d), d up to 256, in float32, float16 or bfloat16.
+    It runs the Hopper kernels, despite its name, if `choose_backend` returns "hopper".
 
     Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """
@@ -214,7 +214,7 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Return `flash_attention`'s result by `backend` "auto", "triton" or "hopper"."""
+    """Compute `flash_attention` with `backend` "auto", "triton" or "hopper"."""
     refuse_transforms()
     q, k, v = autocast_like_sdpa(q, k, v)
     tensors = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
@@ -242,5 +242,5 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention of q, k and v, all (b, h, s, e), for the model."""
+    """Return causal attention of q, k and v; all have shape (batch, heads, n, d)."""
     return attention(q, k, v, causal=True)

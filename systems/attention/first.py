@@ -5,11 +5,11 @@ Dao (2022) builds attention on an online softmax (Milakov and Gimelshein 2018), 
 scores are never written to HBM; Dao (2023) divides by the sum once, at the end, and
 computes each tile of queries in its own program instance.
 
-Letters as in the papers: s scores, p probabilities, m running maximum, l running sum, a
-unnormalized output; lse = m + log l; delta = rowsum(o · do). A tile has TILE rows; i is
-the first row of a tile of queries, j of a tile of keys, within the sequence; `head` is
-the first row of the sequence when (batch, n, d) is seen as (batch · n, d). The grid is
-(tiles, batch).
+As in the papers, s are scores, p probabilities, m is the running maximum, l the running
+sum, a the unnormalized output, lse = m + log l, and delta = rowsum(o · do). A tile has
+TILE rows; i is the first row of a tile of queries, j of a tile of keys, within the
+sequence; `head` is the first row of the sequence when (batch, n, d) is seen as (batch ·
+n, d). The grid is (tiles, batch).
 """
 
 # The type checker does not know the calling convention of `triton.jit` kernels.
@@ -42,7 +42,7 @@ MAX_BATCH = 65_535
 # --8<-- [start:helpers]
 @triton.jit
 def offsets(first, TILE: tl.constexpr, D: tl.constexpr):
-    """Return the offsets of TILE rows starting at row `first`: [TILE, D]."""
+    """Return the offsets [TILE, D] of the elements of TILE rows from row `first` on."""
     return (first + tl.arange(0, TILE))[:, None] * D + tl.arange(0, D)[None, :]
 
 
@@ -56,7 +56,7 @@ def matmul(x, y):
 # --8<-- [start:scores]
 @triton.jit
 def scores(q, k, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return scaled scores [TILE queries, TILE keys], if CAUSAL masked with -∞."""
+    """Return scaled scores [TILE queries, TILE keys]; if CAUSAL, -∞ for later keys."""
     s = matmul(q, tl.trans(k)) * scale
     if CAUSAL:
         t = tl.arange(0, TILE)
@@ -109,7 +109,7 @@ def forward_kernel(
 def p_and_ds(
     q, k, v, do, lse, delta, i, j, scale, TILE: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """Recompute a tile of p. Return p, and ds, the gradient of the scores."""
+    """Return (p, ds) of a tile: recomputed probabilities, and the scores' gradient."""
     s = scores(q, k, i, j, scale, TILE, CAUSAL)
     p = tl.exp(s - lse[:, None])
     dp = matmul(do, tl.trans(v))
@@ -183,7 +183,9 @@ def dq_kernel(
 
 
 def launch_options(q: Tensor) -> dict[str, int]:
-    """Return TILE (rows that fit the shared memory of an A100), D and num_stages."""
+    """Return the kernels' keyword arguments TILE and D (rows and columns of a tile that
+    fits the shared memory of an A100) and num_stages.
+    """
     return {"TILE": 128 // q.element_size(), "D": q.shape[-1], "num_stages": 2}
 
 

@@ -34,11 +34,11 @@ def flash_attention(
       batch at most 65,535, n a multiple of 64, d 16, 32, 64 or 128.
     - "auto": "hopper" if it supports the inputs and is faster, else "triton".
 
-    A named backend runs or raises an error. All work under autocast and, except for
-    "first", in `torch.compile(fullgraph=True)` and `torch.export`. CUDA graphs can
-    capture both passes after one call with the same shape. "first" rejects batched
-    gradients (`is_grads_batched`); the rest loop over them. With "triton" and "hopper",
-    rows whose largest scaled score exceeds 1.8e8 in magnitude add nothing to gradients.
+    A named backend runs or raises an error. All backends support autocast and, except
+    "first", `torch.compile(fullgraph=True)` and `torch.export`. CUDA graphs can capture
+    both passes after one call with the same shape. "first" rejects batched gradients
+    (`is_grads_batched`); the others loop over them. With "triton" and "hopper", queries
+    whose largest scaled score exceeds 1.8e8 in magnitude add nothing to gradients.
 
     Raises TypeError or ValueError for unsupported arguments or a backend that can't
     run, and NotImplementedError inside transforms of torch.func (vmap, grad, jvp),

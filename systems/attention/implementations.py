@@ -1,6 +1,6 @@
 """The attention implementations that a model can use, by name."""
 
-# "module:function" by name. Each function computes causal attention of (b, h, s, e).
+# "module:function" by name. Each function maps q, k and v (batch, heads, n, d) to o.
 IMPLEMENTATIONS = {
     "eager": "systems.model.transformer:eager_attention",
     "eager_annotated": "systems.profiling.annotated_attention:causal_attention",

@@ -1,4 +1,4 @@
-"""Check the arguments of flash attention, and handle autocast and transforms."""
+"""Check the arguments of flash attention, and handle autocast and torch.func."""
 
 import math
 from functools import lru_cache
@@ -121,7 +121,7 @@ check_properties_cached = lru_cache(maxsize=4096)(check_properties)
 
 
 def is_traced(q: Tensor) -> bool:
-    """Return whether a compiler traces this, or q is no plain Tensor or Parameter."""
+    """Return whether a compiler is tracing, or q is not a plain Tensor or Parameter."""
     return torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter)
 
 
@@ -140,7 +140,7 @@ def has_tangents(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def refuse_forward_mode(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise NotImplementedError for tangents, which custom operators would ignore."""
+    """Raise NotImplementedError if q, k or v has a tangent, which would be ignored."""
     if has_tangents(q, k, v):
         raise NotImplementedError(
             "flash attention has no jvp: it can't be differentiated in forward mode"
@@ -209,7 +209,9 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k, v; under autocast cast to its dtype except float64, as SDPA does."""
+    """Return q, k and v. Under autocast, cast them to its dtype as SDPA does, except
+    float64 tensors and tensors on other devices.
+    """
     # On other devices, querying autocast would cause graph breaks in torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):
         return q, k, v
@@ -229,5 +231,5 @@ def autocast_like_sdpa(
 
 
 def default_scale(scale: float | None, d: int) -> float:
-    """Return the scale as a float, 1 / sqrt(d) by default."""
+    """Return `scale` as a float, or 1 / sqrt(d) if it is None."""
     return 1 / math.sqrt(d) if scale is None else float(scale)

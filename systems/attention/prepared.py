@@ -1,5 +1,5 @@
-"""Cache the launches of both passes for calls with equal shapes, strides, dtypes and
-options, because checking arguments and choosing kernels makes short calls CPU-bound.
+"""Cache kernel launches of both passes, keyed by shapes, strides, dtypes and options,
+because checking arguments and choosing kernels makes short calls CPU-bound.
 """
 
 from functools import lru_cache
@@ -32,7 +32,7 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class PreparedCall:
-    """Triton launches for one set of shapes, strides, dtype, device and arguments."""
+    """Triton launches for calls whose shapes, strides, dtype, device, options agree."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PreparedCall:
         return o, lse
 
     def fits(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> bool:
-        """Tell whether q, k, v, o have the forward's strides and lse is contiguous."""
+        """Return whether q, k, v and o kept their strides, and lse is contiguous."""
         strides = [x.stride() for x in (q, k, v, o)]
         expected = [x[1] for x in (*self.inputs, self.outputs[0])]
         return strides == expected and lse.is_contiguous()
@@ -95,8 +95,9 @@ class PreparedCall:
 def prepare_call(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, backend: str
 ) -> PreparedCall | None:
-    """Return a prepared Triton call, or None where `dispatch` must decide, for example
-    under a compiler or for strided rows. Raise errors as `check_properties` does.
+    """Return the cached Triton launches for a call, or None if `dispatch` must take its
+    slower path, for example under a compiler, for strided rows or the Hopper kernels.
+    Raise TypeError or ValueError for unsupported shapes, dtypes, devices or layouts.
     """
     # Check types first, because True and 1 are equal as cache keys.
     if type(causal) is not bool or not (scale is None or type(scale) in (float, int)):
@@ -125,7 +126,7 @@ def prepare_call_cached(
     backend: str,
     arithmetic: str,
 ) -> PreparedCall | None:
-    """Return `prepare_call`'s result; `arithmetic` comes from `choose_arithmetic`."""
+    """Compute `prepare_call`'s result; `arithmetic` is from `choose_arithmetic`."""
     shape, _, _, device = q
     if backend not in ("auto", "triton") or len(shape) not in (3, 4):
         return None

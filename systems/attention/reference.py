@@ -18,9 +18,9 @@ def attention_reference(
     causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "... q d"], Float[Tensor, "... q"]]:
-    """Return (o, lse); lse uses the natural logarithm. `causal` hides key j from query
-    i if j > i. If k and v have fewer heads (dimension -3) than q, adjacent query heads
-    share one. `scale` is 1 / sqrt(d) by default. Arguments are not checked.
+    """Return (o, lse): outputs, and the natural log-sum-exp of each query's scores. If
+    `causal`, query i does not see keys j > i. If k and v have fewer heads (dimension
+    -3) than q, adjacent query heads share a KV head. `scale` defaults to 1 / sqrt(d).
     """
     if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
         group = q.shape[-3] // k.shape[-3]

@@ -55,7 +55,9 @@ def use_device(x: Tensor) -> AbstractContextManager[Any]:
 
 
 class Launch:
-    """A kernel with grid, scalars, constants, options (num_warps); call on tensors."""
+    """A Triton kernel with its grid and all arguments except tensors; call it on these.
+    `constants` are constexpr arguments, and `options` are num_warps, num_stages etc.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class Launch:
 
     # --8<-- [start:launch]
     def __call__(self, *tensors: Any) -> None:
-        """Launch on the current stream; compile once. Raise ValueError if too large."""
+        """Launch on the current stream, and compile in the first call. Raise ValueError
+        if the grid has more than MAX_PROGRAMS programs.
+        """
         arguments, aligned = [], True
         for x in tensors:
             if isinstance(x, Tensor):

@@ -5,5 +5,5 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention of q, k and v, all (b, h, s, e)."""
+    """Return causal attention of q, k and v; all have shape (batch, heads, n, d)."""
     return scaled_dot_product_attention(q, k, v, is_causal=True)

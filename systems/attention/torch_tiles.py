@@ -62,7 +62,7 @@ def tiled_forward(
 
 
 def causal_mask(rows: slice, keys: slice, device: torch.device) -> Tensor:
-    """Return a mask [rows, keys] that is True above the diagonal (hidden keys)."""
+    """Return a mask [rows, keys] that is True where the key comes after the query."""
     return torch.arange(rows.start, rows.stop, device=device)[:, None] < torch.arange(
         keys.start, keys.stop, device=device
     )
@@ -133,7 +133,7 @@ def tile_vjp(
 
 @cache
 def compile_tile_vjp():
-    """Compile `tile_vjp` once, for all lengths, so that its operations are fused."""
+    """Return `tile_vjp`, compiled once for all lengths to fuse its operations."""
     return torch.compile(tile_vjp, dynamic=True)
 
 
@@ -149,9 +149,8 @@ inputs.register_vmap_loop(backward_operator)
 
 
 class FlashAttentionPyTorch(torch.autograd.Function):
-    """Autograd Function: `apply(q, k, v, is_causal, scale)`, with q (batch, n, d) or
-    (batch, heads, n, d), floats of 16 to 64 bits; q and k need equally many heads.
-
+    """Autograd Function: `o = apply(q, k, v, is_causal, scale)`. q is (batch, n, d) or
+    (batch, heads, n, d), of 16 to 64 bits per float; k and v have as many heads as q.
     Raises ValueError or TypeError for unsupported arguments; has no second derivative.
     """
 
@@ -205,5 +204,5 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention of q, k and v, all (b, h, s, e), for the model."""
+    """Return causal attention of q, k and v; all have shape (batch, heads, n, d)."""
     return attention(q, k, v, causal=True)

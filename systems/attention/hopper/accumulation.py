@@ -54,7 +54,7 @@ def start_dq_matmul(k, ds):
 def compute_partial_dq(
     dq_ring, ds_ring, kv, step, D: gl.constexpr, NARROW: gl.constexpr
 ):
-    """Compute a step's unscaled partial dq, by blocks of columns, into dq_ring."""
+    """Store a step's partial dq (its contribution to dq, unscaled) in dq_ring."""
     BLOCKS: gl.constexpr = D // DQ_COLUMNS
     stage, dq_stage = step % ds_ring.tiles.shape[0], step % dq_ring.tiles.shape[0]
     mbarrier.wait(ds_ring.full.index(stage), step // ds_ring.tiles.shape[0] & 1)
@@ -79,7 +79,7 @@ def compute_partial_dq(
 
 @builtin
 def add_shared_to_global(desc, coord, src, _semantic=None):
-    """Add a tile in shared memory to global memory by TMA, by Gluon's private API."""
+    """Add a tile in shared memory to global memory by TMA, with Gluon's private API."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(
         ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle
@@ -128,7 +128,9 @@ def add_partial(
     dq_desc, semaphores_ptr, dq_ring, number, order, phase,
     ME: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """After `order` partials, add stage ME's (parity `phase`) to dq tile `number`."""
+    """Wait until dq tile `number` has `order` partials (contributions), and add the one
+    in ring stage ME. `phase` is the phase parity of that stage's barrier "full".
+    """
     ROWS: gl.constexpr = dq_ring.tiles.shape[1]
     BOX: gl.constexpr = dq_desc.block_type.shape[0]
     # If NARROW, add three of four TMA boxes: the last has only padding columns.

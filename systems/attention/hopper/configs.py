@@ -59,7 +59,7 @@ ONE_PASS = {
 ONE_PASS_MAXNREG = 128
 ONE_PASS_KEYS, ONE_PASS_QUERIES = 128, 64
 # SHORT_FORWARD, with four consumers, was faster at a padded head dimension of 64 up to
-# SHORT keys (SHORT / 2 if not causal): others compute while one starts or ends.
+# SHORT keys (SHORT / 2 if not causal): three compute while one starts or ends.
 SHORT = 2048
 SHORT_FORWARD = Config(4, 64, 5, 112, 96, overlap=False, turns=True)
 # --8<-- [end:configs]

@@ -52,20 +52,9 @@ def delta_kernel(
 
 @triton.jit(do_not_specialize=["heads", "n"])
 def round_kernel(
-    held_ptr,
-    dq_ptr,
-    stride_b,
-    stride_h,
-    stride_n,
-    stride_d,
-    heads,
-    n,
-    scale,
-    HEAD: tl.constexpr,
-    D: tl.constexpr,
-    RAGGED: tl.constexpr,
-    NARROW: tl.constexpr,
-):
+    held_ptr, dq_ptr, stride_b, stride_h, stride_n, stride_d, heads, n, scale,
+    HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
     """Scale float32 dq (`held_ptr`), round it to the dtype of `dq_ptr`, and undo the
     order of `accumulation.pack_for_reduce`. Grid: tiles of 64 queries x batch x heads.
     """

@@ -25,7 +25,7 @@ def prepare_for_tma(x: Tensor) -> AbstractContextManager[Any]:
 
 class Descriptor:
     """Callable that makes TMA descriptors of tensors of one layout, for blocks of shape
-    `block` (`swizzle`: bytes). Outside the tensor TMA reads zeros and writes nothing.
+    `block` swizzled by `swizzle` bytes. Outside the tensor TMA reads 0, writes nothing.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Descriptor:
 
 
 def describe(descriptors: list[Descriptor], *tensors: Tensor) -> list[Any]:
-    """Return each tensor's TMA descriptor, from the one prepared for its layout."""
+    """Return the TMA descriptors of tensors, each made by its own `Descriptor`."""
     return [make(x) for make, x in zip(descriptors, tensors, strict=True)]
 
 
@@ -75,5 +75,7 @@ def rows_descriptor(
 
 
 def statistics_descriptor(heads: int, n: int, stride: int, rows: int) -> Descriptor:
-    """Return a Descriptor for float32 (heads, n) with row `stride`: tiles of `rows`."""
+    """Return a Descriptor for tiles of `rows` numbers of float32 (heads, n), in which
+    heads are `stride` numbers apart.
+    """
     return Descriptor((heads, n), (stride, 1), [1, rows], torch.float32, swizzle=0)

@@ -36,7 +36,7 @@ STATISTICS_LAYOUT = gl.constexpr(
 
 
 class Statistics(NamedTuple):
-    """lse (in `dkdv_kernel`, times log2(e)) and delta by stage, in shared memory."""
+    """lse (`dkdv_kernel`: times log2(e)) and delta of each stage, in shared memory."""
 
     lse: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
@@ -115,7 +115,9 @@ def dkdv_step(
     dk, dv, ds, q_before, q, do, k, v, zeros, statistics, ring, i, end, diagonal,
     scale_log2, FIRST: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Return dk up to step i - 1, dv up to i, ds and q of i, q and do of step i + 1."""
+    """Run step i; return (dk, dv, ds, q, next q, next do). dv includes step i, but dk
+    only steps before, because the next step adds ds · q to dk.
+    """
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
     A: gl.constexpr = gl.DotOperandLayout(

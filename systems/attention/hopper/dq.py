@@ -1,6 +1,6 @@
-"""Kernel for dq on Hopper where the backward pass has two kernels (`one_pass` is the
-other way), with the warp roles of `forward`: a program owns 64 x GROUPS rows of q, and
-loops over tiles of k and v.
+"""Kernel for dq on Hopper, in the backward pass with two kernels (`one_pass` has one).
+With the warp roles of `forward`, a program owns 64 x GROUPS rows of q, and loops over
+tiles of k and v.
 
 The kernel also computes delta = rowsum(o · do) for `dkdv`. Both kernels recompute P =
 exp(S - lse). Each step starts the matmuls for dP and for the previous step's dq, which
@@ -79,7 +79,9 @@ def dq_step(
     dq, ds, k_before, s, k, v, q, do, zeros, lse, delta, ring, i, steps, scale_log2,
     FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dq of step i - 1, compute ds of step i and scores of step i + 1."""
+    """Run step i; return (dq, ds, k, next s, next k, next v). dq includes only steps
+    before i, because the next step adds ds · k to dq.
+    """
     A: gl.constexpr = gl.DotOperandLayout(
         operand_index=0, parent=dq.type.layout, k_width=2
     )
@@ -110,7 +112,7 @@ def dq_consumer(
     dq_desc, rows_out, work, scale,
     GROUP: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq, delta, lse · log2(e) of 64 queries, looping down over key tiles."""
+    """Compute dq, delta and lse · log2(e) of 64 queries; start at the last key tile."""
     S: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BK, 16]
     )

@@ -18,7 +18,7 @@ HUGE = gl.constexpr(2.0**28)
 
 @gluon.jit
 def load_rows(x, batch, head, rows, n, HEAD: gl.constexpr, LAYOUT: gl.constexpr):
-    """Load rows of q, k or v as float32 [rows, D]; zeros from row n, column HEAD on."""
+    """Load rows of q, k or v as float32 [rows, D]; 0 from row n or column HEAD on."""
     D: gl.constexpr = LAYOUT.threads_per_warp[1] * LAYOUT.size_per_thread[1]
     columns = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     ptr = x.ptr + batch.to(gl.int64) * x.stride_b + head.to(gl.int64) * x.stride_h
@@ -33,7 +33,7 @@ def recompute_huge_rows(
     GROUP: gl.constexpr, BQ: gl.constexpr, BK: gl.constexpr, HEAD: gl.constexpr,
     D: gl.constexpr, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Recompute tiles of 64 rows that have a huge or non-finite lse, key by key."""
+    """Recompute o and lse of 64-row tiles with a huge or non-finite lse, key by key."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
     ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     q_rows, k_rows, v_rows, o_rows, lse_ptr = memory

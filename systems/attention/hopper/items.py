@@ -16,7 +16,7 @@ class Problem(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The items of this program: items_ptr[first] to items_ptr[end - 1]."""
+    """A program's items: their numbers are items_ptr[first] to items_ptr[end - 1]."""
 
     items_ptr: gl.tensor
     first: gl.tensor
@@ -45,7 +45,7 @@ def get_item(number, problem, BQ: gl.constexpr, BK: gl.constexpr, CAUSAL: gl.con
 
 @gluon.jit
 def count_visible_keys(q_start, BQ: gl.constexpr, n_k, CAUSAL: gl.constexpr):
-    """Return how many keys, from key 0, BQ queries from q_start on attend to."""
+    """Return how many keys, from key 0 on, any of BQ queries from q_start on sees."""
     keys = n_k
     if CAUSAL:
         keys = gl.minimum(n_k, q_start + BQ)

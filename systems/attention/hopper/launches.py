@@ -58,7 +58,7 @@ def plan_forward(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> ForwardPlan:  # fmt: skip
-    """Return and cache the forward launch for q, k, v and o of these layouts."""
+    """Return and cache a forward plan, given the layouts of q, k, v and o."""
     from systems.attention.hopper.forward import forward_kernel
 
     q, k, v, o = (make_layout(*lies) for lies in tensors)
@@ -113,8 +113,8 @@ def launch_forward(
 
 
 class TwoPassPlan(NamedTuple):
-    """Two launches of a backward pass, the TMA descriptors of their arguments, and
-    lse's row stride.
+    """Two launches of a backward pass, the TMA descriptors of their arguments, and the
+    row stride of lse and delta.
     """
 
     dq: Launch
@@ -132,7 +132,7 @@ def plan_two_passes(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> TwoPassPlan:
-    """Return and cache two launches for q, k, v, o, do, dq, dk, dv of these layouts."""
+    """Return and cache a plan, given the layouts of q, k, v, o, do, dq, dk and dv."""
     from systems.attention.hopper.dkdv import dkdv_kernel
     from systems.attention.hopper.dq import dq_kernel
 
@@ -174,7 +174,7 @@ def launch_two_passes(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return (dq, dk, dv) by two kernels, from TMA-readable do, q, k, v and o."""
+    """Return (dq, dk, dv) from two kernels; do, q, k, v and o must be TMA-readable."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = plan_two_passes(
         q.dtype,
@@ -197,7 +197,7 @@ def launch_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return (dq, dk, dv), computed in one pass or two, whichever is faster. q, k and v
+    """Return (dq, dk, dv) from one kernel or two, whichever is faster. q, k and v
     must be TMA-readable and lse contiguous; do and o are copied if necessary.
     """
     do, o = make_tma_readable(do), make_tma_readable(o)

@@ -28,7 +28,7 @@ MIN_ROWS = 2**15
 
 
 def missing_requirement(capability: tuple[int, int], version: str) -> str:
-    """Return what the Hopper kernels lack on this GPU and Triton version, or ""."""
+    """Return "needs ..." if a GPU or Triton version can't run Hopper kernels, or ""."""
     if capability != CAPABILITY:
         version_text = ".".join(map(str, capability))
         return f"needs a GPU of compute capability 9.0, found {version_text}"
@@ -40,7 +40,7 @@ def missing_requirement(capability: tuple[int, int], version: str) -> str:
 
 @cache
 def missing_on_device(device: torch.device) -> str:
-    """Return what the Hopper kernels lack on a GPU with the installed Triton, or ""."""
+    """Return "needs ..." if a GPU and this Triton can't run Hopper kernels, or ""."""
     if knobs.runtime.interpret:
         return "needs a compiler, found the interpreter of TRITON_INTERPRET=1"
     return missing_requirement(
@@ -68,7 +68,7 @@ def make_tma_readable(x: Tensor) -> Tensor:
 
 
 def statistics_stride(n: int) -> int:
-    """Return n rounded up to a row stride at which TMA can read float32 numbers."""
+    """Return n rounded up to a multiple of 4, to align float32 rows to 16 bytes."""
     return -(-n // 4) * 4
 
 

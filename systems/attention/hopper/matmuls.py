@@ -117,7 +117,9 @@ def store_rows(
     x, out, batch, head, start, n, FIRST: gl.constexpr, HEAD: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Store x at row `start`, column FIRST; skip columns ≥ HEAD, if RAGGED rows ≥ n."""
+    """Store x in a head of `out`, from row `start` and column FIRST on. Skip columns
+    from HEAD on and, if RAGGED, rows from n on.
+    """
     rows = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
     columns = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     ptr = out.ptr

@@ -59,7 +59,9 @@ def allocate_shared(
     q_desc, k_desc, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     DQ_STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Return shared memory: k and v, ring of q and do, statistics, dS ring, dq ring."""
+    """Allocate shared memory; return (k and v, ring buffer of q and do, lse and delta,
+    ring buffer of dS, ring buffer of partial dq).
+    """
     TYPE: gl.constexpr = k_desc.dtype
     k = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
     v = gl.allocate_shared_memory(TYPE, [KEYS, D], TILE_LAYOUT)
@@ -83,7 +85,9 @@ def allocate_shared(
 
 @gluon.jit
 def apply_mask(s, diagonal, limit, RAGGED: gl.constexpr):
-    """Mask s [keys, queries] where query - key < diagonal, or if RAGGED key ≥ limit."""
+    """Return s [keys, queries], with -∞ where query - key < `diagonal` or, if RAGGED,
+    where key ≥ `limit`. Keys and queries are numbered from 0 in this tile.
+    """
     keys = gl.arange(0, s.shape[0], gl.SliceLayout(1, s.type.layout))
     queries = gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
     visible = queries[None, :] - keys[:, None] >= diagonal
@@ -116,9 +120,9 @@ def process_tile(
     scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
     EARLY: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk, dv from query tile i; store dS. Return dk, dv, next q, do. Here
+    """Add query tile i to dk and dv, and store dS. Return (dk, dv, next q, next do).
     `resident` is (k, v, zeros [64, QUERIES]). If EARLY, wait for a free dS stage before
-    the wait for dP, so that the compiler doesn't move that wait above exp2.
+    the wait for dP, so that the compiler doesn't move the wait for dP above exp2.
     """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
@@ -165,7 +169,8 @@ def process_tiles(
     RAGGED: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Return `process_tile`'s result after steps `start` to `stop` - 1 of a query head.
-    Step i has `diagonal` + i · `shift`. Earlier heads took `steps_done` of `end` steps.
+    Step i is masked with `diagonal` + i · `shift`. Earlier heads took `steps_done` of
+    the `end` steps.
     """
     for i in range(start, stop):
         dk, dv, q, do = process_tile(
@@ -179,7 +184,7 @@ def process_tiles(
 def store_dk_dv(
     dk, dv, out, batch, head, start, n, scale, HEAD: gl.constexpr, RAGGED: gl.constexpr
 ):
-    """Store scaled dk, unscaled dv of 64 rows from `start`; if RAGGED, below row n."""
+    """Store dk · scale and dv of 64 keys from `start` on, if RAGGED only below n."""
     dk_out, dv_out = out
     for i in gl.static_range(len(dk)):
         store_rows(dk[i] * scale, dk_out, batch, head, start, n, 64 * i, HEAD, RAGGED)
@@ -203,7 +208,9 @@ def process_narrow_tile(
     dk, dv, s, q, do, resident, ring, statistics, ds_ring, i, end, diagonal, limit,
     is_cut, scale_log2, GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Add query tile i to dk, dv, masked if `is_cut`; store dS; compute S of i + 1."""
+    """Process query tile i, with scores s, as `process_tile` does; mask s if `is_cut`.
+    Return (dk, dv, next s, next q, next do).
+    """
     k, v, zeros = resident
     STAGES: gl.constexpr = statistics.lse.shape[0]
     COLUMNS: gl.constexpr = gl.SliceLayout(0, zeros.type.layout)
@@ -240,7 +247,7 @@ def process_narrow_tiles(
     cut, cut_end, scale_log2,
     GROUP: gl.constexpr, MASKED: gl.constexpr, RAGGED: gl.constexpr,
 ):  # fmt: skip
-    """Accumulate dk, dv over heads; mask steps `cut` to `cut_end` - 1 of each head."""
+    """Return (dk, dv) of all heads; mask steps `cut` to `cut_end` - 1 of each head."""
     k, v, zeros = resident
     end = steps * heads
     q, do = wait_full(ring, 0, end > 0)

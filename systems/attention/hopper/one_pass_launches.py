@@ -1,4 +1,4 @@
-"""Launch the one-pass backward for Hopper: delta, main kernel, rounding of dq."""
+"""Launch Hopper's one-pass backward: delta kernel, main kernel, rounding of dq."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -54,7 +54,7 @@ def plan_one_pass(
     scale: float,
     *tensors: ShapeAndStrides,
 ) -> OnePassPlan:
-    """Return and cache the launches for q, k, v, o, do, dq, dk, dv of these layouts."""
+    """Return and cache a plan, given the layouts of q, k, v, o, do, dq, dk and dv."""
     from systems.attention.hopper import ordered, shift
     from systems.attention.hopper.delta import delta_kernel, round_kernel
 
@@ -130,7 +130,7 @@ def launch_one_pass(
     scale: float,
     walk: ShiftWalk | OrderedWalk,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return attention's (dq, dk, dv) in one pass, from TMA-readable q, k, v and do."""
+    """Return (dq, dk, dv) from one main kernel; q, k, v and do must be TMA-readable."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     parts = walk.parts if isinstance(walk, OrderedWalk) else 1
     if parts > 1:

@@ -11,8 +11,8 @@ of the last keys start first: no program waits, but the longest programs start l
 the last heads, programs loop backwards, and programs of the first keys start first: the
 shortest programs start last, and fill the SMs at the end.
 
-The module `walks` decides whether the query heads of a KV head are divided among some
-programs, whose dk and dv are summed afterwards.
+The module `walks` decides whether the query heads of a KV head are divided among
+several programs, whose dk and dv are summed afterwards.
 """
 
 from typing import NamedTuple
@@ -40,9 +40,10 @@ from systems.attention.hopper.one_pass import (
 
 
 class Walk(NamedTuple):
-    """Parameters of the ordered walk: programs of `side` KV heads are interleaved; from
-    head number `turn` on, those of all heads, which loop over queries backwards. If its
-    query heads are divided into `parts`, a KV head counts as that many KV heads.
+    """Parameters of the ordered walk. Programs of KV heads below number `turn` loop
+    over queries forwards, and are interleaved in groups of `side` heads. Programs of
+    the other heads loop backwards, and are all interleaved. If its query heads are
+    divided into `parts`, a KV head counts as that many KV heads.
     """
 
     heads: gl.tensor
@@ -92,7 +93,7 @@ def get_item(number, walk, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, item, walk, CAUSAL: gl.constexpr):
-    """Return a step's query tile, and how many partials must be added to it earlier."""
+    """Return a step's query tile, and how many partial dq are added to it before."""
     tile = step
     order = item.keys
     if CAUSAL:
@@ -212,7 +213,7 @@ def dq_consumer(
     dq_ring, ds_ring, work, D: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Compute this program's partial dq (its contribution to dq) in every step."""
+    """In every step, compute this program's partial dq, its contribution to dq."""
     kv, ring, statistics, item, walk, n_k = work
     mbarrier.wait(kv.full.index(0), 0)
     for step in range(item.steps * HEADS_PER_KV):
@@ -224,7 +225,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, work, ME: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, NARROW: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dqs in ring stage ME to dq, in the fixed order of each tile."""
+    """Add each partial dq in ring stage ME to its tile of dq, in a fixed order."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     kv, ring, statistics, item, walk, n_k = work
     steps = item.steps
@@ -261,14 +262,9 @@ def one_pass_kernel(
     tiles of keys x batch x KV heads x parts; each part has its own dk and dv.
     """
     walk = Walk(
-        heads,
-        batch_kv_heads,
-        gl.cdiv(n_q, QUERIES),
-        gl.cdiv(n_k, KEYS),
-        side,
-        turn,
+        heads, batch_kv_heads, gl.cdiv(n_q, QUERIES), gl.cdiv(n_k, KEYS), side, turn,
         parts,
-    )
+    )  # fmt: skip
     item = get_item(gl.program_id(0), walk, CAUSAL)
     kv, ring, statistics, ds_ring, dq_ring = allocate_shared(
         q_desc, k_desc, D, STAGES, DS_STAGES, DQ_STAGES
@@ -310,12 +306,6 @@ def one_pass_kernel(
             ),
         ],
         [4, 4, 1, 1, 1, 1],
-        [
-            REGISTERS,
-            DQ_REGISTERS,
-            PRODUCER_REGISTERS,
-            PRODUCER_REGISTERS,
-            PRODUCER_REGISTERS,
-            PRODUCER_REGISTERS,
-        ],
+        [REGISTERS, DQ_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS,
+         PRODUCER_REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip

@@ -19,12 +19,13 @@ def make_schedule(
     n_q: int, n_k: int, batch_heads: int, head_swizzle: int, rows: int, keys: int,
     causal: bool, programs: int, last_items: int, device: torch.device,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (starts, items): program i computes items[starts[i] : starts[i + 1]].
+    """Return (starts, items), int32: program i computes items[starts[i]:starts[i + 1]].
 
-    Item number tile + tiles · head is a tile of `rows` queries; a step has `keys` keys.
-    Heads are interleaved in groups of `head_swizzle`; the last heads form one group of
-    about `last_items` items per program, so that programs end together. Items
-    of a group are sorted, longest first; each goes to the program that is free first.
+    An item is a tile of `rows` queries, with the number tile + (tiles per head) · head.
+    It takes one step for each tile of `keys` keys. Heads are interleaved in groups of
+    `head_swizzle`; the last heads form one group of about `last_items` items per
+    program, so that programs end together. In a group, longer items come first. The
+    program that is free first gets the next item.
     """
     tiles = triton.cdiv(n_q, rows)
     steps = [

@@ -78,7 +78,7 @@ def get_item(n, program, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def get_tile(step, n, keys, tiles, CAUSAL: gl.constexpr):
-    """Return a step's query tile and number of earlier partials (`keys`: key tile)."""
+    """Return a step's query tile, and how many partial dq are added to it before."""
     if CAUSAL:
         tile = keys * QUERY_TILES + step
         order = step // QUERY_TILES
@@ -171,7 +171,7 @@ def dkdv_consumer(
 
 @gluon.jit
 def dq_consumer(dq_ring, ds_ring, work, D: gl.constexpr, CAUSAL: gl.constexpr):
-    """Compute this program's partial dq (its contribution to dq) in every step."""
+    """In every step, compute this program's partial dq, its contribution to dq."""
     kv, kv_empty, ring, statistics, program, items, heads = work
     steps_done = 0
     for n in range(items):
@@ -188,7 +188,7 @@ def dq_writer(
     dq_desc, semaphores_ptr, dq_ring, program, items,
     ME: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """Add the partial dqs in ring stage ME to dq, in the fixed order of each tile."""
+    """Add each partial dq in ring stage ME to its tile of dq, in a fixed order."""
     DQ_STAGES: gl.constexpr = dq_ring.tiles.shape[0]
     steps_done = 0
     # A writer warp without a stage is idle.
@@ -217,7 +217,7 @@ def one_pass_kernel(
     DQ_REGISTERS: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Compute dq (in float32, in the order of `pack_for_reduce`), dk and dv. Grid:
-    tiles of keys x groups; group g takes heads g, g + groups, ...
+    tiles of keys x groups; group g computes heads g, g + groups, ...
     """
     group = gl.program_id(0) // tiles
     items = gl.cdiv(batch * heads - group, groups)

@@ -1,4 +1,4 @@
-"""Measure how fast TMA adds to global memory in L2: the one-pass backward's limit."""
+"""Measure how fast TMA adds to memory in L2, which limits the one-pass backward."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ IN_FLIGHT = gl.constexpr(3)
 # --8<-- [start:additions]
 @gluon.jit
 def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
-    """Add ones to `steps` tiles per program, cyclically, from evenly spaced starts."""
+    """Add ones to `steps` tiles per program, cyclically from evenly spaced tiles."""
     ROWS: gl.constexpr = sum_desc.block_shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     ones = gl.allocate_shared_memory(

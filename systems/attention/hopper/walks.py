@@ -42,13 +42,13 @@ LONE_TILES = 512
 
 
 class ShiftWalk(NamedTuple):
-    """Parameters of the shift walk: the number of heads that run at the same time."""
+    """The walk of the module `shift`; `groups` heads run at the same time."""
 
     groups: int
 
 
 class OrderedWalk(NamedTuple):
-    """Parameters of the ordered walk; `ordered.Walk` explains them."""
+    """The walk of the module `ordered`, whose class `Walk` explains the fields."""
 
     side: int
     turn: int
@@ -56,7 +56,9 @@ class OrderedWalk(NamedTuple):
 
 
 def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> int:
-    """Count the heads that a shift walk on `processors` SMs runs at once (0: unfit)."""
+    """Return how many heads a shift walk on `processors` SMs runs at once, or 0 if it
+    can't run these shapes or is too slow for them.
+    """
     batch, heads, n, d = k.shape
     tiles = n // ONE_PASS_KEYS
     min_keys = SHIFT_MIN_KEYS[TILE_DIMS[d]] // (1 if causal else 2)
@@ -75,7 +77,7 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 # --8<-- [start:walks]
 def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> OrderedWalk | None:
-    """Return the ordered walk, or None if two kernels are faster than it."""
+    """Return the ordered walk's parameters, or None if two kernels are faster."""
     batch, kv_heads, n_k, d = k.shape
     group, n_q = q.shape[1] // kv_heads, q.shape[2]
     tiles = triton.cdiv(n_k, ONE_PASS_KEYS)
@@ -112,7 +114,7 @@ def divisors(n: int) -> list[int]:
 def choose_walk(
     q: Layout, k: Layout, causal: bool, processors: int
 ) -> ShiftWalk | OrderedWalk | None:
-    """Return the one-pass walk on `processors` SMs; None if two kernels are faster."""
+    """Return the walk of the one-kernel backward, or None if two kernels are faster."""
     groups = count_shift_groups(q, k, causal, processors)
     ordered = plan_ordered_walk(q, k, causal)
     if groups and not (ordered and is_narrow(q.shape[-1])):

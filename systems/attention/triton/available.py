@@ -29,7 +29,7 @@ LOGGED_KINDS: set[str] = set()
 
 
 def log_slow_kernels(reason: str) -> None:
-    """Warn that kernels are slower than possible, once per `reason` up to ", found"."""
+    """Warn that kernels may be slow, once per text of `reason` before ", found"."""
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED_KINDS:
         LOGGED_KINDS.add(kind)
@@ -37,7 +37,9 @@ def log_slow_kernels(reason: str) -> None:
 
 
 def log_hopper_refusal(q: Tensor, reason: str) -> None:
-    """Log why the Hopper kernels reject q, if another Triton or a copy would help."""
+    """Log the `reason` why the Hopper kernels reject q, if another Triton version or a
+    copy of the inputs would help.
+    """
     supported = q.dtype in limits.DTYPES and q.shape[-1] in limits.TILE_DIMS
     if supported and reason.startswith(("needs Triton", "needs rows")):
         log_slow_kernels(f"hopper {reason}")
@@ -61,7 +63,7 @@ def check_device(device: torch.device) -> None:
 
 
 def describe_kernels(device: torch.device) -> dict[str, str]:
-    """Return {"hopper": text, "triton": text}: "runs, ..." or what a backend needs."""
+    """Return {"hopper": text, "triton": text}; a text is "runs, ..." or "needs ..."."""
     if device.type != "cuda":
         status = (
             "runs, in Triton's interpreter"
@@ -80,8 +82,9 @@ def describe_kernels(device: torch.device) -> dict[str, str]:
 def describe_by_capability(
     capability: tuple[int, int], version: str, timed: int = 0, interpreted: bool = False
 ) -> dict[str, str]:
-    """Return `describe_kernels`' texts for a compute capability and Triton version, if
-    `timed` configurations were tuned on the GPU; for the interpreter if `interpreted`.
+    """Return `describe_kernels`' dict for a GPU of this compute capability and a Triton
+    version. `timed` configurations were tuned on the GPU; if `interpreted`, Triton's
+    interpreter runs the kernels.
     """
     if interpreted:
         version_text = "the interpreter of TRITON_INTERPRET=1"

@@ -44,7 +44,9 @@ def accumulate_dq(
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Return dq (unscaled) plus every SPLITS-th tile of keys `first` to `last` - 1."""
+    """Add the contributions of every SPLITS-th tile of keys, from key `first` to key
+    `last` - 1, to the unscaled dq, and return it.
+    """
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]
@@ -106,7 +108,7 @@ def dq_kernel(
     LIMBS: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq of one tile of queries of one head. The grid is the forward kernel's.
+    """Compute dq of one tile of queries of one head. Grid as in `forward_kernel`.
 
     For `dkdv_kernel`, statistics_ptr receives lse · log2(e) and delta (batch, heads,
     n_q, 2). With SPLITS > 1, dq_ptr receives (SPLITS, batch, heads, n_q, HEAD).
@@ -428,7 +430,9 @@ def sum_kernel(
     DQ_SPLITS: tl.constexpr, DKDV_SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits of dq, dk and dv, if several. Grid: programs for dq, dk and dv."""
+    """Sum the splits of dq, dk and dv. Grid: one program per ROWS rows of each
+    gradient that has several splits.
+    """
     program = tl.program_id(0)
     dq_programs = tl.cdiv(n_q, ROWS) * batch * heads if DQ_SPLITS > 1 else 0
     dk_programs = tl.cdiv(n_k, ROWS) * batch * kv_heads

@@ -18,8 +18,8 @@ INTERPRETER_CONFIG = Config(64, 64, 4, 1)
 
 
 def table_name(capability: tuple[int, int]) -> str:
-    """Return the table's name for a compute capability, "sm_90" for (9, 0). Other GPUs
-    get the table that needs the least shared memory.
+    """Return the name of a compute capability's table, such as "sm_90" for (9, 0). GPUs
+    without a table get the one whose kernels need the least shared memory.
     """
     if capability[0] in (9, 12):
         return f"sm_{capability[0]}0"
@@ -35,7 +35,7 @@ def pad_head_dim(d: int) -> int:
 
 
 def select_by_mask(entry: Config | ConfigPair, causal: bool) -> Config:
-    """Return a table entry's configuration, with a causal mask or without."""
+    """Return a table's entry or, if it is a pair, its `causal` or `full` member."""
     if isinstance(entry, ConfigPair):
         return entry.causal if causal else entry.full
     return entry
@@ -43,8 +43,8 @@ def select_by_mask(entry: Config | ConfigPair, causal: bool) -> Config:
 
 @cache
 def load_tuned(device: torch.device) -> dict[tuple[str, str, int, bool], Config]:
-    """Return the configurations tuned on this GPU for many rows, by (arithmetic,
-    kernel, padded head dimension, causal).
+    """Return the configurations that were tuned on this GPU, or {}. Their keys are
+    (arithmetic, kernel, padded head dimension, causal).
     """
     if not any(TUNED_FOLDER.glob("*.json")):
         return {}
@@ -60,8 +60,8 @@ def load_tuned(device: torch.device) -> dict[tuple[str, str, int, bool], Config]
 def choose_config(
     kernel: str, d: int, arithmetic: str, causal: bool, rows: int, device: torch.device
 ) -> Config:
-    """Return the configuration of a kernel ("forward", "dkdv", "dq"); `arithmetic` is
-    that of `choose_arithmetic`, `rows` the number of queries (dkdv: keys) of all heads.
+    """Return the launch configuration of kernel "forward", "dkdv" or "dq". `arithmetic`
+    comes from `choose_arithmetic`; `rows` counts queries (dkdv: keys) over all heads.
     """
     if device.type == "cpu":
         return INTERPRETER_CONFIG

@@ -76,7 +76,7 @@ ConfigsByArithmetic = dict[str, ConfigsByPass]
 
 
 class FewRowsTable(NamedTuple):
-    """Configurations with small tiles for up to `most_rows` rows, over all heads."""
+    """Configurations with small tiles, for at most `most_rows` rows over all heads."""
 
     most_rows: int
     configs: ConfigsByPass
@@ -95,8 +95,9 @@ def count_sms(device: torch.device) -> int:
 def count_splits(
     programs: int, warps: int, n: int, rows: int, arithmetic: str, device: torch.device
 ) -> int:
-    """Return into how many splits (a power of two, 1 on a CPU) to divide a loop over n
-    in steps of `rows`, by SPLIT_RULES[arithmetic]; unsplit: `programs` x `warps` warps.
+    """Return into how many splits SPLIT_RULES[arithmetic] divide a loop over n rows in
+    steps of `rows`: a power of two, on a CPU 1. A kernel without splits would have
+    `programs` programs of `warps` warps.
     """
     if device.type == "cpu":
         return 1

@@ -9,11 +9,12 @@ because GPUs compute exp2.
 If there are too few tiles to fill the GPU, loops are split: each of SPLITS programs
 runs every SPLITS-th step of a tile, and a second kernel combines the partial results.
 
-Letters: s unscaled scores q kᵀ, m their running maximum, shift about m · scale · log2 e
-(see `factor_and_shift`), p probabilities, l running sum, lse = log Σ exp(scale · s), dq
-gradient of q. Constants: BQ and BK rows of a tile; HEAD, the head dimension, padded to
-a power of two D; GROUP query heads per KV head; MASKED: mask s; RAGGED: last tile is
-incomplete; LIMBS, PRECISION: `primitives`; RECOMPUTE: `configs`; UNIT divides strides.
+Letters: s are unscaled scores q kᵀ, m is their running maximum, shift is about m ·
+scale · log2 e (see `factor_and_shift`), p are probabilities, l is their running sum,
+lse = log Σ exp(scale · s), and dq is the gradient of q. Tiles have BQ queries and BK
+keys. D is the head dimension HEAD, padded to a power of two. GROUP query heads share a
+KV head. If MASKED, scores are masked. If RAGGED, the last tile is incomplete. UNIT
+divides strides. `primitives` explains LIMBS and PRECISION, `configs` RECOMPUTE.
 """
 
 import triton
@@ -47,7 +48,9 @@ def update_softmax(
     BK: tl.constexpr, SPLITS: tl.constexpr, HEAD: tl.constexpr, CAUSAL: tl.constexpr,
     MASKED: tl.constexpr, LIMBS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return acc, m, l, shift after each SPLITS-th key tile, `first` to `last` - 1."""
+    """Update acc, m, l and shift with every SPLITS-th tile of keys, from key `first` to
+    key `last` - 1, and return them.
+    """
     for start in range(first, last, BK * SPLITS):
         keys = start + tl.arange(0, BK)
         # [BK, D]

@@ -73,8 +73,8 @@ def output_layout(x: Layout, splits: int) -> Layout:
 
 
 def find_stride_divisor(*tensors: Layout) -> int:
-    """Return 8 if 8, but not 16, divides all strides except those of d and of sizes of
-    1, else 1. Triton itself detects divisibility by 16.
+    """Return 8 if 8, but not 16, divides all strides, else 1. Ignore dimension d and
+    dimensions of size 1. Triton itself detects divisibility by 16.
     """
     divisor = gcd(
         *(
@@ -107,7 +107,7 @@ def make_limbs_launch(
 
 
 def limbs_layout(x: Layout, limbs: int) -> Layout:
-    """Return the layout of x (b, h, n, d) as `limbs` limbs, adjacent in each row."""
+    """Return the layout of a limb of x (b, h, n, d), if a row's limbs are adjacent."""
     _, heads, n, d = x.shape
     return Layout(x.shape, (heads * n * limbs * d, n * limbs * d, limbs * d, 1))
 
@@ -125,7 +125,9 @@ def split_into_limbs(launch: Launch, *tensors: Tensor) -> list[Tensor]:
 
 
 class ForwardLaunches(NamedTuple):
-    """Launches of a forward pass: limbs (None if unneeded), kernel, combine splits."""
+    """Launches of a forward pass: `limbs` splits the inputs into limbs (None: not
+    needed), `kernel` computes attention, and `combine` combines the loop's splits.
+    """
 
     limbs: Launch | None
     kernel: Launch
@@ -139,8 +141,8 @@ def forward_launches(
     config: Config | None = None, splits: int = 0, head_swizzle: int = 0,
 ) -> ForwardLaunches:  # fmt: skip
     """Return the cached launches of a forward pass for q, k, v and o of these layouts.
-    `dtype` is only a cache key; arguments after `tensors` override the defaults. Raise
-    ValueError for more than MAX_LENGTH queries or keys.
+    `dtype` is only a cache key. An argument after `tensors` that is None or 0 means the
+    default. Raise ValueError for more than MAX_LENGTH queries or keys.
     """
     q, k, v, o = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -199,7 +201,7 @@ def launch_forward(
 def run_forward(
     launch: ForwardLaunches, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
 ) -> None:
-    """Compute o and lse by launches that `forward_launches` made for these layouts."""
+    """Fill o and lse; `launch` is from `forward_launches`, for these layouts."""
     count: int = launch.kernel.constants["SPLITS"]
     with use_device(q):
         if launch.limbs:
@@ -213,7 +215,9 @@ def run_forward(
 
 
 class BackwardLaunches(NamedTuple):
-    """Launches of a backward pass: limbs (None if not needed), dq, dkdv, split sums."""
+    """Launches of a backward pass: `limbs` splits the inputs into limbs (None: not
+    needed), `dq` and `dkdv` compute gradients, and `sums` sums the loops' splits.
+    """
 
     limbs: Launch | None
     dq: Launch
@@ -229,7 +233,7 @@ def backward_launches(
     dkdv_splits: int = 0, dq_splits: int = 0, head_swizzle: int = 0,
 ) -> BackwardLaunches:  # fmt: skip
     """Return the cached launches of a backward pass for q, k, v, o, do, dq, dk, dv of
-    these layouts. Arguments after `tensors` override the defaults.
+    these layouts. An argument after `tensors` that is None or 0 means the default.
     """
     q, k, v, o, do, dq, dk, dv = (make_layout(*lies) for lies in tensors)
     batch, heads, n_q, d = q.shape
@@ -327,7 +331,7 @@ def run_backward(
     launch: BackwardLaunches, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
     lse: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
 ) -> None:  # fmt: skip
-    """Fill dq, dk, dv by launches that `backward_launches` made for these layouts."""
+    """Fill dq, dk, dv; `launch` is from `backward_launches`, for these layouts."""
     statistics = lse.new_empty((*lse.shape, 2))
     dq_constants, dkdv_constants = launch.dq.constants, launch.dkdv.constants
     dq_splits, dkdv_splits = dq_constants["SPLITS"], dkdv_constants["SPLITS"]

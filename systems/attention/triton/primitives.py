@@ -25,8 +25,9 @@ HUGE = tl.constexpr(2.0**28)
 # --8<-- [start:tiles]
 @triton.jit
 def program_tile(tiles, head_swizzle, SPLITS: tl.constexpr):
-    """Return this program's (tile, batch · heads + head, batches · heads, split).
-    Programs are ordered by group of `head_swizzle` heads, then by tile, head and split.
+    """Return this program's (tile, head, number of heads, split). Heads are numbered
+    across batches, and have `tiles` tiles each. Programs are ordered by group of
+    `head_swizzle` heads, then by tile, head and split.
     """
     # Without splits program_id(1) is 0. A constant 0 made the second loop slower.
     split = tl.program_id(0) % SPLITS if SPLITS > 1 else tl.program_id(1)
@@ -52,7 +53,7 @@ def hint_factor(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
 
 @triton.jit
 def offsets(rows, columns, stride_n, stride_d):
-    """Return a tile's rows · stride_n + columns · stride_d as 64-bit offsets."""
+    """Return a tile's 64-bit offsets, row · stride_n + column · stride_d."""
     return (
         rows[:, None].to(tl.int64) * stride_n + columns[None, :].to(tl.int64) * stride_d
     )
@@ -68,8 +69,8 @@ def advance_rows(ptr, rows, stride_n):
 def step_ptrs(
     ptr, tile_offsets, start, rows, columns, stride_n, stride_d, RECOMPUTE: tl.constexpr
 ):
-    """Return pointers to the tile of a step, whose rows begin at `start`. Advance the
-    first tile's offsets, or if RECOMPUTE compute new ones, to save registers.
+    """Return pointers to the tile that begins at row `start`. By default, advance the
+    first tile's offsets; if RECOMPUTE, compute new offsets, to save registers.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)
@@ -80,7 +81,9 @@ def step_ptrs(
 
 @triton.jit
 def first_step(split, steps, SPLITS: tl.constexpr):
-    """Return this split's first step in a loop after `steps` others, in round-robin."""
+    """Return the number of this split's first step in a loop, if splits get steps in
+    round-robin order, and earlier loops had `steps` steps.
+    """
     return (split + SPLITS - steps % SPLITS) % SPLITS if SPLITS > 1 else split
 
 
@@ -99,14 +102,9 @@ def round_to(x, TYPE: tl.constexpr):
 
 @triton.jit
 def load_tile(
-    ptrs,
-    rows,
-    columns,
-    n,
-    HEAD: tl.constexpr,
-    RAGGED: tl.constexpr,
+    ptrs, rows, columns, n, HEAD: tl.constexpr, RAGGED: tl.constexpr,
     CACHE: tl.constexpr = tl.constexpr(""),
-):
+):  # fmt: skip
     """Load a tile, with zeros in padding columns and, if RAGGED, in rows beyond n.
     CACHE ".cg" bypasses the L1 cache.
     """
@@ -136,7 +134,9 @@ def store_tile(ptrs, tile, rows, columns, n, HEAD: tl.constexpr):
 def locate_rows(
     program, out_ptr, stride_b, stride_h, heads, n, ROWS: tl.constexpr, D: tl.constexpr
 ):
-    """Return a program's (pointer to its head, rows, columns, rows over all heads)."""
+    """Return where a program's ROWS rows are: (pointer to their head, rows, columns,
+    rows numbered across all heads).
+    """
     tiles = tl.cdiv(n, ROWS)
     batch_head = (program // tiles).to(tl.int64)
     rows, columns = program % tiles * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
@@ -177,7 +177,7 @@ def row_lse(m, l, shift, scale_log2):
 
 @triton.jit
 def mask_huge_lse(lse):
-    """Set huge lse to infinity, so p is 0: exp(score - lse) would be wrong."""
+    """Return lse, or infinity where it is huge, so that p = exp(score - lse) is 0."""
     return tl.where(tl.abs(lse) >= HUGE * LN2, float("inf"), lse)
     # --8<-- [end:huge]
 
@@ -204,14 +204,9 @@ def sum_limbs(limbs):
 
 @triton.jit
 def load_limbs(
-    ptrs,
-    rows,
-    columns,
-    n,
-    HEAD: tl.constexpr,
-    RAGGED: tl.constexpr,
-    LIMBS: tl.constexpr,
-):
+    ptrs, rows, columns, n,
+    HEAD: tl.constexpr, RAGGED: tl.constexpr, LIMBS: tl.constexpr,
+):  # fmt: skip
     """Load a tile as a tuple of limbs; the limbs of a row are adjacent in memory."""
     limbs = (load_tile(ptrs, rows, columns, n, HEAD, RAGGED),)
     for i in tl.static_range(1, LIMBS):
@@ -264,18 +259,10 @@ def add_matmul(a, b, acc, PRECISION: tl.constexpr):
 
 @triton.jit
 def matmul_from_memory(
-    a,
-    ptrs,
-    rows,
-    columns,
-    n,
-    acc,
-    HEAD: tl.constexpr,
-    RAGGED: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    CACHE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    a, ptrs, rows, columns, n, acc,
+    HEAD: tl.constexpr, RAGGED: tl.constexpr, TRANSPOSED: tl.constexpr,
+    CACHE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Return acc + a @ tile, or acc + a @ tileᵀ if TRANSPOSED, loading one limb of the
     tile at a time. If CACHE differs from an earlier load's, the compiler loads again.
     """
@@ -294,16 +281,9 @@ def matmul_from_memory(
 
 @triton.jit
 def add_matmul_from_memory(
-    a,
-    ptrs,
-    rows,
-    columns,
-    n,
-    acc,
-    HEAD: tl.constexpr,
-    RAGGED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    a, ptrs, rows, columns, n, acc,
+    HEAD: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Return acc + a @ tile as `add_matmul` does, loading the tile from memory."""
     if len(a) == 1:
         acc = matmul_from_memory(
@@ -311,18 +291,9 @@ def add_matmul_from_memory(
         )
     else:
         acc += matmul_from_memory(
-            a,
-            ptrs,
-            rows,
-            columns,
-            n,
-            tl.zeros_like(acc),
-            HEAD,
-            RAGGED,
-            False,
-            ".cg",
+            a, ptrs, rows, columns, n, tl.zeros_like(acc), HEAD, RAGGED, False, ".cg",
             PRECISION,
-        )
+        )  # fmt: skip
     return acc
     # --8<-- [end:limbs]
 

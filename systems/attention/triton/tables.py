@@ -23,7 +23,7 @@ def read_entry(entry: dict[str, Any]) -> Config | ConfigPair:
 
 
 def read_kernels(content: dict[str, Any]) -> ConfigsByPass:
-    """Read a table of `tables.toml` as dicts by kernel, then padded head dimension."""
+    """Return {kernel: {padded head dimension: entry}} from a table of `tables.toml`."""
     return {
         kernel: {int(d): read_entry(e) for d, e in content.get(kernel, {}).items()}
         for kernel in ("forward", "dkdv", "dq")
@@ -31,7 +31,7 @@ def read_kernels(content: dict[str, Any]) -> ConfigsByPass:
 
 
 def read_few_rows(gpu: str) -> FewRowsByArithmetic:
-    """Return {arithmetic: tables for few rows, by `most_rows`} of a family of GPUs."""
+    """Return {arithmetic: tables for few rows} of a family of GPUs such as "sm_90"."""
     return {
         arithmetic: tuple(
             FewRowsTable(table["most_rows"], read_kernels(table))

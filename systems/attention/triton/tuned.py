@@ -29,17 +29,17 @@ Numbers = tuple[int, int, int, int, int | None, bool, str]
 
 @cache
 def kernels_hash() -> str:
-    """Return the source hash of kernels and launchers, but not of the tables."""
+    """Return a hash of the source code of kernels and launchers, without tables."""
     return hash_code(LAUNCHES, without=CHOOSER)
 
 
 def file_path(slug: str) -> Path:
-    """Return the path of the file for a GPU, given its name as in records ("slug")."""
+    """Return the path of a GPU's file; `slug` is the GPU's name as in "nvidia-h200"."""
     return FOLDER / f"{slug}.json"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read tuned configurations. Raise FileNotFoundError, or ValueError if damaged."""
+    """Return a file's content. Raise FileNotFoundError, or ValueError if damaged."""
     try:
         content = json.loads(path.read_bytes())
         complete = content["software"]["triton"] and content["source_hash"]
@@ -54,7 +54,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def is_valid_entry(entry: dict[str, Any]) -> bool:
-    """Return whether a file's entry is valid. Raise KeyError, TypeError, ValueError."""
+    """Return whether the values of a file's entry are valid. Raise KeyError, TypeError
+    or ValueError if its structure is not.
+    """
     arithmetic, kernel, d, causal = entry_key(entry)
     q, k, warps, stages, registers, ahead, recompute = entry["config"]
     return (
@@ -72,8 +74,8 @@ def entry_key(entry: dict[str, Any]) -> Key:
 
 @cache
 def configs(slug: str, triton: str) -> dict[Key, Numbers]:
-    """Return the configurations timed on GPU `slug` with the kernels and Triton version
-    in use; {} without a file. If it can't be used, log that and return {}. Cached.
+    """Return the configurations timed on GPU `slug` with these kernels and version
+    `triton`. Return {} if there is no file or, with a warning, if it can't be used.
     """
     path = file_path(slug)
     try:
