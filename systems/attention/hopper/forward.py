@@ -73,7 +73,7 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 class Ring(NamedTuple):
-    """Ring buffer of tiles a and b, with barriers for full and empty stages."""
+    """Ring buffer of tile pairs (such as k and v), with barriers "full" and "empty"."""
 
     a: gl.shared_memory_descriptor
     b: gl.shared_memory_descriptor

@@ -394,7 +394,7 @@ def sum_splits(
     batch, heads, n, SPLITS: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the splits (SPLITS, batch, heads, n, HEAD) of ROWS rows, in a fixed order."""
+    """Sum ROWS rows of (SPLITS, batch, heads, n, HEAD) over SPLITS, in fixed order."""
     out_ptr, rows, columns, row_index = locate_rows(
         program, out_ptr, stride_b, stride_h, heads, n, ROWS, D
     )

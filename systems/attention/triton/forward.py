@@ -181,7 +181,7 @@ def combine_kernel(
     heads, n_q, scale_log2, SPLITS: tl.constexpr, ROWS: tl.constexpr,
     HEAD: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of ROWS rows of one head into o and lse."""
+    """Combine the splits' partial results for ROWS rows of one head in o and lse."""
     program = tl.program_id(0)
     o_ptr, rows, columns, row_index = locate_rows(
         program, o_ptr, stride_ob, stride_oh, heads, n_q, ROWS, D

@@ -42,7 +42,7 @@ PRECISION = {"half": "ieee", "high": "bf16x3", "highest": "bf16x6"}
 
 def choose_arithmetic(dtype: torch.dtype) -> str:
     """Return the arithmetic of matmuls: "half" for 16-bit dtypes; for float32 "highest"
-    (three limbs), or "high" (two) where PyTorch's own matmuls would use TF32.
+    (three bfloat16 per number), or "high" (two) where PyTorch itself would use TF32.
     """
     if dtype != torch.float32:
         return "half"
@@ -60,7 +60,7 @@ def make_rows_contiguous(x: Tensor) -> tuple[Tensor, ShapeAndStrides]:
 
 
 def allocate_output(x: Tensor, splits: int) -> Tensor:
-    """Return x, or a float32 buffer (splits, *x.shape) if loops are split."""
+    """Return x or, if there are several splits, a float32 buffer (splits, *x.shape)."""
     return x if splits == 1 else x.new_empty((splits, *x.shape), dtype=torch.float32)
 
 

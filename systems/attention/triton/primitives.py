@@ -185,7 +185,7 @@ def mask_huge_lse(lse):
 # --8<-- [start:limbs]
 @triton.jit
 def to_limbs(x, TYPE: tl.constexpr, LIMBS: tl.constexpr):
-    """Split float32 into a tuple of LIMBS limbs of TYPE, the largest first."""
+    """Split float32 x into a tuple of LIMBS summands of TYPE, the largest first."""
     limbs = (round_to(x, TYPE),)
     for i in tl.static_range(LIMBS - 1):
         x -= limbs[i].to(tl.float32)
