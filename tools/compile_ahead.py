@@ -38,6 +38,9 @@ from tools.rendering import fail
 DTYPES = {"half": torch.bfloat16, "high": torch.float32, "highest": torch.float32}
 # Shape of the inputs, large enough for Hopper's one-pass and two-pass backward.
 BATCH, HEADS, N = 8, 16, 4096
+# Matches a load from global memory to registers (LDG) or to shared memory (LDGSTS).
+LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
+LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 class KernelNeeds(NamedTuple):
@@ -133,11 +136,6 @@ def hottest_loop(assembly: str) -> dict[str, int]:
         "spilled": count_ops(body, "STL"),
         "reloaded": count_ops(body, "LDL"),
     }
-
-
-# Matches a load from global memory to registers (LDG) or to shared memory (LDGSTS).
-LOAD = re.compile(r"\b(?:LDG|LDGSTS)\.E([.\w]*)")
-LOAD_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
 def global_load_widths(assembly: str) -> tuple[int, ...]:

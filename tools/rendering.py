@@ -24,7 +24,7 @@ def fail(message: str) -> NoReturn:
 
 @contextmanager
 def report_errors(hint: str) -> Iterator[None]:
-    """Report errors of files, and Ctrl-C with a hint, in one line; exit with code 2."""
+    """Print file errors, and Ctrl-C with `hint`, in one line; exit with code 2."""
     try:
         yield
     except ImportError as error:

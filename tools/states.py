@@ -10,7 +10,9 @@ from systems.experiments import STEMS
 
 
 def read_state(path: Path) -> tuple[str, Any]:
-    """Return a record's state, and the record or None. Raise RecordError if damaged."""
+    """Return a record's state ("fresh", "stale", "partial" or "missing") and the
+    record, None if missing. Raise RecordError if the file is damaged.
+    """
     from systems.records import store
     from systems.running.resuming import partial_path
     from tools.render.load import is_fresh, read_record

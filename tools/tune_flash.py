@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return candidates for `key`: the current one, then other tables', variants."""
+    """Return candidates for `key`: the current one, those for other GPUs, variants."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -167,8 +167,9 @@ def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]
 
 
 def resume_or_start(path: Path, device: Device, force: bool) -> dict[str, Any]:
-    """Return the file's content, to resume the search; without entries if it is new or
-    stale (the old one is renamed), or with `force`. Raise ValueError if damaged.
+    """Return the content of the file at `path`, to resume the search. Return it without
+    entries if there is no file, if its code or software is old (it is renamed), or with
+    `force`. Raise ValueError if it is damaged.
     """
     new = {
         "gpu": device.name,

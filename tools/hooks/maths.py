@@ -22,6 +22,8 @@ DISPLAY_FRAME = (
     '<div class="arithmatex" role="group" tabindex="0" aria-label="Formula">'
 )
 BRACE = re.compile(r"(?<!\\)[{}]")
+# Names in \operatorname that are quantities: MathML would space them as operators.
+NAMED = ("lse", "rowsum")
 
 
 def convert_maths(page_html: str) -> str:
@@ -64,10 +66,6 @@ def to_mathml(tex: str, display: str) -> str:
     root.set("alttext", tex)
     ElementTree.register_namespace("", MATHML.strip("{}"))
     return ElementTree.tostring(root, encoding="unicode")
-
-
-# Names in \operatorname that are quantities: MathML would space them as operators.
-NAMED = ("lse", "rowsum")
 
 
 def set_spacing(root: ElementTree.Element) -> None:

@@ -135,7 +135,7 @@ class Line(dict[str, Any]):
         return f"{s.mean:.{digits}f}{std}" if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
-        """Return the median of summed GPU ms of phases (default: all), or Missing."""
+        """Return the median GPU ms of phases together (default: all), or Missing."""
         timed = names or self.timed_phases
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing

@@ -221,7 +221,7 @@ def stale_mark(record: Record) -> str:
 
 
 def record_address(record: Record) -> str:
-    """Return the address of a record relative to a page."""
+    """Return a record's path relative to a page: "results/nvidia-h200/warmup.json"."""
     return f"results/{'quick/' * (record.grid == 'quick')}{record.results_path}"
 
 

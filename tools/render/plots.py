@@ -244,9 +244,6 @@ def set_log2_axis(axis: Axis, ticks: Sequence[int], label: str) -> None:
     axis.set_label_text(label)
 
 
-# From matplotlib to a page --------------------------------------------------------
-
-
 def label_lines(figure: Figure) -> None:
     """Write the label of each line beside its last point, without overlaps."""
     layout = figure.get_layout_engine()

@@ -99,7 +99,7 @@ def bottleneck_examples(record: Record | None) -> tuple[Line, Line, Line]:
 
 
 def facts(found: Found) -> dict[str, dict[str, str]]:
-    """Return {experiment: {name: number as text}}; "chip" has the peak rates."""
+    """Return {experiment: {name: number as text}}; "chip" has the GPU's peak rates."""
     profile = primary_record(found, "kernel_profile")
     model_attention = primary_record(found, "model_attention")
     return {
@@ -193,7 +193,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def agreement_facts(profile: Record | None) -> dict[str, str]:
-    """Return {name: number as text}: phases timed twice, their largest difference."""
+    """Return {name: number as text} on phases timed twice: count, largest deviation."""
     records = [profile, profile.clock] if profile and profile.clock else []
     pairs = [times for times in gpu_times(records).values() if len(times) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
@@ -288,7 +288,9 @@ def head_facts(record: Record | None) -> dict[str, str]:
 
 
 def attention_facts(profile: Record | None, record: Record | None) -> dict[str, str]:
-    """Return {name: number as text}: time share of 2.7B's attention, its speedups."""
+    """Return {name: number as text} on 2.7B's attention: its share of forward kernel
+    time, the speedup if it took no time, and the measured speedup.
+    """
     config = {"size": "2.7B", "context": 1024, "precision": "bf16"}
     forward = frame(profile).one(**config, mode="forward")
     share = total_ms(forward, "forward/attention") / total_ms(forward)

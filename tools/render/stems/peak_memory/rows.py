@@ -63,7 +63,7 @@ def missing_peak(x: Line) -> Missing:
 
 
 def format_peak(x: Line, predicted: float, text: Callable) -> str:
-    """Format the peak in bytes by `text`, or `predicted` if memory ran out."""
+    """Format row `x`'s peak by `text`, or the `predicted` one if memory ran out."""
     lost = x.reason == OUT_OF_MEMORY
     return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
@@ -93,7 +93,7 @@ def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
 
 
 def largest_error(record: Record | None) -> float:
-    """Return the largest relative error of predicted maxima of PREDICTED categories."""
+    """Return the largest relative error of the predicted most bytes of a category."""
     return nanmax(
         abs(category_bytes(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
