@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -11,6 +12,8 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import pytest
+from pygments.lexers.shell import BashSessionLexer
+from pygments.token import Generic
 
 from systems import ROOT
 from tests.needed import run_python
@@ -23,6 +26,20 @@ PACKAGES = {
     "msgspec": "tools/submission.py",
 }
 COMMANDS = {line: name for name in PACKAGES for line in PACKAGES[name].split("|")}
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_copy_button_copies_whole_commands(page):
+    """Like the button, leave out what the lexer takes for prompts and output."""
+    for block in re.findall(
+        r"```console\n(.*?)```", page.read_text("utf-8"), re.DOTALL
+    ):
+        tokens = BashSessionLexer().get_tokens(block)
+        shown = Generic.Output, Generic.Prompt
+        shlex.split("".join(text for kind, text in tokens if kind not in shown), True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

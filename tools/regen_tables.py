@@ -166,8 +166,8 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Print the outcomes; return the largest exit code. Render the guide's own records,
-    or into `generated`, unless `quick`, `no_render` or code 2. Exit if all are skipped.
+    """Print outcomes; return the largest exit code, or exit if all are skipped. Render
+    into `generated`, or the guide's own records, unless `quick`, `no_render` or code 2.
     """
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)

@@ -55,7 +55,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return the assignment's shapes; d = 64 also with a mask and at n = 32768."""
+    """Return Configs: the assignment's shapes; causal d = 64; and d = 64, n = 32768."""
     if quick:
         return [Config(16, 256, execution=e, warmup=2, passes=3) for e in EXECUTIONS]
 

@@ -165,7 +165,7 @@ WORKLOADS: WeakValueDictionary[Config, Workload] = WeakValueDictionary()
 
 
 def shared_workload(config: Config, device: str) -> Workload:
-    """Return the workload that a configuration's executions share while they run."""
+    """Return the workload that configurations share if only `execution` differs."""
     cell = replace(config, execution="eager")
     work = WORKLOADS.get(cell)
     if work is None:

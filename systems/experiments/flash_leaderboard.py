@@ -60,7 +60,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Return do_bench, GPU and kernel times in ms; "ceiling": see `time_additions`."""
+    """Return do_bench, GPU and kernel ms; for "ceiling" those of `time_additions`."""
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_additions(device)

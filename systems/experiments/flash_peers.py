@@ -158,8 +158,8 @@ def run(config: Config) -> AlternatingRun:
 def make_problem(
     config: Config, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Return q, k, v, do, and {name: result} of o, dq, dk, dv in float64 for the first
-    batch entry and heads. The last result is cached, so pass a fixed `implementation`.
+    """Return q, k, v, do, and {name: float64 result} of o, dq, dk, dv for the first
+    heads of batch entry 0. Cache one call: give all configs the same `implementation`.
     """
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
     torch.compiler.reset()

@@ -54,7 +54,7 @@ def count_forward_passes(strategy: str, layers: int) -> float:
 
 
 def in_second_halves(layers: int, block: int) -> list[bool]:
-    """Return for each recursive halving of layers if `block` is in the second half."""
+    """Return if block (1 to layers) is in the second half, for each nested halving."""
     if layers == 1:
         return []
     middle = layers // 2

@@ -127,7 +127,7 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """Return {kernel name: its ms in each call}. Raise TraceError if calls differ."""
+    """Return {kernel: ms in each call}. TraceError if launches % calls isn't 0."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)

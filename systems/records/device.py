@@ -106,7 +106,7 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def why_no_gpu() -> str:
-    """Return "needs a GPU and none was found", and with a driver any error of NVML."""
+    """Return "needs a GPU and none was found", plus NVML's error if a driver exists."""
     message, (_, fault) = "needs a GPU and none was found", start_nvml()
     if fault and any(map(os.path.exists, DRIVERS)):
         return f"{message}: NVML does not start ({fault})"

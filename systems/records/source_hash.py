@@ -41,7 +41,7 @@ def source_hash(module: str, attention: Iterable[str] = ()) -> str:
 
 
 def experiment_places(module: str, attention: Iterable[str]) -> list[Place]:
-    """Return the places of an experiment's module and of its attention functions."""
+    """Return (module, None) and the (module, function) of each name in `attention`."""
     named = (IMPLEMENTATIONS[name].split(":") for name in sorted(set(attention)))
     return [(module, None), *((where, what) for where, what in named)]
 

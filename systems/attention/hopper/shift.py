@@ -44,8 +44,8 @@ from systems.attention.hopper.one_pass import (
 
 
 class Program(NamedTuple):
-    """A program's work: key tile `column` of `tiles` in heads `group`, `group` +
-    `groups`, ... Under a causal mask every second head counts tiles from the end.
+    """A program's work: key tile `column`, one of `tiles`, in every `groups`-th head
+    from `group` on. Under a causal mask every second head counts tiles from the end.
     """
 
     group: gl.tensor

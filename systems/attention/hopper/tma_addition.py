@@ -19,7 +19,7 @@ IN_FLIGHT = gl.constexpr(3)
 # --8<-- [start:additions]
 @gluon.jit
 def add_kernel(sum_desc, tiles, steps, num_warps: gl.constexpr):
-    """Add ones to `steps` tiles per program, cyclically from evenly spaced tiles."""
+    """In each program, add ones to `steps` consecutive tiles, wrapping at the end."""
     ROWS: gl.constexpr = sum_desc.block_shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [num_warps, 1], [1, 0])
     ones = gl.allocate_shared_memory(

@@ -77,7 +77,7 @@ def count_shift_groups(q: Layout, k: Layout, causal: bool, processors: int) -> i
 
 # --8<-- [start:walks]
 def plan_ordered_walk(q: Layout, k: Layout, causal: bool) -> OrderedWalk | None:
-    """Return the ordered walk's parameters, or None if two kernels are faster."""
+    """Return parameters of a one-kernel backward pass, or None if two kernels win."""
     batch, kv_heads, n_k, d = k.shape
     group, n_q = q.shape[1] // kv_heads, q.shape[2]
     tiles = triton.cdiv(n_k, ONE_PASS_KEYS)

@@ -69,8 +69,8 @@ def advance_rows(ptr, rows, stride_n):
 def step_ptrs(
     ptr, tile_offsets, start, rows, columns, stride_n, stride_d, RECOMPUTE: tl.constexpr
 ):
-    """Return pointers to the tile that begins at row `start`. By default, advance the
-    first tile's offsets; if RECOMPUTE, compute new offsets, to save registers.
+    """Return pointers to the tile at row `start`. By default, advance `tile_offsets` of
+    the first tile; if RECOMPUTE, use this tile's `rows` instead, to save registers.
     """
     if RECOMPUTE != "":
         ptrs = ptr + offsets(rows, columns, stride_n, stride_d)

@@ -170,7 +170,7 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """Remove a segment's blocks from `live`; yield those older than the history."""
+    """Pop a segment's active blocks from `live`; yield those it lacks (older ones)."""
     address = segment["address"]
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):

@@ -162,8 +162,8 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return {name: number as text}: lower bounds by FLOPs on 2.7B's passes, also on
-    other GPUs; measured GPU time over the bounds; forward times of small and 2.7B.
+    """Return {name: number as text}: the least time that FLOPs allow 2.7B's passes,
+    here and on other GPUs; measured over least times; forward times of small and 2.7B.
     """
     peak, forward = peak_rates(primary_gpu()), matmul_flops("2.7B", 512)
     large = frame(record, size="2.7B", context=512, batch=BATCH)
@@ -193,7 +193,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def agreement_facts(profile: Record | None) -> dict[str, str]:
-    """Return {name: number as text} on phases timed twice: count, largest deviation."""
+    """Return {name: text}: how many phases were timed twice, how far times differ."""
     records = [profile, profile.clock] if profile and profile.clock else []
     pairs = [times for times in gpu_times(records).values() if len(times) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]

@@ -26,7 +26,7 @@ def fragments() -> dict[str, str]:
 
 
 def fold_terms(group: dict) -> str:
-    """Return a collapsed list of terms as HTML, in which Markdown adds no tooltips."""
+    """Return a collapsed Markdown block of terms; as HTML they get no tooltips."""
     lines = [
         f'<dt id="term-{term["name"].lower().replace(" ", "-")}">'
         f"{escape(term['name'])}</dt>"

@@ -156,7 +156,7 @@ def claim_tabs(problem: Problem, found: Found) -> str:
 def answer_fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return `answers.md`: a section per page, or an empty one if not `answered`."""
+    """Return {"answers.md": text}: a section per page, empty if not answered[page]."""
     answers = {
         page: page_answer(page, facts) if known else ""
         for page, known in answered.items()

@@ -25,8 +25,8 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return rows of N <= LONGEST by d and N, with their `eager` row, speedups over it
-    in GPU time (`gain`) and wall-clock time, and bytes: saved (`kept`) and `peak`.
+    """Return rows of N <= LONGEST, sorted by d, then N: the `eager` row, speedups over
+    it in GPU time (`gain`) and wall-clock time, bytes `kept` for backward and `peak`.
     """
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(

@@ -174,8 +174,8 @@ def unmarked_share(x: Line) -> float:
 
 
 def attention_parts(record: Record | None, **wanted: Any) -> Frame:
-    """Return a row per part of attention (PARTS) and fp32 forward pass with `wanted`
-    settings: ms in all layers, FLOPs, bytes, their rates and shares of the peak rates.
+    """For each fp32 forward pass with `wanted` settings, return a row per part of
+    attention (PARTS): ms, FLOPs and bytes in all layers, rates and shares of peaks.
     """
     peak = peak_rates(record.device.slug if record else "")
     found = Frame()

@@ -34,7 +34,7 @@ PLAIN = {"attention": "eager", "checkpoint": False}
 
 def passes(record: Record | None) -> Frame:
     """Return every pass with bytes at its peak: allocated (`peak`), `requested` and
-    `predicted`. If it ran out of memory, the first two are Missing, with what it needs.
+    `predicted`. Out of memory, the first two are a Missing that tells the bytes needed.
     """
     return frame(record).derive(
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
