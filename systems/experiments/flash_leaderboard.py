@@ -60,7 +60,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
-    """Return do_bench, GPU and kernel ms; for "ceiling" those of `time_additions`."""
+    """Return times in ms of forward + backward by do_bench (`both_ms`) and on the GPU,
+    and the GPU time of each kernel; for "ceiling" the result of `time_additions`.
+    """
     device = timing.default_device()
     if config.implementation == "ceiling":
         return time_additions(device)

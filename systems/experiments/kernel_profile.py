@@ -183,7 +183,9 @@ def trace_path(config: Config, suffix: str) -> Path:
 
 
 def profile_with_nsys(c: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
-    """Profile by nsys: return (ms by phase, kernels, path). Raise NsysError or OOM."""
+    """Run the pass under nsys. Return wall-clock times in ms by phase, the kernels, and
+    the report's path. Raise NsysError, or OutOfMemoryError if that process raised it.
+    """
     report = trace_path(c, nsys.REPORT)
     options = config_options(replace(c, profiler="capture"))
     module = "systems.experiments.kernel_profile"

@@ -63,7 +63,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:stages]
 def stages(x: Float[Tensor, "m v d"], norm: str, running: bool) -> dict[str, Tensor]:
-    """Return {stage: tensor} of norm "layer" or "rms"; `running`: by `running_mean`."""
+    """Return {stage: tensor} of norm "layer" or "rms", each rounded to the dtype of x.
+    Means are `running_mean` if `running`, else `torch.mean`.
+    """
     average = running_mean if running else torch.mean
     values = {}
     if norm == "layer":

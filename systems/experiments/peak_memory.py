@@ -96,7 +96,9 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, Any]:
-    """Return peaks, bytes by category, largest blocks. Raise ValueError on a CPU."""
+    """Return peak bytes of a pass, bytes by category over time, and its largest
+    allocations. Raise ValueError on a CPU.
+    """
     c, device = config, require_gpu()
     work = Workload(
         device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab, c.attention
