@@ -106,9 +106,9 @@ def test_single_tile_hides_missing_rescaling(tmp_path):
 @interpreted
 def test_weighted_sum_example_prints_the_page_s_output(capsys):
     ((program, printed),) = re.findall(
-        r'python -c "\n(.*?)"\n(.*?)```', read_try_it("weighted_sum"), re.S
+        r'python -c "(.*?)"\n(.*?)```', read_try_it("weighted_sum"), re.S
     )
-    exec(program, {})
+    exec(program.replace("\\\n> ", ""), {})
     assert capsys.readouterr().out == printed
 
 

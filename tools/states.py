@@ -57,7 +57,7 @@ def print_states(results: Path) -> int:
             rows = date = minutes = ""
             if record is not None:
                 state = "reported" if record.kind == "reported" else state
-                count = len(record.rows)
+                count = sum(row.status != "failed" for row in record.rows)
                 share = f"{100 * count // max(1, record.expected_rows)} %"
                 rows = str(count) if record.complete else share
                 date = (record.started_utc or "").split(" ")[0]

@@ -47,9 +47,11 @@ from systems.attention.triton.tables import CONFIGS
 from systems.attention.triton.tuned import HEAD_DIMS, KERNELS, Key
 from systems.benchmarking.timing import default_device
 from systems.benchmarking.workload import random_inputs
+from systems.formulas.gpus import CONTEXT_BYTES
 from systems.precision.dtypes import relative_error
 from systems.records.device import Device, find_gpu, is_gpu_shared
 from systems.records.files import write_atomically
+from systems.records.outcome import out_of_memory_reason
 from systems.running.machine import check_torch
 from systems.running.precompile import MOST_PROCESSES, available_cores
 from systems.running.reports import CannotStart, end_with_parent
@@ -133,7 +135,9 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
 
 
 def find_fault(candidate: Candidate) -> str:
-    """Compile a candidate and compare it with float64. Return its fault, or ""."""
+    """Compile a candidate and compare it with float64. Return its fault, or "". Raise
+    RuntimeError if the GPU's memory is full or a CUDA error broke this process.
+    """
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
         q, k, v, do = (
@@ -145,8 +149,12 @@ def find_fault(candidate: Candidate) -> str:
         pairs = zip(results, exact, strict=True)
         largest = max(relative_error(*pair) for pair in pairs)
     except Exception as error:
-        # Any error is a fault of the candidate, such as too much shared memory.
-        return f"{type(error).__name__}: {error}".splitlines()[0][:100]
+        fault = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+        if out_of_memory_reason(error) or "CUDA error" in fault:
+            # The GPU is full or broken: later candidates would fail, too.
+            raise RuntimeError(fault) from None
+        # Any other error is the candidate's fault, such as too much shared memory.
+        return fault
     is_close = largest <= TOLERANCE[candidate.arithmetic]
     return "" if is_close else f"wrong: relative error {largest:.1e}"
 
@@ -263,8 +271,10 @@ def main(
             fail(str(error))
         lock = start.pop_all()
     finished = {tuned.entry_key(x) for x in content["entries"]}
-    # Limit processes, because each has a CUDA context on the GPU.
-    count, context = min(MOST_PROCESSES, available_cores()), get_context("spawn")
+    # Limit processes, because each has a CUDA context and small tensors on the GPU.
+    fitting = (device.memory_bytes or 2**40) // (2 * CONTEXT_BYTES)
+    count = max(1, min(MOST_PROCESSES, available_cores(), fitting))
+    context = get_context("spawn")
     workers = ProcessPoolExecutor(count, context, start_worker, (os.getpid(),))
     with lock, workers as pool:
         try:

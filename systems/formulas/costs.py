@@ -209,6 +209,7 @@ PEAKS = {
     "nvidia-a100-pcie-40gb": Peak(19.5e12, 156e12, 312e12, 1.555e12),
     "nvidia-a100-80gb-pcie": Peak(19.5e12, 156e12, 312e12, 1.935e12),
     "nvidia-b200": Peak(75e12, 1.1e15, 2.25e15, 8.0e12),
+    "nvidia-l4": Peak(30.3e12, 60e12, 121e12, 300e9),
     "nvidia-l40s": Peak(91.6e12, 183e12, 362e12, 864e9),
     # From NVIDIA's architecture white papers: rates with accumulation in fp32.
     "nvidia-geforce-rtx-3090": Peak(35.6e12, 35.6e12, 71e12, 936e9),

@@ -13,13 +13,17 @@ import msgspec
 from systems import escape_text
 from systems.records.record import Row, faults_in_metrics
 
-# Error messages of PyTorch if host memory runs out or a tensor's size overflows.
-NO_HOST_MEMORY = (
+# Error messages if memory runs out (besides OutOfMemoryError), or sizes overflow.
+NO_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",
     "numel: integer multiplication overflow",
     "cannot be represented as a SymInt",
     "std::bad_alloc",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
 )
 SPACE_FAULT = "it can't in a path with a space"
 # Beginning of the reason in a row whose implementation is not installed.
@@ -105,9 +109,9 @@ def out_of_memory_reason(error: BaseException | None) -> str | None:
             return ". ".join(text.split(". ")[:2])
         if isinstance(cause, MemoryError):
             return "no memory left for Python"
-        if isinstance(cause, RuntimeError) and any(w in text for w in NO_HOST_MEMORY):
+        if isinstance(cause, RuntimeError) and any(w in text for w in NO_MEMORY):
             # Drop the position in PyTorch's source and the C++ frames.
-            return re.sub(r"^\[[^]]*\] ", "", text.splitlines()[0])
+            return re.sub(r"^\[[^]]*\] (err == 0\. )?", "", text.splitlines()[0])
     return None
 
 

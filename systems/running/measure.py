@@ -9,6 +9,7 @@ codes: 0 complete or out of time, 1 rows failed, 2 can't start or write.
 import gc
 import json
 import os
+import sys
 import time
 from dataclasses import asdict
 from importlib import import_module
@@ -50,12 +51,16 @@ def measure_stem(
         configs = module.configs(quick=grid == "quick")
         record = resuming.new_record(name, device, grid, configs, module.PROTOCOL)
         record = resuming.resume(progress, record, configs)
+        failed = [row.config for row in record.rows if row.status == "failed"]
+        record.rows = [row for row in record.rows if row.status != "failed"]
         # Measure all rows of an incomplete group, because they must alternate.
         missing = [
             group
             for group in groups.make_groups(module, configs)
             if any(record.row(asdict(config)) is None for config in group)
         ]
+        # Rows that failed come last, because they could stop this process again.
+        missing.sort(key=lambda group: any(asdict(x) in failed for x in group))
         pending = [config for group in missing for config in group]
         removed = [asdict(config) for config in pending]
         record.rows = [row for row in record.rows if row.config not in removed]
@@ -82,9 +87,9 @@ def measure_stem(
             if groups.is_gpu_broken(module, rows):
                 break
         if not record.complete:
-            failed = sum(row.status == "failed" for row in record.rows)
+            count = sum(row.status == "failed" for row in record.rows)
             lacking = record.expected_rows - len(record.rows)
-            report(event="failed", failed=failed, missing=lacking)
+            report(event="failed", failed=count, missing=lacking)
             return 1
         order = {json.dumps(asdict(config)): i for i, config in enumerate(configs)}
         record.rows.sort(key=lambda row: order[json.dumps(row.config)])
@@ -106,6 +111,9 @@ def import_experiment(stem: Stem, device: Device) -> Any:
             report(event="shared")
         # By default torch.compile uses another folder, without the precompiled kernels.
         os.environ["TRITON_CACHE_DIR"] = str(machine.triton_cache_folder())
+    elif "torch" not in sys.modules:
+        # Hide a GPU that NVML does not list, or a CPU's record would have its times.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     module = import_module(stem.module)
     if lacking := {"configs", "run", "PROTOCOL"} - vars(module).keys():
         raise CannotStart(f"{stem.module} has no {min(lacking)}: see README.md")

@@ -97,8 +97,8 @@ def is_same_code(record: Record, configs: list[Any]) -> bool:
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the record in `partial` without failed rows, or `fresh` if there is none
-    or its code, versions or content changed: then rename it. Raise UnreadableError.
+    """Return the record in `partial`, or `fresh` if there is none or its code, versions
+    or content changed: then rename it. Raise UnreadableError.
     """
     try:
         old = store.read(partial)
@@ -114,7 +114,6 @@ def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
         os.replace(partial, backup)
         print(f"starting over: {partial}, now {backup.name}: {reason}", file=sys.stderr)
         return fresh
-    old.rows = [row for row in old.rows if row.status != "failed"]
     return old
 
 

@@ -272,6 +272,12 @@ def test_only_memory_error_is_out_of_memory_without_torch(monkeypatch):
     assert out_of_memory_reason(MemoryError()) == "no memory left for Python"
 
 
+def test_full_gpu_is_out_of_memory_in_libraries_words_too():
+    for text in ("CUDA error: out of memory", "cuBLAS: CUBLAS_STATUS_ALLOC_FAILED"):
+        assert out_of_memory_reason(RuntimeError(f"{text}\nmore")) == text
+    assert out_of_memory_reason(RuntimeError("CUDA error: illegal access")) is None
+
+
 @pytest.fixture
 def model_calls(monkeypatch, use_cpu):
     """Make `small` tiny, on the CPU; return the list of calls of its attention."""

@@ -290,6 +290,8 @@ def test_cuda_error_stops_the_run(run, monkeypatch):
     outcome = run()
     assert outcome.code == 1 and outcome.measured == [6, 5, 4]
     assert outcome.events[-1] == {"event": "failed", "failed": 1, "missing": 3}
+    # The next run measures the other rows first.
+    assert run().measured == [3, 2, 1, 4]
 
 
 def test_invalid_metrics_fail_their_row(run, monkeypatch, partial_file):

@@ -63,10 +63,14 @@ def test_find_fault_reports_wrong_results(kernel, monkeypatch):
     assert find_fault(candidate).startswith("wrong: relative error 1.0e-01")
 
     def refuse(*_):
-        raise RuntimeError("out of shared memory\nand much more")
+        raise RuntimeError(f"{reason}\nand much more")
 
     monkeypatch.setattr(tune_flash, "make_launch", refuse)
+    reason = "out of shared memory"
     assert find_fault(candidate) == "RuntimeError: out of shared memory"
+    for reason in ("Triton Error [CUDA]: out of memory", "CUDA error: illegal access"):
+        with pytest.raises(RuntimeError, match=re.escape(reason)):
+            find_fault(candidate)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ class Missing(float):
     __neg__ = __abs__ = __round__ = __ceil__ = __floor__ = return_self  # pyright: ignore
     # An absent row is a Missing value too, and each column read from it is Missing.
     __getitem__ = return_self
+    __iter__ = None  # Or iterating would call __getitem__ forever.
 
     def __str__(self) -> str:
         return self.words
@@ -52,7 +53,7 @@ class Missing(float):
 
 MISSING = Missing()
 # Peak rates for GPUs whose data sheet is not listed: all Missing.
-UNLISTED = Peak(MISSING, MISSING, MISSING, MISSING)
+UNLISTED = Peak(*4 * [Missing("no data sheet listed")])
 
 
 def peak_rates(slug: str) -> Peak:

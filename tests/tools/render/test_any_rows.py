@@ -60,6 +60,8 @@ def move_to_unknown_gpu(record: Record) -> Record:
     rows = []
     for row in record.rows:
         kept = {k: v for k, v in row.metrics.items() if not k.endswith("_gpu_ms")}
+        if len(kept) < len(row.metrics):
+            kept["no_gpu_time"] = "the driver forbids profiling"
         rows.append(replace(row, metrics=kept))
     return replace(record, rows=rows, device=make_gpu("X"))
 

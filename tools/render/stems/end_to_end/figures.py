@@ -60,7 +60,8 @@ def mfu_figure(record: Record) -> Drawn:
 
 
 def phases_figure(record: Record) -> Drawn:
-    found = steps(record).where(bool, context=512, size=TABLE_1)
+    measured = itemgetter("step_kernels_ms")
+    found = steps(record).where(measured, context=512, size=TABLE_1)
     if not found:
         return None
     clock = "'s GPU time" if has_gpu_time(record) else ""
