@@ -152,7 +152,7 @@ def find_fault(candidate: Candidate) -> str:
         fault = f"{type(error).__name__}: {error}".splitlines()[0][:100]
         if out_of_memory_reason(error) or "CUDA error" in fault:
             # The GPU is full or broken: later candidates would fail, too.
-            raise RuntimeError(fault) from None
+            raise RuntimeError(f"{candidate.config}: {fault}") from None
         # Any other error is the candidate's fault, such as too much shared memory.
         return fault
     is_close = largest <= TOLERANCE[candidate.arithmetic]

@@ -101,6 +101,12 @@ def is_gpu_shared() -> bool:
     return in_use or bool(query_nvml("nvmlDeviceGetComputeRunningProcesses", handle))
 
 
+def others_memory_share(own_bytes: int) -> float:
+    """Return the share of GPU memory in use besides `own_bytes`, or 0 without NVML."""
+    memory = query_nvml("nvmlDeviceGetMemoryInfo", first_gpu_handle())
+    return 0.0 if memory is None else (memory.used - own_bytes) / memory.total
+
+
 # Device files that show that a driver is installed, on Linux and in WSL.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 

@@ -21,9 +21,11 @@ NO_MEMORY = (
     "cannot be represented as a SymInt",
     "std::bad_alloc",
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
     "Triton Error [CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "DEVICE_ALLOCATION_FAILED",
 )
 SPACE_FAULT = "it can't in a path with a space"
 # Beginning of the reason in a row whose implementation is not installed.

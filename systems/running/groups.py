@@ -8,6 +8,7 @@ The process takes a configuration as JSON and its parent's ID, and prints a row 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,11 +21,16 @@ from typing import Any
 import msgspec
 
 from systems import ROOT
-from systems.records.device import sm_clock_mhz
+from systems.formulas.gpus import CONTEXT_BYTES
+from systems.records.device import others_memory_share, sm_clock_mhz
 from systems.records.outcome import measure_in_turns, measure_row, one_line
 from systems.records.record import Record, Row
 from systems.running import machine
 from systems.running.reports import end_with_parent, report, reserve_stdout
+
+# A desktop and its browser use less than this share of a GPU of 8 GB.
+OTHERS_SHARE = 0.25
+CUDA_ERROR = re.compile(r"CUDA (driver )?error|Triton Error \[CUDA\]")
 
 
 def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
@@ -44,12 +50,28 @@ def measure_rows(record: Record, module: Any, group: list, since: float) -> list
     machine.free_memory()
     rows = measure_group(module, group)
     machine.detach_cupti()
+    if record.device.is_gpu:
+        fail_if_others_filled_gpu(rows)
     for row in rows:
         row.seconds, since = round(time.monotonic() - since, 3), time.monotonic()
     if record.device.is_gpu and (clock := sm_clock_mhz()):
         clocks = [*record.device.sm_clocks_mhz, clock]
         record.device.sm_clocks_mhz = [min(clocks), max(clocks)]
     return rows
+
+
+def fail_if_others_filled_gpu(rows: list[Row]) -> None:
+    """Turn "out_of_memory" rows into failed ones if other processes hold more than
+    OTHERS_SHARE of the GPU's memory, because the next run may find it free.
+    """
+    full = [row for row in rows if row.status == "out_of_memory"]
+    torch = sys.modules.get("torch")
+    used = torch is not None and torch.cuda.is_initialized()
+    own = CONTEXT_BYTES + torch.cuda.memory_reserved() if torch and used else 0
+    if full and others_memory_share(own) > OTHERS_SHARE:
+        for row in full:
+            row.status = "failed"
+            row.reason = one_line(f"others use this GPU's memory: {row.reason}")
 
 
 def measure_group(module: Any, configs: list[Any]) -> list[Row]:
@@ -91,7 +113,7 @@ def report_rows(rows: list[Row]) -> None:
 def is_gpu_broken(module: Any, rows: list[Row]) -> bool:
     """Return whether a CUDA error in `rows` has made this process's GPU unusable."""
     return not has_own_process(module) and any(
-        row.status == "failed" and "CUDA error" in (row.reason or "") for row in rows
+        row.status == "failed" and CUDA_ERROR.search(row.reason or "") for row in rows
     )
 
 

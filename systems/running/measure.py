@@ -52,20 +52,18 @@ def measure_stem(
         record = resuming.new_record(name, device, grid, configs, module.PROTOCOL)
         record = resuming.resume(progress, record, configs)
         failed = [row.config for row in record.rows if row.status == "failed"]
-        record.rows = [row for row in record.rows if row.status != "failed"]
+        finished = [row.config for row in record.rows if row.status != "failed"]
         # Measure all rows of an incomplete group, because they must alternate.
         missing = [
             group
             for group in groups.make_groups(module, configs)
-            if any(record.row(asdict(config)) is None for config in group)
+            if any(asdict(config) not in finished for config in group)
         ]
         # Rows that failed come last, because they could stop this process again.
         missing.sort(key=lambda group: any(asdict(x) in failed for x in group))
         pending = [config for group in missing for config in group]
-        removed = [asdict(config) for config in pending]
-        record.rows = [row for row in record.rows if row.config not in removed]
-        report(event="start", total=len(configs), done=len(record.rows))
-        if count := len(record.rows):
+        report(event="start", total=len(configs), done=len(configs) - len(pending))
+        if count := len(configs) - len(pending):
             commit = record.git.commit if record.git else "unknown"
             report(event="there", rows=count, since=record.started_utc, commit=commit)
         if device.is_gpu:
@@ -81,7 +79,9 @@ def measure_stem(
             alone = groups.has_own_process(module)
             if alone and not resuming.is_same_code(record, configs):
                 raise CannotStart("its code has changed meanwhile: run again")
-            record.rows += rows
+            # Until now the file kept the old rows, so that a failed one stays known.
+            new = [row.config for row in rows]
+            record.rows = [row for row in record.rows if row.config not in new] + rows
             store.write(record, progress)
             groups.report_rows(rows)
             if groups.is_gpu_broken(module, rows):

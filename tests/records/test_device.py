@@ -119,8 +119,9 @@ def test_others_on_the_gpu_are_seen(fake_nvml, used, pids, shared):
     fake_nvml.nvmlDeviceGetMemoryInfo = lambda handle: memory
     fake_nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: pids
     assert device.is_gpu_shared() == shared
+    assert device.others_memory_share(2**29) == (used - 2**29) / 2**37
     fake_nvml.refused = {"nvmlInit"}
-    assert not device.is_gpu_shared()
+    assert not device.is_gpu_shared() and device.others_memory_share(0) == 0
 
 
 FOUND = {UUID: True, f"{UUID},GPU-1": True, "0": True, " 0 ": True}

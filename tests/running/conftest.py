@@ -46,9 +46,10 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     # In an unpacked archive, runs would warn that there is no commit.
     monkeypatch.setenv("GIT_COMMIT", "be1169b0c4d5")
-    # Measuring on a GPU sets this variable: make monkeypatch restore it.
-    monkeypatch.setenv("TRITON_CACHE_DIR", "")
-    monkeypatch.delenv("TRITON_CACHE_DIR")
+    # Measuring sets these variables: make monkeypatch restore them.
+    for name in ("TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     return lambda **options: Run(capsys, options.pop("results", tmp_path), **options)
 
 

@@ -23,7 +23,7 @@ from systems import ROOT
 from systems.experiments import STEMS
 from systems.records import store
 from systems.records.device import CPU
-from systems.records.record import Git
+from systems.records.record import Git, Row
 from systems.records.source_hash import source_hash
 from systems.running import groups, machine, measure, software
 from systems.running.resuming import resume
@@ -290,8 +290,19 @@ def test_cuda_error_stops_the_run(run, monkeypatch):
     outcome = run()
     assert outcome.code == 1 and outcome.measured == [6, 5, 4]
     assert outcome.events[-1] == {"event": "failed", "failed": 1, "missing": 3}
-    # The next run measures the other rows first.
+    # The next runs measure the other rows first, also after one that had no time.
+    assert run(deadline=0.0).measured == []
     assert run().measured == [3, 2, 1, 4]
+
+
+def test_gpu_that_others_filled_fails_rows(monkeypatch):
+    """A row that is out of memory for their sake is measured again."""
+    for share, status in ((0.2, "out_of_memory"), (0.3, "failed")):
+        monkeypatch.setattr(groups, "others_memory_share", lambda own, x=share: x)
+        rows = [Row({}, "out_of_memory", reason="full"), Row({}, "ok")]
+        groups.fail_if_others_filled_gpu(rows)
+        assert [row.status for row in rows] == [status, "ok"]
+        assert ("others use" in (rows[0].reason or "")) == (status == "failed")
 
 
 def test_invalid_metrics_fail_their_row(run, monkeypatch, partial_file):

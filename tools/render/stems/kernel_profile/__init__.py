@@ -173,7 +173,7 @@ def facts(record: Record | None) -> dict[str, str]:
     early, late = (bf16.one(size="2.7B", context=c) for c in (128, 1024))
     in_bf16 = forward.one(size="2.7B", context=512, precision="bf16")
     # The time of 1,000 marks in ms is the time of one mark in µs.
-    mark_us = nanmax(forward.where(bool).column("thousand_marks_ms"))
+    mark_us = nanmax(frame(record).where(bool).column("thousand_marks_ms"))
     return {
         **{
             f"{name}_{key}": fmt(x[f"{name}_ms"], format_ms)
