@@ -172,7 +172,7 @@ def main(
     results: Path = typer.Option(
         RESULTS,
         show_default="docs/results",
-        help="Folder of the records that the pages were rendered from.",
+        help="Folder of the records that the pages show: docs/results or one in it.",
     ),
     into: Path = typer.Option(ROOT, show_default=False, help="Folder to write to."),
 ) -> None:
@@ -194,7 +194,8 @@ def main(
             print(f"change not in code.zip, not committed: {change}", file=sys.stderr)
         find_chromium()
         if render_texts(load_records(results)) != read_texts(GENERATED):
-            remedy = "run tools/regen_tables.py --render"
+            given = f" --results {results} --generated docs/generated"
+            remedy = f"run tools/regen_tables.py --render{given * (results != RESULTS)}"
             fail(f"docs/generated isn't what the records of {results} give: {remedy}")
         with tempfile.TemporaryDirectory() as site:
             build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", site]

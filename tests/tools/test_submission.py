@@ -140,6 +140,9 @@ def test_records_must_be_rendered_before_printing(run_main, monkeypatch):
     monkeypatch.setattr(submission, "render_texts", lambda _: {"facts.yml": "new"})
     code, text = run_main()
     assert code == 2 and "error: docs/generated isn't what the records of" in text
+    monkeypatch.setattr(submission, "load_records", lambda _: {})
+    text = run_main(results=RESULTS / "my")[1]
+    assert "docs/results/my --generated docs/generated" in text
 
 
 @pytest.mark.slow
