@@ -19,6 +19,8 @@ def test_selected_tab_is_kept_across_pages(page: Page, site: Path) -> None:
     block = page.locator(".tabbed-set", has=page.locator(last)).first
     block = block.locator(".tabbed-block").last
     expect(block).to_be_hidden()
+    # Until the theme's script has added these, it would not store a choice.
+    expect(page.locator(".tabbed-control").first).to_be_attached()
     page.locator(last).first.click()
     expect(block).to_be_visible()
     page.goto((site / "end_to_end.html").as_uri())
