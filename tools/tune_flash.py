@@ -52,6 +52,7 @@ from systems.precision.dtypes import relative_error
 from systems.records.device import Device, find_gpu, is_gpu_shared
 from systems.records.files import write_atomically
 from systems.records.outcome import out_of_memory_reason
+from systems.running.groups import CUDA_ERROR
 from systems.running.machine import check_torch
 from systems.running.precompile import MOST_PROCESSES, available_cores
 from systems.running.reports import CannotStart, end_with_parent
@@ -150,7 +151,7 @@ def find_fault(candidate: Candidate) -> str:
         largest = max(relative_error(*pair) for pair in pairs)
     except Exception as error:
         fault = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-        if out_of_memory_reason(error) or "CUDA error" in fault:
+        if out_of_memory_reason(error) or CUDA_ERROR.search(fault):
             # The GPU is full or broken: later candidates would fail, too.
             raise RuntimeError(f"{candidate.config}: {fault}") from None
         # Any other error is the candidate's fault, such as too much shared memory.

@@ -209,8 +209,8 @@ def refuse_second_derivative(operation: str = "flash attention") -> None:
 def autocast_like_sdpa(
     q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v. If autocast is on for q's device (CUDA or CPU), cast those on
-    it to autocast's dtype, as SDPA does, but not float64 tensors.
+    """Return q, k and v. If autocast is on for q's device (CUDA or CPU), cast tensors
+    on this device to autocast's dtype, as SDPA does, except float64.
     """
     # On other devices, querying autocast would cause graph breaks in torch.compile.
     if not isinstance(q, Tensor) or not (q.is_cuda or q.is_cpu):

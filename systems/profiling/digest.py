@@ -19,8 +19,8 @@ def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
     """Return times in ms, a sample per pass: by phase from first to last kernel
     (`forward_gpu_span_ms`) and summed (`forward_gpu_busy_ms`), and of matmuls; also
-    `kernels`, a row for each kernel in a step or outside of steps (over `passes`, too).
-    Raise TraceError if a pass is missing.
+    `kernels`, a row for each kernel of each phase. Rows also count kernels outside of
+    steps. Raise TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:

@@ -30,7 +30,11 @@ from systems.running.reports import end_with_parent, report, reserve_stdout
 
 # A desktop and its browser use less than this share of a GPU of 8 GB.
 OTHERS_SHARE = 0.25
-CUDA_ERROR = re.compile(r"CUDA (driver )?error|Triton Error \[CUDA\]")
+# Matches an error after which every CUDA call of the process fails.
+CUDA_ERROR = re.compile(
+    r"CUDA (driver )?error(?!: out of memory)"
+    r"|Triton Error \[CUDA\]: (an illegal|misaligned|unspecified)"
+)
 
 
 def make_groups(module: Any, configs: list[Any]) -> list[list[Any]]:
@@ -65,9 +69,9 @@ def fail_if_others_filled_gpu(rows: list[Row]) -> None:
     OTHERS_SHARE of the GPU's memory, because the next run may find it free.
     """
     full = [row for row in rows if row.status == "out_of_memory"]
-    torch = sys.modules.get("torch")
-    used = torch is not None and torch.cuda.is_initialized()
-    own = CONTEXT_BYTES + torch.cuda.memory_reserved() if torch and used else 0
+    torch, own = sys.modules.get("torch"), 0
+    if torch is not None and torch.cuda.is_initialized():
+        own = CONTEXT_BYTES + torch.cuda.memory_reserved()
     if full and others_memory_share(own) > OTHERS_SHARE:
         for row in full:
             row.status = "failed"

@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -284,8 +285,9 @@ def test_failed_rows_are_not_published(run, monkeypatch, record_file, partial_fi
     assert store.read(record_file).complete and not partial_file.exists()
 
 
-def test_cuda_error_stops_the_run(run, monkeypatch):
-    error = "CUDA error: an illegal memory access was encountered"
+@pytest.mark.parametrize("library", ["CUDA error", "Triton Error [CUDA]"])
+def test_cuda_error_stops_the_run(run, monkeypatch, library):
+    error = f"{library}: an illegal memory access was encountered"
     fail_row(monkeypatch, 4, RuntimeError(error))
     outcome = run()
     assert outcome.code == 1 and outcome.measured == [6, 5, 4]
@@ -299,10 +301,22 @@ def test_gpu_that_others_filled_fails_rows(monkeypatch):
     """A row that is out of memory for their sake is measured again."""
     for share, status in ((0.2, "out_of_memory"), (0.3, "failed")):
         monkeypatch.setattr(groups, "others_memory_share", lambda own, x=share: x)
-        rows = [Row({}, "out_of_memory", reason="full"), Row({}, "ok")]
-        groups.fail_if_others_filled_gpu(rows)
+        found = [Row({}, "out_of_memory", reason="full"), Row({}, "ok")]
+        monkeypatch.setattr(groups, "measure_group", lambda *_, rows=found: rows)
+        monkeypatch.setattr(machine, "free_memory", lambda: None)
+        record: Any = SimpleNamespace(device=make_gpu("NVIDIA L4"))
+        rows = groups.measure_rows(record, fake_stem, [], since=0.0)
         assert [row.status for row in rows] == [status, "ok"]
         assert ("others use" in (rows[0].reason or "")) == (status == "failed")
+
+
+def test_cpu_records_hold_no_times_of_a_hidden_gpu(monkeypatch):
+    """Where torch is not imported yet, it finds no GPU that NVML does not list."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    measure.import_experiment(fake_stem_entry("cpu"), CPU)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_invalid_metrics_fail_their_row(run, monkeypatch, partial_file):

@@ -8,9 +8,11 @@ import signal
 import time
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from msgspec import structs
 from triton import knobs
 
 from systems.attention.triton import available, chooser, launches, tuned
@@ -223,6 +225,22 @@ def test_tuning_that_cannot_start_gives_the_reason(fake_tuning, capsys, monkeypa
     assert "would use NVIDIA L4, not NVIDIA A100" in error_line(capsys)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "torch sees none here" in error_line(capsys)
+
+
+@pytest.mark.parametrize("gib, processes", [(1, 1), (8, 6), (80, 16), (None, 16)])
+def test_compilers_fit_into_the_gpu(fake_tuning, monkeypatch, gib, processes):
+    class Started(Exception):
+        pass
+
+    size = None if gib is None else gib * 2**30
+    small = structs.replace(fake_tuning.device, memory_bytes=size)
+    pool = Mock(side_effect=Started)
+    monkeypatch.setattr(tune_flash, "find_gpu", lambda: small)
+    monkeypatch.setattr(tune_flash, "available_cores", lambda: 64)
+    monkeypatch.setattr(tune_flash, "ProcessPoolExecutor", pool)
+    with pytest.raises(Started):
+        tune_flash.main()
+    assert pool.call_args.args[0] == processes
 
 
 def crash(candidate: Candidate) -> str:

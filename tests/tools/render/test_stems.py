@@ -9,8 +9,16 @@ from systems.experiments import peak_memory as memory_experiment
 from tests.factories import make_gpu, make_record, make_row, read_record
 from tools.render.clocks import attach_clock_rows
 from tools.render.frame import Line
+from tools.render.markdown import NOTHING_YET
 from tools.render.rows import dropna, fmt
-from tools.render.stems import attention, compile, end_to_end, peak_memory, warmup
+from tools.render.stems import (
+    attention,
+    compile,
+    end_to_end,
+    norm_precision,
+    peak_memory,
+    warmup,
+)
 from tools.render.stems import flash_accuracy as accuracy
 from tools.render.stems import flash_benchmarking as benchmarking
 from tools.render.stems import flash_leaderboard as leaderboard
@@ -51,6 +59,14 @@ def test_kernel_time_is_wall_clock_time_without_gpu_time():
     assert make_pass_row(3.0, both_ms=[9.0]).kernel_ms("both") == 9.0
     assert not make_pass_row(3.0, both_ms=[9.0], no_gpu_time="").kernel_ms("both")
     assert make_pass_row(3.0, both_gpu_ms=[6.0, 7.0, 9.0]).kernel_ms("both") == 7.0
+
+
+def test_a_cpus_reduced_grids_show_no_numbers_that_they_lack():
+    """Without our kernels none "ran nowhere"; without its width no figure is drawn."""
+    assert benchmarking.facts(None)["hopper_ran"] == "not measured"
+    record = read_record("norm_precision")
+    record.rows = [row for row in record.rows if row.config["width"] == 64]
+    assert norm_precision.fragments([record])["layer.md"].startswith(NOTHING_YET)
 
 
 def test_one_step_has_no_standard_deviation():
