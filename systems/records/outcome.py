@@ -64,20 +64,21 @@ def measure_row(config: Any, run: Run) -> Row:
 
 def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
     """Call `run(config)`: yield None at each of its yields, and finally its row."""
-    metrics, status, reason = {}, "ok", None
+    metrics, status, reason, error_name = {}, "ok", None, None
     try:
         result = run(config)
         metrics = (yield from result) if isinstance(result, Generator) else result
         if not (metrics and isinstance(metrics, dict)):
             raise ValueError(f"run must return a dict of metrics, not {metrics!r:.50}")
     except Unsupported as error:
-        status, reason = "unsupported", str(error)
+        status, reason, error_name = "unsupported", str(error), type(error).__name__
     except ModuleNotFoundError as error:
         # Only this project's kernels need Triton, so a missing Triton is no error.
         if error.name != "triton":
             raise
         status, reason = "unsupported", f"{NOT_INSTALLED}: {error}"
     except Exception as error:
+        error_name = type(error).__name__
         if (reason := out_of_memory_reason(error)) is not None:
             status = "out_of_memory"
         elif (reason := compiler_reason(error)) is not None:
@@ -93,7 +94,8 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
         msgspec.json.decode(json.dumps(metrics, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError, msgspec.DecodeError) as error:
         raise ValueError(f"a metric is not JSON: {error}") from None
-    yield Row(asdict(config), status, metrics, one_line(reason))
+    # Each row without metrics needs a reason, but an error's message may be empty.
+    yield Row(asdict(config), status, metrics, one_line(reason) or error_name)
 
 
 def one_line(text: str | None) -> str | None:

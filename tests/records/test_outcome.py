@@ -4,9 +4,10 @@ from dataclasses import asdict
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from systems import REMEDIES
-from systems.records.outcome import measure_row
+from systems.records.outcome import Unsupported, measure_row
 from systems.records.record import Row
 from tests.fake_stem import Config
 
@@ -27,6 +28,12 @@ OUT_OF_MEMORY = {FRAMES: NO_MEMORY} | {
 def test_cpu_errors_are_recorded_as_out_of_memory(text):
     row = measure_row(Config(), Mock(side_effect=RuntimeError(text)))
     assert row == Row(asdict(Config()), "out_of_memory", {}, OUT_OF_MEMORY[text])
+
+
+@pytest.mark.parametrize("error", [Unsupported(" "), torch.OutOfMemoryError()])
+def test_reason_of_an_empty_message_is_the_error_s_name(error):
+    row = measure_row(Config(), Mock(side_effect=error))
+    assert row.status != "ok" and row.reason == type(error).__name__
 
 
 def test_only_a_missing_triton_is_unsupported():
