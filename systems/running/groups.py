@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from typing import Any
@@ -144,8 +145,9 @@ def measure_in_process(module: Any, config: Any) -> Row:
         text=True,
         errors="replace",
     )
-    if child.stdout.endswith("\n"):
-        return msgspec.json.decode(child.stdout.splitlines()[-1], type=Row)
+    # A process that crashed printed no row, or only a part of it.
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(child.stdout.strip().rpartition("\n")[2], type=Row)
     reason = one_line(f"exit code {child.returncode}: {extract_error(child.stderr)}")
     return Row(asdict(config), "failed", reason=reason)
 

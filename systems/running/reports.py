@@ -24,6 +24,8 @@ def reserve_stdout() -> None:
     """Reserve standard output for reports, and redirect other output to stderr."""
     global reports
     reports = os.fdopen(os.dup(1), "w")
+    # End a line that something printed before, such as a `sitecustomize`.
+    reports.write("\n")
     os.dup2(2, 1)
 
 
