@@ -68,7 +68,8 @@ def find_commit() -> Git | None:
         return process.stdout.strip()
 
     try:
-        dirty = bool(git("status", "--porcelain", "-unormal", "--", "systems"))
+        code = ("systems/*.py", "systems/*.toml")  # Not tuned configurations (JSON).
+        dirty = bool(git("status", "--porcelain", "-unormal", "--", *code))
         return Git(git("rev-parse", "HEAD", "HEAD:./systems").split()[0], dirty)
     except FileNotFoundError:
         reason = "git is not installed"

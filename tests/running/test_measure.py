@@ -402,6 +402,20 @@ def test_missing_commit_is_reported(run, monkeypatch, record_file, tmp_path, why
     assert store.read(record_file).git is None
 
 
+@pytest.mark.parametrize("name, is_code", [("x.py", True), ("nvidia-l4.json", False)])
+def test_only_new_code_makes_a_commit_dirty(monkeypatch, tmp_path, name, is_code):
+    require_git()
+    (folder := tmp_path / "systems/tuned").mkdir(parents=True)
+    (tmp_path / "systems/old.py").touch()
+    commit = "-c user.name=a -c user.email=b commit --no-gpg-sign -qm c"
+    for command in ("init -q", "add -A", commit):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    monkeypatch.setattr(software, "ROOT", tmp_path)
+    monkeypatch.delenv("GIT_COMMIT", raising=False)
+    (folder / name).touch()
+    assert (git := software.find_commit()) and git.dirty == is_code
+
+
 @pytest.mark.parametrize("text", ["", "main", "be1169", "be1169b\n", "a" * 65])
 def test_invalid_commit_is_rejected(run, monkeypatch, record_file, text):
     monkeypatch.setenv("GIT_COMMIT", text)
