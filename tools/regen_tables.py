@@ -137,7 +137,8 @@ def command(
 
 def require_results_folder(action: str, results: Path, generated: Path | None) -> None:
     """Exit if a folder is missing or wrong for `action` ("measuring", or an option)."""
-    from tools.render.load import is_quick_folder
+    from systems.records.store import PARTIAL_SUFFIX
+    from tools.render.load import is_quick_folder, list_record_files
 
     measures = action == "measuring"
     is_own = results.resolve() == RESULTS.resolve()
@@ -155,6 +156,10 @@ def require_results_folder(action: str, results: Path, generated: Path | None) -
             f"this guide's own tables do not show {results}: add --generated FOLDER "
             "to name the folder of its tables"
         )
+    if generated and not (measures or is_own):
+        names = (path.name for path in list_record_files(results))
+        if all(name.endswith(PARTIAL_SUFFIX) for name in names):
+            fail(f"--results {results}: no folder in it has a complete record")
     if generated and action != "--check":
         require_rendered_folder(generated)
 

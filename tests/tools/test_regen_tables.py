@@ -380,9 +380,18 @@ def test_results_elsewhere_keep_the_guide_s_tables(rerun, tmp_path):
         assert done.code == 2 and "add --generated FOLDER" in done.err
         assert done.err.count("\n") == 1 and not done.out
     # With --generated, records of another folder and of this one are rendered.
+    flags = "--render", "--generated", str(shown), "--results"
+    for name in ("nowhere.txt", "meta/warmup.partial.json"):
+        (other / name).parent.mkdir(exist_ok=True)
+        (other / name).touch()
+        done = rerun(*flags, str(other))
+        text = f"{other}: no folder in it has a complete record"
+        assert done.err == f"error: --results {text}\n"
+        assert (done.code, done.out, shown.exists()) == (2, "", False)
+    shutil.copytree(tmp_path / "results", other, dirs_exist_ok=True)
+    make_stale(other / "meta/model_sizes.json")
     for results in (other, tmp_path / "results"):
-        flags = "--results", str(results), "--generated", str(shown)
-        assert not rerun("--render", *flags).code
+        assert not rerun(*flags, str(results)).code
         assert (file_contents(shown) == before) == (results != other)
     assert file_contents(tmp_path / "generated") == before
 
