@@ -126,7 +126,7 @@ def test_glossary_terms_are_unique():
 
 
 def test_copied_answer_has_facts_and_working_links(tmp_path):
-    code = "\n```\n## 1\n\nTime\n---\n```\n~~~py\n# 2\n~~~\n"
+    code = "\n```\n## Try it\n\nTime\n---\n```\n~~~py\n# 2\n## Try it\n~~~\n"
     answer = (
         "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md)."
         r" \(24{~}GB\) and \(40{~}GB\)."
@@ -134,7 +134,7 @@ def test_copied_answer_has_facts_and_working_links(tmp_path):
         "## Answer\n\nWhy\n===\n\n#####d\n## Try it in (b)"
     )
     for after in ("## Try it", "## Exercise { #exercise }", "## Exercises { #e }"):
-        (tmp_path / "a.md").write_text(f"# T\n\n## Answer\n\n{answer}\n\n{after}\n")
+        (tmp_path / "a.md").write_text(f"# T{code}\n## Answer\n\n{answer}\n\n{after}\n")
         filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
         filled += r" \(24{~}GB\) and \(40{~}GB\)."
         filled += f"\n\n### (a)\n{code}#### Answer\n\n#### Why\n\n"

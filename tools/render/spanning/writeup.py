@@ -157,25 +157,24 @@ def answer_fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
     """Return {"answers.md": text}: a section per page, empty if not answered[page]."""
-    answers = {
-        page: page_answer(page, facts) if known else ""
-        for page, known in answered.items()
-    }
+    answers = {p: page_answer(p, facts) if answered[p] else "" for p in answered}
     return {"answers.md": snippet_sections(answers)}
 
 
 def answer_section(page: str, docs: Path = DOCS) -> str:
     """Return a page's section "Answer". Raise RecordError if it is missing or empty."""
     text = (docs / f"{page}.md").read_text("utf-8", "replace")
-    found = ANSWER.search(text)
-    faulty = text.count("\n## Try it\n") > 1 or "\n>>>>>>> " in text
+    # Hide code blocks, whose lines may look like headings.
+    shown = HEADING.sub(lambda x: re.sub(".", "`", x[0]) if x["fence"] else x[0], text)
+    found = ANSWER.search(shown)
+    faulty = shown.count("\n## Try it\n") > 1 or "\n>>>>>>> " in text
     if faulty or not (found and found[1].strip()):
-        line = f"\n{text}".partition("\n## Answer\n")[0].count("\n") + 1
+        line = f"\n{shown}".partition("\n## Answer\n")[0].count("\n") + 1
         raise RecordError(
             f'docs/{page}.md:{line}: write an answer between the headings "## Answer" '
             'and "## Try it" (or "## Exercise { ... }"): one of each, no merge conflict'
         )
-    return found[1].strip()
+    return text[slice(*found.span(1))].strip()
 
 
 def lower_headings(text: str) -> str:
