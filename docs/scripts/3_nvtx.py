@@ -16,14 +16,14 @@ from systems.model.sizes import SIZES
 
 
 # --8<-- [start:annotated]
-def annotated_attention(q, k, v, mask):
+def annotated_attention(Q, K, V, mask):
     """Compute the model's attention, with NVTX ranges around its three operations."""
     with nvtx.range("scores"):
-        scores = torch.where(mask, q @ k.mT / k.shape[-1] ** 0.5, float("-inf"))
+        scores = torch.where(mask, Q @ K.mT / K.shape[-1] ** 0.5, float("-inf"))
     with nvtx.range("softmax"):
-        weights = transformer.softmax(scores)
+        weights = transformer.softmax(scores, dim=-1)
     with nvtx.range("output"):
-        return torch.einsum("...qk,...ke->...qe", weights, v)
+        return torch.einsum("...qk,...ke->...qe", weights, V)
     # --8<-- [end:annotated]
 
 
