@@ -86,6 +86,9 @@ def measure_in_turns(config: Any, run: Run) -> Iterator[Row | None]:
         elif "does not yet support recordHistory" in str(error):
             remedy = "set PYTORCH_CUDA_ALLOC_CONF=backend:native"
             raise ValueError(f"this allocator keeps no history: {remedy}") from error
+        elif (at := str(error).find("has no kernel of a GPU")) > 0:
+            # Drop the path of a trace that is deleted by now.
+            status, reason = "unsupported", f"the profile {str(error)[at:]}"
         else:
             raise
     for fault in faults_in_metrics(metrics):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from systems import REMEDIES
+from systems.profiling.torch_trace import read_trace
 from systems.records.outcome import Unsupported, measure_row
 from systems.records.record import Row
 from tests.fake_stem import Config
@@ -50,3 +51,11 @@ def test_allocator_without_history_gives_a_remedy():
     error = RuntimeError("cudaMallocAsync does not yet support recordHistory. If")
     with pytest.raises(ValueError, match="set PYTORCH_CUDA_ALLOC_CONF=backend:native"):
         measure_row(Config(), Mock(side_effect=error))
+
+
+def test_profiler_that_may_not_trace_kernels_is_unsupported(tmp_path):
+    path = tmp_path / "none.json"
+    path.write_text('{"traceEvents": []}')
+    row = measure_row(Config(), lambda _: {"kernels": len(read_trace(path))})
+    assert row.status == "unsupported"
+    assert row.reason.startswith("the profile has no kernel of a GPU: profile with Pro")
