@@ -19,8 +19,8 @@ def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
 def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
     """Return times in ms, a sample per pass: by phase from first to last kernel
     (`forward_gpu_span_ms`) and summed (`forward_gpu_busy_ms`), and of matmuls; also
-    `kernels`, a row for each kernel of each phase. Rows also count kernels outside of
-    steps. Raise TraceError if a pass is missing.
+    `kernels`, a row for each kernel of each phase. Kernels outside of steps don't
+    count. Raise TraceError if a pass is missing.
     """
     by_pass: dict[int, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
@@ -38,10 +38,11 @@ def gpu_metrics(kernels: list[Kernel], passes: int) -> dict[str, Any]:
         if any(groups):
             metrics[f"{name}_gpu_span_ms"] = [*map(span_ms, groups)]
             metrics[f"{name}_gpu_busy_ms"] = [sum(k.ms for k in g) for g in groups]
-    if any(kernel.op for kernel in kernels):
+    in_steps = [kernel for group in ordered for kernel in group]
+    if any(kernel.op for kernel in in_steps):
         metrics["matmul_ops_ms"] = [sum(k.ms for k in g if k.op) for g in ordered]
     times: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for kernel in kernels:
+    for kernel in in_steps:
         parts = phase_and_part(kernel)
         category = kernel_category(kernel.name, parts)
         times["/".join(parts), kernel.name, category].append(kernel.ms)

@@ -18,6 +18,7 @@ MATMUL, SOFTMAX, ELEMENTWISE, REDUCTION, COPY, OPTIMIZER, ATTENTION, OTHER = CAT
 # (category, pattern of kernel names). The first match wins, so specific patterns come
 # first: fused attention may use cutlass, and a copy may be an element-wise kernel.
 RULES = (
+    (OTHER, r"^nccl"),
     (ATTENTION, r"flash|fmha|sdpa|flex_attention|^(?:forward|delta|dkdv|dq)_kernel$"),
     (OPTIMIZER, r"adam|fusedsgd|lamb_"),
     (SOFTMAX, r"softmax"),
