@@ -35,11 +35,12 @@ def flash_attention(
     - "auto": "hopper" if it supports the inputs and is faster, else "triton".
 
     A named backend runs or raises an error. All backends support autocast and, except
-    "first", `torch.compile(fullgraph=True)` and `torch.export`. CUDA graphs can capture
-    both passes after one call with the same shape. "first" rejects batched gradients
-    (`is_grads_batched`); the others loop over them. With "triton" and "hopper", queries
-    whose largest scaled score exceeds 1.8e8 in magnitude add nothing to gradients;
-    "torch" and "first" need finite scores.
+    "first", `torch.compile(fullgraph=True)` and `torch.export`; "torch" compiles slowly
+    and again for each length, since its loops over tiles are unrolled. CUDA graphs can
+    capture both passes after one call with the same shape. "first" rejects batched
+    gradients (`is_grads_batched`); the others loop over them. With "triton" and
+    "hopper", queries whose largest scaled score exceeds 1.8e8 in magnitude add nothing
+    to gradients; "torch" and "first" need finite scores.
 
     Raises TypeError or ValueError for unsupported arguments or a backend that can't
     run, and NotImplementedError inside transforms of torch.func (vmap, grad, jvp),
