@@ -41,6 +41,7 @@ from systems.running.measure import main
 typer.run(main)
 """
 ALL = [6, 5, 4, 3, 2, 1]
+COMMIT = "-c user.name=a -c user.email=b commit --no-gpg-sign --allow-empty -nqm c"
 
 
 def launch(results: Path, **environment: str) -> subprocess.Popen[str]:
@@ -389,8 +390,7 @@ def test_missing_commit_is_reported(run, monkeypatch, record_file, tmp_path, why
     else:
         require_git()
     # A copy in another repository is in none of its commits.
-    commit = "-c user.name=a -c user.email=b commit --no-gpg-sign --allow-empty -nqm c"
-    for command in ("init -q", commit) if why == "fatal: path" else ():
+    for command in ("init -q", COMMIT) if why == "fatal: path" else ():
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     # In a git hook, GIT_DIR names the hook's repository, which must not be used.
     monkeypatch.setenv("GIT_DIR", str(ROOT / ".git"))
@@ -407,8 +407,7 @@ def test_only_new_code_makes_a_commit_dirty(monkeypatch, tmp_path, name, is_code
     require_git()
     (folder := tmp_path / "systems/tuned").mkdir(parents=True)
     (tmp_path / "systems/old.py").touch()
-    commit = "-c user.name=a -c user.email=b commit --no-gpg-sign -qm c"
-    for command in ("init -q", "add -A", commit):
+    for command in ("init -q", "add -A", COMMIT):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     monkeypatch.setattr(software, "ROOT", tmp_path)
     monkeypatch.delenv("GIT_COMMIT", raising=False)

@@ -13,7 +13,7 @@ from errno import EACCES, ENOSPC
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -419,15 +419,9 @@ def test_no_signal_is_lost_in_a_garbage_collection(monkeypatch):
 def test_interrupted_rendering_can_be_repeated(rerun, tmp_path, monkeypatch):
     """Rendering continues in a folder that contains only rendered files."""
     shown, options = tmp_path / "shown", ("--render", "--generated")
-    write, written = rendering.write_atomically, []
-
-    def write_or_stop(path, *arguments, **keywords):
-        if written:
-            raise KeyboardInterrupt
-        written.append(path)
-        return write(path, *arguments, **keywords)
-
-    monkeypatch.setattr(rendering, "write_atomically", write_or_stop)
+    write = rendering.write_atomically
+    write_once = Mock(wraps=write, side_effect=[DEFAULT, KeyboardInterrupt])
+    monkeypatch.setattr(rendering, "write_atomically", write_once)
     done = rerun(*options, str(shown))
     assert done.code == 2 and done.err.strip().endswith("error: stopped")
     assert len(file_contents(shown)) == 1

@@ -213,13 +213,10 @@ def test_tuning_that_cannot_start_gives_the_reason(fake_tuning, capsys, monkeypa
     fake_tuning.path.write_text("{")
     assert "--force" in error_line(capsys)
     fake_tuning.path.unlink()
-
-    def fail_when_full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with tune_flash.lock_record(fake_tuning.path):
         assert "is being measured by process" in error_line(capsys)
-    monkeypatch.setattr(os, "replace", fail_when_full)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=full))
     assert "No space left" in error_line(capsys)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L4")
     assert "would use NVIDIA L4, not NVIDIA A100" in error_line(capsys)
