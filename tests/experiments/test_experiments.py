@@ -530,10 +530,8 @@ def test_do_bench_runs_before_any_profiler(use_cpu, monkeypatch):
 
 
 def test_row_out_of_memory_leaves_no_shared_inputs(use_cpu, monkeypatch):
-    def fail(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    monkeypatch.setattr(compiling, "measure", fail)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+    monkeypatch.setattr(compiling, "measure", Mock(side_effect=error))
     (row,) = groups.measure_group(attention, [attention.Config(16, 64)])
     assert row.status == "out_of_memory"
     assert attention.cached_inputs.cache_info().currsize == 0

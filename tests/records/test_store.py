@@ -7,6 +7,7 @@ import re
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -251,12 +252,8 @@ def test_failed_write_keeps_the_old_record(path, monkeypatch, call, error):
     record = example_record()
     store.write(record, path)
     before = path.read_bytes()
-
-    def fail(*_):
-        raise error
-
     record.rows.clear()
-    monkeypatch.setattr(os, call, fail)
+    monkeypatch.setattr(os, call, Mock(side_effect=error))
     with pytest.raises(type(error)):
         store.write(record, path)
     assert path.read_bytes() == before and os.listdir(path.parent) == ["r.json"]

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import typer
@@ -365,15 +365,9 @@ def test_lock_must_be_a_regular_file(run, tmp_path, kind):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_full_disk_keeps_finished_rows(run, monkeypatch, partial_file, call):
-    calls, real = [], getattr(os, call)
-
-    def fail_when_full(*arguments):
-        calls.append(arguments)
-        if len(calls) > 3:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*arguments)
-
-    monkeypatch.setattr(os, call, fail_when_full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    effects = [DEFAULT] * 3 + [full] * 9
+    monkeypatch.setattr(os, call, Mock(wraps=getattr(os, call), side_effect=effects))
     message = run().error
     assert message.startswith("can't write ")
     broken = "libcublas.so.12: cannot open shared object file"
