@@ -63,7 +63,8 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
     peak = memory_lines("2.7B", frame(memory).one(**large, size="2.7B"))
     eager = frame(plain, d=64, causal=False, dtype="fp32", execution="eager")
     heads = frame(flash, dtype="bf16", d=64)
-    attentions = [eager.one(n=n) for n in (256, 1024, 4096, 8192, 16384)]
+    lengths = (256, 1024, 4096, 8192, 16384)
+    attentions = [attention_line(eager.one(n=n)) for n in lengths]
     flashes = [
         flash_line(name, heads.one(implementation=which, n=n))
         for n in (1024, 16384)
@@ -74,9 +75,7 @@ def script_outputs(found: Found) -> dict[str, list[str]]:
         "2_sizes.py --context 128": step_output(128, "fp32", *TABLE_1),
         "4_autocast.py --size small 2.7B --context 512 --precision bf16": bf16,
         "5_memory.py --size 2.7B --context 512": peak,
-        "6_attention.py --d 64": prepend_head(
-            ATTENTION_HEAD, list(map(attention_line, attentions))
-        ),
+        "6_attention.py --d 64": prepend_head(ATTENTION_HEAD, attentions),
         "7_flash.py --d 64 --n 1024 16384": prepend_head(FLASH_HEAD, flashes),
     }
 

@@ -20,7 +20,6 @@ from tools.render.load import Found, primary_gpu
 from tools.render.markdown import add_caption, items_table, make_tabs, snippet_sections
 from tools.render.rows import measured_records
 
-PROBLEMS_FILE = Path(__file__).with_name("problems.toml")
 DOCS = ROOT / "docs"
 # An answer ends at the page's own next heading, because it may have headings, too.
 ANSWER = re.compile(r"^## Answer\n(.*?)^## (?:Try it$|Exercises? \{)", re.DOTALL | re.M)
@@ -61,8 +60,8 @@ class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_problems() -> list[Problem]:
-    tables = dict[str, list[Problem]]
-    return msgspec.toml.decode(PROBLEMS_FILE.read_bytes(), type=tables)["problem"]
+    text = Path(__file__).with_name("problems.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, list[Problem]])["problem"]
 
 
 def gpus_with_records(stems: tuple[str, ...], found: Found) -> set[str]:

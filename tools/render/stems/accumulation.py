@@ -143,20 +143,16 @@ def sums_figure(record: Record) -> Drawn:
                 if x:
                     # The record keeps every n-th sum.
                     steps = [x["kept_every"] * (i + 1) for i in range(len(x["sums"]))]
-                    color = COLORS.get(name, GREY)
-                    plots.curve(
-                        axes, steps, x["sums"], marker="", color=color, label=name
-                    )
+                    look = {"color": COLORS.get(name, GREY), "label": name}
+                    plots.curve(axes, steps, x["sums"], marker="", **look)
                 if x["stalled"]:
                     end = x["last_change"], x["total"]
                     axes.plot(*end, "x", color=INK, markersize=8, markeredgewidth=2)
                     # Keep the note clear of the curves that still rise.
-                    place = {"ha": "right", "offset": (-6, 6)}
+                    place = {"color": INK, "ha": "right", "offset": (-6, 6)}
                     if end[1] < 1:
-                        place = {"ha": "left", "offset": (44, 6)}
-                    plots.label_point(
-                        axes, f"step {end[0]:,}", *end, color=INK, **place
-                    )
+                        place |= {"ha": "left", "offset": (44, 6)}
+                    plots.label_point(axes, f"step {end[0]:,}", *end, **place)
             axes.set_ylim(bottom=0)
             axes.set(xlabel="step", title=f"running sum, adding {term:g}")
 

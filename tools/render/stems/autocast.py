@@ -1,5 +1,7 @@
 """Tables, facts and claim of `autocast`: dtypes by model part and by operation."""
 
+from functools import partial
+
 from systems.records.record import Record
 from tools.render.claims import Judgement, claim
 from tools.render.fragments import Fragments
@@ -51,17 +53,7 @@ FACT_PARTS = {
 fragments = Fragments()
 
 
-@fragments.add("toy.md", "The dtype of each part of the toy model.", reported=True)
-def toy_table(record: Record) -> str:
-    return parts_table(record, "toy")
-
-
-@fragments.add("transformer.md", reported=True)
-def transformer_table(record: Record) -> str:
-    return parts_table(record, "transformer")
-
-
-def parts_table(record: Record, part: str) -> str:
+def parts_table(part: str, record: Record) -> str:
     """Return a table of dtypes in the model `part` ("toy", ...) under autocast."""
     found = frame(record, part=part, dtype=("fp16", "bf16"))
     has = {name for x in found if x and x.row for name in x.row.metrics}
@@ -74,6 +66,11 @@ def parts_table(record: Record, part: str) -> str:
         ),
         shown_first=ASKED.__contains__,
     )
+
+
+TITLES = {"toy": "The dtype of each part of the toy model.", "transformer": ""}
+for model, title in TITLES.items():
+    fragments.add(f"{model}.md", title, reported=True)(partial(parts_table, model))
 
 
 @fragments.add(

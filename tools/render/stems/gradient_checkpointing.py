@@ -227,8 +227,7 @@ def draw_peaks(axes: Axes, found: Frame) -> None:
         plots.label_point(axes, f"{shown:.1f}", place, lowest, color=color, **side)
     axes.set_ylim(bottom=0)
     beside = {"ha": "left", "va": "top", "offset": (3, -9)}
-    rules = zip(("√N", "√(N r / R)"), best_run_lengths(PASS), strict=True)
-    for name, run in rules:
+    for name, run in zip(("√N", "√(N r / R)"), best_run_lengths(PASS), strict=True):
         axes.axvline(run, color=GREY, linewidth=1, linestyle=":")
         plots.label_point(axes, name, run, axes.get_ylim()[1], color=DARK, **beside)
     axes.set_title("peak, GiB")

@@ -128,11 +128,9 @@ def times_figure(record: Record) -> Drawn:
             )
             plots.curve(axes, ns, fused, label="compiled")
             plots.curve(axes, ns, eager, label="eager", color=ACCENT)
-            grown = [eager[-1] * (n / ns[-1]) ** 2 for n in ns[2:]]
+            grown = [eager[-1] / 4 * (n / ns[-1]) ** 2 for n in ns[2:]]
             look = {"marker": "", "ls": (0, (1, 2)), "color": DARK, "linewidth": 1}
-            plots.curve(
-                axes, ns[2:], [t / 4 for t in grown], label="slope of N²", **look
-            )
+            plots.curve(axes, ns[2:], grown, label="slope of N²", **look)
             plots.set_log_scale(axes.yaxis, subs=(1,))
             plots.set_log2_axis(axes.xaxis, ns, "sequence length N")
             axes.set_title(f"{of} pass, ms")

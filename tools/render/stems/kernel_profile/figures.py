@@ -67,9 +67,8 @@ def draw_bars(axes: Axes, found: Frame) -> None:
         ms = x["wall_ms"]
         text = f"{ms:.0f}" if ms < 999.5 else f"{ms / 1e3:.1f} s"
         axes.text(place, 101, text, ha="center", va="bottom")
-    axes.set_xticks(
-        range(len(found)), [plots.format_number(x["context"]) for x in found]
-    )
+    contexts = [plots.format_number(x["context"]) for x in found]
+    axes.set_xticks(range(len(found)), contexts)
     axes.set_title(f"{found[0]['size']}, {found[0]['precision']}: %")
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 25))
@@ -132,6 +131,5 @@ def draw_roofs(axes: Axes, peak: Peak, intensities: list[float]) -> None:
     text = f"memory: {peak.bandwidth / 1e12:.1f} TB/s "
     look = {"ha": "right", "color": DARK, "offset": (0, 5)}
     plots.label_point(axes, text, middle, middle * peak.bandwidth / 1e12, **look)
-    plots.label_point(
-        axes, f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s", right, roof[-1], **look
-    )
+    text = f"fp32: {peak.fp32 / 1e12:.0f} TFLOP/s"
+    plots.label_point(axes, text, right, roof[-1], **look)

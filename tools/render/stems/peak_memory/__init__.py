@@ -46,7 +46,6 @@ for mode, n in (*product(TITLES, [LONGEST]), ("step", CONTEXTS[0]), ("forward", 
 )
 def peaks_table(record: Record) -> str:
     found = passes(record).where(size=SIZE, **PLAIN)
-    places = list(product(PRECISIONS, (*CONTEXTS, LONG)))
 
     def peak(mode: str, precision: str, context: int) -> float:
         return found.one(mode=mode, precision=precision, context=context)["peak"]
@@ -56,7 +55,7 @@ def peaks_table(record: Record) -> str:
         ("pass", MODES.__getitem__),
         *(
             (f"{p}, {c}", lambda mode, p=p, c=c: peak(mode, p, c), format_gib2)
-            for p, c in places
+            for p, c in product(PRECISIONS, (*CONTEXTS, LONG))
         ),
     )
 
@@ -177,12 +176,8 @@ def memory_peak_moves(record: Record) -> Judgement:
         [category_bytes(x, n) / category_bytes(x, n, "most_bytes") for n in names]
         for x in ends
     )
-    texts = [
-        ", ".join(
-            f"{percent(s)} of the {n}" for s, n in zip(shares, names, strict=True)
-        )
-        for shares in (short, long)
-    ]
+    words = "{} of the gradients, {} of the saved activations"
+    texts = [words.format(*map(percent, shares)) for shares in (short, long)]
     holds = short[0] > 0.5 > short[1] and long[1] > 0.5 > long[0]
     numbers = f"Peak at context 128: {texts[0]}; at 512: {texts[1]}."
     return (holds, numbers) if all(ends) else None

@@ -86,10 +86,9 @@ def timeline_figure(
 def draw_timeline(axes: Axes, x: Line, height: float) -> None:
     timeline: dict[str, list[int]] = x.metrics["timeline"]
     events = timeline["event"]
-    sizes = [[n / 2**30 for n in timeline[name]] for name in used_categories([x])]
-    axes.stackplot(
-        events, *sizes, colors=[COLORS[n] for n in used_categories([x])], linewidth=0
-    )
+    used = used_categories([x])
+    sizes = [[n / 2**30 for n in timeline[name]] for name in used]
+    axes.stackplot(events, *sizes, colors=[COLORS[n] for n in used], linewidth=0)
     top = [sum(at) for at in zip(*sizes, strict=True)]
     peak = max(range(len(top)), key=top.__getitem__)
     # Write beside the peak, because a line between phases may be at the peak.

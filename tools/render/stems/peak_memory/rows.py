@@ -75,10 +75,8 @@ def describe_peak_time(x: Line) -> str | Missing:
     phase = x["peak_phase"].replace("_", " ")
     if phase == "backward":
         # Gradients are allocated as the backward pass goes on.
-        early = (
-            category_bytes(x, "gradients")
-            < category_bytes(x, "gradients", "most_bytes") / 2
-        )
+        most = category_bytes(x, "gradients", "most_bytes")
+        early = category_bytes(x, "gradients") < most / 2
         return f"at the {'start' if early else 'end'} of the backward pass"
     return f"in the {phase}" + (" pass" if "forward" in phase else "")
 
