@@ -29,6 +29,7 @@ UNITS = {"_ms": "ms", "_bytes": "bytes", "_flops": "FLOP"}
 
 def fragments(found: Found) -> dict[str, str]:
     """Return {"explorer.js": text}, which sets `window.RESULTS` for the explorer."""
+    compact: Any = {"ensure_ascii": False, "separators": (",", ":")}
     texts: dict[str, int] = {}
     lines: list[str] = []
     before: list[int] = []
@@ -39,10 +40,7 @@ def fragments(found: Found) -> dict[str, str]:
                 numbered = [texts.setdefault(text, len(texts)) for text in named]
                 cells = [*numbered, *line[len(TEXTS) :]]
                 same = len(commonprefix([numbered, before]))
-                text = json.dumps(
-                    [same, *cells[same:]], ensure_ascii=False, separators=(",", ":")
-                )
-                lines.append(text)
+                lines.append(json.dumps([same, *cells[same:]], **compact))
                 before = numbered
     listed = json.dumps(list(texts), ensure_ascii=False, indent=0)
     columns, labels = json.dumps(COLUMNS), json.dumps(LABELS)

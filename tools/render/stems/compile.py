@@ -129,9 +129,8 @@ def speedup_figure(record: Record) -> Drawn:
                 xs = dropna(ends)
                 plots.curve(axes, xs, [place] * len(xs), marker="", color=PALE)
                 for end, color in zip(ends, DOTS.values(), strict=True):
-                    plots.curve(
-                        axes, [end], [place], color=color, linestyle="", markersize=7
-                    )
+                    look = {"color": color, "linestyle": "", "markersize": 7}
+                    plots.curve(axes, [end], [place], **look)
                 if gain := x["step_gain"]:
                     below = {"va": "top", "offset": (0, -6)}
                     plots.label_point(axes, f"{gain:.2f} ×", ends[-1], place, **below)

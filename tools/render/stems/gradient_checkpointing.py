@@ -186,9 +186,8 @@ def run_length_figure(record: Record) -> Drawn:
         plots.curve(times, found.column("run"), found.column("step_ms"), color=ACCENT)
         if whole := every.one(strategy="none", attention="flash")["step_ms"]:
             times.axhline(whole, color=DARK, linewidth=1)
-            plots.label_point(
-                times, "no recomputation", RUNS[-1], whole, ha="right", color=DARK
-            )
+            look = {"ha": "right", "color": DARK}
+            plots.label_point(times, "no recomputation", RUNS[-1], whole, **look)
         times.set_title("forward and backward, ms")
         for axes in (memory, times):
             axes.set_ylim(0, 1.02 * axes.get_ylim()[1])

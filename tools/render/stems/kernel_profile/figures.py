@@ -35,9 +35,8 @@ def category_figure(record: Record) -> str:
         shown = plots.panels(figure, len(parts), sharey=True)
         for axes, part in zip(shown, parts, strict=True):
             draw_bars(axes, part)
-        plots.draw_legend(
-            figure, {NAMES[cause]: color for cause, color in COLORS.items()}
-        )
+        legend = {NAMES[cause]: color for cause, color in COLORS.items()}
+        plots.draw_legend(figure, legend)
 
     idle = percent(small["idle"] / small["wall_ms"])
     matmuls = (percent(x["matmuls"] / x["wall_ms"]) for x in (fp32, bf16))
@@ -102,9 +101,8 @@ def roofline_figure(record: Record) -> Drawn:
             part = found.where(part=name)
             ends = part.column("intensity"), part.column("tflops")
             axes.plot(*ends, "o", color=color, markeredgewidth=0)
-        plots.draw_legend(
-            figure, {n.removeprefix("attention "): c for n, c in parts.items()}
-        )
+        short = {n.removeprefix("attention "): color for n, color in parts.items()}
+        plots.draw_legend(figure, short)
 
     return (
         draw,

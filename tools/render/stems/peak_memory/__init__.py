@@ -114,6 +114,7 @@ def facts(record: Record | None) -> dict[str, str]:
     weights = category_peaks(Pass(SIZE, LONGEST, "step", "fp32"))["weights"]
     beyond_weights = (step["peak"] or step["predicted"]) - weights
     growth = forward_bf16["peak"] / forward["peak"]
+    copies = category_bytes(forward_bf16, "weight copies")
     long = {f"{m}_{p}_long": find_pass(m, p, LONG) for m in TITLES for p in PRECISIONS}
     peaks = {f"{mode}_fp32": find_pass(mode, "fp32") for mode in MODES}
     peaks |= {"step_bf16": step_bf16} | long
@@ -121,9 +122,7 @@ def facts(record: Record | None) -> dict[str, str]:
         **{k: format_peak(x, x["predicted"], format_mib) for k, x in peaks.items()},
         "beyond_weights": fmt(beyond_weights / 2**30, "{:.0f}"),
         "forward_bf16_over_fp32": fmt(growth, "{:.5f}"),
-        "forward_copies_bf16": format_mib(
-            category_bytes(forward_bf16, "weight copies")
-        ),
+        "forward_copies_bf16": format_mib(copies),
         "place_fp32": fmt(step["place"]),
         "place_short": fmt(find_pass("step", "fp32", 128)["place"]),
         "residual_measured_bf16": format_mib(step_bf16["residual_bytes"]),

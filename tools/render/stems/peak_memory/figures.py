@@ -42,9 +42,8 @@ def timeline_figure(
     `finding` and `more`, if given, are its caption.
     """
     tried = passes(record).where(size=SIZE, context=context, mode=mode, **PLAIN)
-    found = tried.arrange(precision=PRECISIONS).where(
-        lambda x: x.metrics.get("timeline")
-    )
+    timed = tried.where(lambda x: x.metrics.get("timeline"))
+    found = timed.arrange(precision=PRECISIONS)
     if not found:
         return ""
     if mode == "forward" and len(found) == len(PRECISIONS):
@@ -68,9 +67,8 @@ def timeline_figure(
         shown = plots.panels(figure, len(found), sharey=True)
         for axes, x in zip(shown, found, strict=True):
             draw_timeline(axes, x, height)
-        plots.draw_legend(
-            figure, {name: COLORS[name] for name in used_categories(found)}
-        )
+        legend = {name: COLORS[name] for name in used_categories(found)}
+        plots.draw_legend(figure, legend)
 
     return plots.plot(
         record,
