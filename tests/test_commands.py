@@ -147,15 +147,9 @@ def test_compiling_rejects_the_interpreter():
 def test_ctrl_c_during_the_import_of_torch_aborts(tmp_path, module):
     slow = "print(1, flush=True)\nimport time; time.sleep(60)"
     (tmp_path / "torch.py").write_text(slow)
-    child = subprocess.Popen(
-        [sys.executable, "-m", f"systems.{module}"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with child:
+    line, pipe = [sys.executable, "-m", f"systems.{module}"], subprocess.PIPE
+    place = {"cwd": ROOT, "env": os.environ | {"PYTHONPATH": str(tmp_path)}}
+    with subprocess.Popen(line, **place, stdout=pipe, stderr=pipe, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "1\n"
         child.send_signal(signal.SIGINT)
         _, text = child.communicate(timeout=30)

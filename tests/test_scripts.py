@@ -92,9 +92,8 @@ def test_bad_numbers_and_no_gpu_are_usage_errors(path, monkeypatch, capsys):
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
 def test_script_prints_out_of_memory(kind, monkeypatch, capsys):
     for batch in (10**18, 10**20):
-        lines = run_script(
-            monkeypatch, capsys, SCRIPTS[1], "--size=small", f"--batch={batch}"
-        )
+        options = ("--size=small", f"--batch={batch}")
+        lines = run_script(monkeypatch, capsys, SCRIPTS[1], *options)
         assert lines == ["small  out of memory"]
     full = Mock(side_effect=kind("out of memory. Tried to allocate 2.50 GiB"))
     monkeypatch.setattr("systems.model.transformer.build_model", full)

@@ -216,16 +216,11 @@ def test_non_finite_metrics_are_rejected(path, value, at):
     assert read_error(path, text).startswith("is not JSON")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"no JSON",
-        b"<<<<<<< HEAD\n{}",
-        b"\xff\xfe",
-        b'{"schema": 3} {}',
-        b'{"schema": 3, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    ],
-)
+NOT_JSON = [b"no JSON", b"<<<<<<< HEAD\n{}", b"\xff\xfe", b'{"schema": 3} {}']
+NOT_JSON += [b'{"schema": 3, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+
+
+@pytest.mark.parametrize("content", NOT_JSON)
 def test_invalid_json_is_reported(path, content):
     remedy = "`git checkout .*" if b"<<<" in content else "delete it to measure again"
     assert re.fullmatch(f"is not JSON .*; {remedy}", read_error(path, content))

@@ -21,14 +21,11 @@ def write_system(root: Path, meminfo: str = MEMINFO, **files: str | int) -> Path
     return root
 
 
-@pytest.mark.parametrize(
-    ("text", "free"),
-    [
-        ("MemTotal: 9 kB\nMemAvailable:    3 kB\n", 3072),
-        ("MemTotal: 9 kB\n", None),
-        ("MemAvailable: much\n", None),
-    ],
-)
+MEMINFO = {"MemTotal: 9 kB\nMemAvailable:    3 kB\n": 3072}
+MEMINFO |= dict.fromkeys(("MemTotal: 9 kB\n", "MemAvailable: much\n"))
+
+
+@pytest.mark.parametrize(("text", "free"), MEMINFO.items())
 def test_free_host_memory_is_read_from_meminfo(tmp_path, text, free):
     assert available_host_bytes(write_system(tmp_path, text)) == free
     assert available_host_bytes(tmp_path / "nowhere") is None

@@ -193,15 +193,12 @@ def test_record_of_changed_code_is_measured_again(tree):
     assert listed_state(regen_tables(tree, "--list").stdout, "fake") == "fresh"
 
 
+ENDS = [(signal.SIGINT, 2, "error: stopped; every finished")]
+ENDS += [(signal.SIGTERM, 143, ""), (signal.SIGKILL, -9, "")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("told", "code", "said"),
-    [
-        (signal.SIGINT, 2, "error: stopped; every finished"),
-        (signal.SIGTERM, 143, ""),
-        (signal.SIGKILL, -9, ""),
-    ],
-)
+@pytest.mark.parametrize(("told", "code", "said"), ENDS)
 def test_signals_end_the_process_of_a_row(tree, tmp_path, told, code, said):
     log = tmp_path / "log"
     settings = {"FAKE_FRESH_PROCESS": "1", "FAKE_SLEEP": "600000", "FAKE_LOG": str(log)}

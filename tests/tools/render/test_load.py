@@ -153,15 +153,12 @@ def test_rendering_errors_name_the_records(monkeypatch):
     assert raised.value.__notes__ == ["while rendering nvidia-h200/warmup.json"]
 
 
-@pytest.mark.parametrize(
-    ("exact", "told"),
-    [
-        ("65.52 GiB", "66 GiB"),
-        ("1.08502 to 1.45264, 0.51149 ms", "1.09 to 1.5, 0.51 ms"),
-        ("0.035 ms, 1.19 ms, 9.96 ms", "0.035 ms, 1.2 ms, 10 ms"),
-        ("24.95 ± 3.78 ms", "24.95 ± 3.78 ms"),
-        ("16,384 tokens", "16,384 tokens"),
-    ],
-)
+ROUNDED = {x: x for x in ("24.95 ± 3.78 ms", "16,384 tokens")}
+ROUNDED |= {"1.08502 to 1.45264, 0.51149 ms": "1.09 to 1.5, 0.51 ms"}
+ROUNDED |= {"0.035 ms, 1.19 ms, 9.96 ms": "0.035 ms, 1.2 ms, 10 ms"}
+ROUNDED["65.52 GiB"] = "66 GiB"
+
+
+@pytest.mark.parametrize(("exact", "told"), ROUNDED.items())
 def test_numbers_in_sentences_are_rounded(exact, told):
     assert markdown.round_numbers(exact) == told
