@@ -172,7 +172,7 @@ def main(
     results: Path = typer.Option(
         RESULTS,
         show_default="docs/results",
-        help="Folder of the records that the pages show: docs/results or one in it.",
+        help="Folder of the records on the pages: docs/results or its folder quick.",
     ),
     into: Path = typer.Option(ROOT, show_default=False, help="Folder to write to."),
 ) -> None:

@@ -123,11 +123,17 @@ def list_record_files(results: Path) -> list[Path]:
 
 def load_records(results: Path) -> dict[str, list[Record]]:
     """Return {experiment: complete records}, first the primary GPU's, then other GPUs',
-    then published ones. Raise RecordError for an invalid file, or (unless `results` is
-    named "quick") if other GPUs have records and the primary GPU has none.
+    then published ones. Raise RecordError for an invalid file, for one in a subfolder
+    of a GPU's folder, or (unless `results` is named "quick") if other GPUs have records
+    and the primary GPU has none.
     """
     primary = primary_gpu()
     found: dict[str, list[Record]] = defaultdict(list)
+    for path in sorted(results.glob(f"*/*/**/*{store.SUFFIX}")):
+        parts = path.relative_to(results).parts
+        if parts[0] != "quick" and not any(part.startswith(".") for part in parts):
+            where = f"records are shown from folders {results}/GPU only"
+            raise store.RecordError(f"{path} lies too deep: {where}")
     for path in list_record_files(results):
         if not path.name.endswith(store.PARTIAL_SUFFIX) and path.parent.name != "quick":
             found[path.stem].append(read_record(path))

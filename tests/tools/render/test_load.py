@@ -133,6 +133,13 @@ def test_misplaced_record_is_rejected(tmp_path):
     store.write(record, tmp_path / record.device.slug / "method.json")
     with pytest.raises(store.RecordError, match="of warmup on nvidia-h200, misplaced"):
         load.load_records(tmp_path)
+    (tmp_path / record.device.slug / "method.json").unlink()
+    for folder in ("quick/nvidia-h200", "nvidia-h200/.old", "nvidia-h200/nvidia-h200"):
+        # A second `cp -r` copies a folder into its first copy.
+        assert not load.load_records(tmp_path)
+        store.write(record, tmp_path / folder / "warmup.json")
+    with pytest.raises(store.RecordError, match=r"h200/nvidia-h200/\S+ lies too deep:"):
+        load.load_records(tmp_path)
 
 
 def test_absent_metrics_show_not_measured():
