@@ -157,7 +157,8 @@ def test_own_answer_needs_no_record(monkeypatch):
 def test_missing_answer_or_fact_names_the_page(tmp_path):
     own, end = "\n## Answer\n", "\n## Try it\n"
     wrong = "", own + end, f"{own}Mine.\n", f"{own}Mine.\n{end}More.\n{end}"
-    for text in (*wrong, f"{own}Mine.\n>>>>>>> b\n{end}"):
+    comments = f"{own}<!--guide-->\n<!-- later:\nmore -->\n{end}"
+    for text in (*wrong, comments, f"{own}Mine.\n>>>>>>> b\n{end}"):
         (tmp_path / "a.md").write_text(f"# T\n{text}")
         with pytest.raises(RecordError, match=r"a\.md:3: write an answer between"):
             page_answer("a", FACTS, tmp_path)

@@ -161,13 +161,13 @@ def answer_fragments(
 
 
 def answer_section(page: str, docs: Path = DOCS) -> str:
-    """Return a page's section "Answer". Raise RecordError if it is missing or empty."""
+    """Return a page's section "Answer". Raise RecordError if it has no text."""
     text = (docs / f"{page}.md").read_text("utf-8", "replace")
     # Hide code blocks, whose lines may look like headings.
     shown = HEADING.sub(lambda x: re.sub(".", "`", x[0]) if x["fence"] else x[0], text)
     found = ANSWER.search(shown)
     faulty = shown.count("\n## Try it\n") > 1 or "\n>>>>>>> " in text
-    if faulty or not (found and found[1].strip()):
+    if faulty or not (found and re.sub("(?s)<!--.*?-->", "", found[1]).strip()):
         line = f"\n{shown}".partition("\n## Answer\n")[0].count("\n") + 1
         raise RecordError(
             f'docs/{page}.md:{line}: write an answer between the headings "## Answer" '
