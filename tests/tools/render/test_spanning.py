@@ -162,6 +162,8 @@ def test_missing_answer_or_fact_names_the_page(tmp_path):
         (tmp_path / "a.md").write_text(f"# T\n{text}")
         with pytest.raises(RecordError, match=r"a\.md:3: write an answer between"):
             page_answer("a", FACTS, tmp_path)
-    (tmp_path / "a.md").write_text("## Answer\n\n{$ facts.a.c $}\n\n## Try it\n")
-    with pytest.raises(RecordError, match=r"a\.md: .*'c'"):
-        page_answer("a", FACTS, tmp_path)
+    faults = {"{$ facts.a.c $}": "5: .*'c'", "```\n${$}\n```": "6: unexpected '}'"}
+    for text, fault in faults.items():
+        (tmp_path / "a.md").write_text(f"# T\n## Answer\n\n\n{text}\n{end}")
+        with pytest.raises(RecordError, match=rf"a\.md:{fault}"):
+            page_answer("a", FACTS, tmp_path)

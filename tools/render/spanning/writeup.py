@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from textwrap import indent
+from traceback import extract_tb
 
 import msgspec
 from jinja2 import Environment, StrictUndefined, TemplateError
@@ -161,7 +162,9 @@ def answer_fragments(
 
 
 def answer_section(page: str, docs: Path = DOCS) -> str:
-    """Return a page's section "Answer". Raise RecordError if it has no text."""
+    """Return a page's section "Answer", below one line break for each line above it.
+    Raise RecordError if the section is missing or has no text.
+    """
     text = (docs / f"{page}.md").read_text("utf-8", "replace")
     # Hide code blocks, whose lines may look like headings.
     shown = HEADING.sub(lambda x: re.sub(".", "`", x[0]) if x["fence"] else x[0], text)
@@ -173,7 +176,7 @@ def answer_section(page: str, docs: Path = DOCS) -> str:
             f'docs/{page}.md:{line}: write an answer between the headings "## Answer" '
             'and "## Try it" (or "## Exercise { ... }"): one of each, no merge conflict'
         )
-    return text[slice(*found.span(1))].strip()
+    return "\n" * text.count("\n", 0, found.start(1)) + text[slice(*found.span(1))]
 
 
 def lower_headings(text: str) -> str:
@@ -192,9 +195,10 @@ def page_answer(
     page: str, facts: Mapping[str, Mapping[str, str]], docs: Path = DOCS
 ) -> str:
     """Return a page's answer with facts filled in, links and headings adapted."""
-    text = lower_headings(answer_section(page, docs).replace(SHIPPED, "").strip())
-    text = LINK_IN_PAGE.sub(f"({page}.md#", text)
     try:
-        return TEMPLATES.from_string(text).render(facts=facts)
+        text = TEMPLATES.from_string(answer_section(page, docs)).render(facts=facts)
     except TemplateError as error:
-        raise RecordError(f"docs/{page}.md: {error}") from error
+        line = extract_tb(error.__traceback__)[-1].lineno
+        raise RecordError(f"docs/{page}.md:{line}: {error.message}") from error
+    text = lower_headings(text.replace(SHIPPED, "").strip())
+    return LINK_IN_PAGE.sub(f"({page}.md#", text)
