@@ -154,6 +154,16 @@ def test_own_answer_needs_no_record(monkeypatch):
     assert writeup.page_answer("warmup", FACTS) == "1 ms"
 
 
+def test_answers_may_not_define_a_reference_differently(monkeypatch):
+    texts = {"a": "[1]: x.md\n[b]: y", "c": "```\n[1]: y\n```\n[1]: x.md\n"}
+    writeup = everything.import_spanning("writeup")
+    monkeypatch.setattr(writeup, "page_answer", lambda page, _: texts[page])
+    assert answer_fragments(FACTS, dict.fromkeys(texts, True))
+    texts["c"] += "\n[B]: z"
+    with pytest.raises(RecordError, match=r"^docs/a\.md and docs/c\.md define \[B\] "):
+        answer_fragments(FACTS, dict.fromkeys(texts, True))
+
+
 def test_missing_answer_or_fact_names_the_page(tmp_path):
     own, end = "\n## Answer\n", "\n## Try it\n"
     wrong = "", own + end, f"{own}Mine.\n", f"{own}Mine.\n{end}More.\n{end}"

@@ -33,6 +33,8 @@ HEADING = re.compile(
 # Marks an answer that the guide's authors wrote; NEEDY finds one that has facts.
 SHIPPED = "<!--guide-->"
 NEEDY = re.compile(rf"{SHIPPED}.*{{\$", re.DOTALL).search
+# Matches the definition of a link by reference: its label and its target.
+REFERENCE = re.compile(r"^ {0,3}\[([^]\n]+)\]:\s*(\S+)", re.M)
 LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
 # Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
 MARKS = ("{@", "@}", "{$", "$}", "{~#", "#~}")
@@ -156,9 +158,23 @@ def claim_tabs(problem: Problem, found: Found) -> str:
 def answer_fragments(
     facts: Mapping[str, Mapping[str, str]], answered: Mapping[str, bool]
 ) -> dict[str, str]:
-    """Return {"answers.md": text}: a section per page, empty if not answered[page]."""
+    """Return {"answers.md": text}: a section per page, empty if not answered[page].
+    Raise RecordError if two answers define one reference, such as [1], differently.
+    """
     answers = {p: page_answer(p, facts) if answered[p] else "" for p in answered}
+    seen: dict[str, tuple[str, str]] = {}
+    for page, answer in answers.items():
+        for label, target in REFERENCE.findall(hide_code(answer)):
+            other, known = seen.setdefault(label.lower(), (page, target))
+            if known != target:
+                fault = f"define [{label}] differently in their answers: rename one"
+                raise RecordError(f"docs/{other}.md and docs/{page}.md {fault}")
     return {"answers.md": snippet_sections(answers)}
+
+
+def hide_code(text: str) -> str:
+    """Overwrite code blocks, whose lines may look like headings or references."""
+    return HEADING.sub(lambda x: re.sub(".", "`", x[0]) if x["fence"] else x[0], text)
 
 
 def answer_section(page: str, docs: Path = DOCS) -> str:
@@ -166,8 +182,7 @@ def answer_section(page: str, docs: Path = DOCS) -> str:
     Raise RecordError if the section is missing or has no text.
     """
     text = (docs / f"{page}.md").read_text("utf-8", "replace")
-    # Hide code blocks, whose lines may look like headings.
-    shown = HEADING.sub(lambda x: re.sub(".", "`", x[0]) if x["fence"] else x[0], text)
+    shown = hide_code(text)
     found = ANSWER.search(shown)
     faulty = shown.count("\n## Try it\n") > 1 or "\n>>>>>>> " in text
     if faulty or not (found and re.sub("(?s)<!--.*?-->", "", found[1]).strip()):
