@@ -1,7 +1,8 @@
 // Insert GPU and dates below the title, drop other GPUs' conditions, and their tabs from
 // sets with a tab of this GPU, drop reported tabs unless `keepReported`, and remove links
-// to other pages, which are local paths. Return the pages whose answers are left out, and
-// the addresses of images that did not load.
+// to other pages, which are local paths. Tabs that an answer's author wrote stay: only
+// generated ones have provenance or are in a box of claims. Return the pages whose answers
+// are left out, and the addresses of images that did not load.
 ([gpu, keepReported, title, subject]) => {
     document.title = title
     const line = document.createElement("p")
@@ -12,6 +13,8 @@
     const isReported = label => label.textContent.trim().endsWith("reported")
     for (const set of document.querySelectorAll(".tabbed-set")) {
         const every = selector => [...set.querySelectorAll(`:scope > ${selector}`)]
+        const sources = every(".tabbed-content > .tabbed-block > .provenance")
+        if (!sources.length && !set.closest("details.claims")) continue
         const labels = every(".tabbed-labels > label")
         const blocks = every(".tabbed-content > .tabbed-block")
         const hasOurs = labels.some(isOurs)

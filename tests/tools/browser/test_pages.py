@@ -53,12 +53,18 @@ def test_copied_commands_contain_no_prompt(page: Page, pages: list[Path]) -> Non
     assert not re.search(r"^\s*\$", copied, re.MULTILINE), copied
 
 
-def test_printing_keeps_web_links_and_names_what_is_missing(page):
-    tabs = "".join(
-        f"<div class=tabbed-set><div class=tabbed-labels><label>{gpu}, reported</label>"
-        f"</div><div class=tabbed-content><div class=tabbed-block>7</div></div></div>"
-        for gpu in ("A100", "L4")
-    )
+def make_tabs(text: str, *labels: str) -> str:
+    blocks = f"<div class=tabbed-block>{text}</div>" * len(labels)
+    names = "".join(f"<label>{label}</label>" for label in labels)
+    tabs = f"<div class=tabbed-labels>{names}</div><div class=tabbed-content>{blocks}"
+    return f"<div class=tabbed-set>{tabs}</div></div>"
+
+
+def test_printing_keeps_own_tabs_and_web_links_and_names_what_is_missing(page):
+    table = "7<p class=provenance>source</p>"
+    tabs = "".join(make_tabs(table, f"{gpu}, reported") for gpu in ("A100", "L4"))
+    tabs += make_tabs("mine", "H200", "laptop")
+    tabs += f"<details class=claims>{make_tabs('holds', 'H200', 'L4')}</details>"
     links = '<p><a href="warmup.html">y</a><a href="https://a.b">x</a></p>'
     page.set_content(
         f"<article><h1>T</h1>{links}<p class=status>not measured yet</p>{tabs}"
@@ -69,6 +75,7 @@ def test_printing_keeps_web_links_and_names_what_is_missing(page):
     article = page.locator("article").inner_html()
     assert '<p>y<a href="https://a.b">x</a></p>' in article
     assert "reported" not in article and article.count("not measured") == 3
+    assert (article.count("mine"), article.count("holds")) == (2, 1)
 
 
 def test_wide_elements_align_and_folds_break_in_print(page, site):

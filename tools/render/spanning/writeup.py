@@ -152,7 +152,7 @@ def claim_tabs(problem: Problem, found: Found) -> str:
         decided = [holds for holds, _ in verdicts if holds is not None]
         held.append(f"{gpu}: {sum(decided)} of {len(decided)}")
     title = f"Claims that hold in the record ({'; '.join(held)})"
-    return f'??? abstract "{title}"\n{indent(make_tabs(tabs), "    ")}\n'
+    return f'??? abstract claims "{title}"\n{indent(make_tabs(tabs), "    ")}\n'
 
 
 def answer_fragments(
