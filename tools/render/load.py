@@ -28,6 +28,8 @@ current_hash = cache(source_hash)
 def primary_gpu() -> str:
     """Return the GPU that pages quote ("nvidia-h200"). Raise RecordError if not set."""
     config = (ROOT / "mkdocs.yml").read_text("utf-8", "replace")
+    if "\n>>>>>>> " in config:
+        raise store.RecordError("mkdocs.yml: has a merge conflict")
     gpus = re.findall(r"""^  primary_gpu: *["']?([A-Za-z][\w.-]*)""", config, re.M)
     if len(gpus) != 1:
         raise store.RecordError(

@@ -34,12 +34,14 @@ def test_primary_gpu_is_read_as_yaml(read_primary, text):
     assert read_primary(f"primary_gpu: {text}") == "a-gpu"
 
 
-INVALID = "primary_gpu:", "primary_gpu: [a]", "primary: a", "primary_gpu: a\n  " * 2
+WRONG = "primary_gpu:", "primary_gpu: [a]", "primary: a", "primary_gpu: a\n  " * 2
+INVALID = dict.fromkeys(WRONG, "extra.primary_gpu must name")
+INVALID["primary_gpu: a\n>>>>>>> b"] = "has a merge conflict"
 
 
 @pytest.mark.parametrize("text", INVALID)
 def test_invalid_primary_gpu_is_rejected(read_primary, text):
-    with pytest.raises(RecordError, match=r"mkdocs.yml: extra.primary_gpu must name"):
+    with pytest.raises(RecordError, match=f"mkdocs.yml: {INVALID[text]}"):
         read_primary(text)
 
 
