@@ -6,9 +6,9 @@ write the fastest into a file that the kernels read.
 
 takes less than 20 minutes; after an interruption, run it again to go on. Candidates are
 the current configuration, those for other GPUs, and variants in one parameter. Only
-candidates that agree with float64 are timed; one that crashes its process twice is
-left out. The kernels ignore the file once their code or Triton's version changes;
-records contain the file's digest.
+candidates that agree with float64 are timed. A CUDA error stops the search; the next
+one leaves that candidate out. The kernels ignore the file once their code or Triton's
+version changes; records contain the file's digest.
 """
 
 import json
@@ -16,13 +16,11 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import partial
-from itertools import chain, product
+from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import median
@@ -84,6 +82,13 @@ class Candidate(NamedTuple):
     config: Config
 
 
+class CrashError(RuntimeError):
+    """A CUDA error broke the process. Arguments: the candidate's text, the error."""
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
     """Return candidates for `key`: the current one, those for other GPUs, variants."""
     kind, kernel, d, causal = key
@@ -140,7 +145,7 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
 
 def find_fault(candidate: Candidate) -> str:
     """Compile a candidate and compare it with float64. Return its fault, or "". Raise
-    RuntimeError if the GPU's memory is full or a CUDA error broke this process.
+    RuntimeError if the GPU's memory is full, CrashError for other CUDA errors.
     """
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
@@ -154,19 +159,19 @@ def find_fault(candidate: Candidate) -> str:
         largest = max(relative_error(*pair) for pair in pairs)
     except Exception as error:
         fault = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-        if out_of_memory_reason(error) or CUDA_ERROR.search(fault):
-            # The GPU is full, or this process can't use it: others would fail here.
-            raise RuntimeError(fault) from None
+        if out_of_memory_reason(error):
+            raise RuntimeError(f"{candidate.config}: {fault}") from None
+        if CUDA_ERROR.search(fault):
+            raise CrashError(str(candidate), fault) from None
         # Any other error is the candidate's fault, such as too much shared memory.
         return fault
     is_close = largest <= TOLERANCE[candidate.arithmetic]
     return "" if is_close else f"wrong: relative error {largest:.1e}"
 
 
-def time_pass_ms(candidate: Candidate) -> float:
-    """Return the median time of a candidate's pass by `do_bench`, in ms."""
-    launch = make_launch(candidate, HEADS, N)
-    times: Any = triton.testing.do_bench(launch, warmup=5, rep=25, return_mode="all")
+def time_call_ms(call: Callable[[], object]) -> float:
+    """Return the median time of a call by `do_bench`, in ms."""
+    times: Any = triton.testing.do_bench(call, warmup=5, rep=25, return_mode="all")
     return median(times)
 
 
@@ -216,91 +221,25 @@ def time_candidates(
     path: Path,
     candidates: dict[Key, list[Candidate]],
     faults: dict[Candidate, str],
-    time_ms: Callable[[Candidate], dict[Candidate, float]],
+    time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time each case's faultless candidates; write the fastest before the next case.
-    `time_ms` returns no time for a candidate that crashes.
-    """
+    """Time each case's faultless candidates; write the fastest before the next case."""
     for key, alternatives in candidates.items():
-        times = {}
-        for candidate in alternatives:
-            times |= time_ms(candidate) if faults.get(candidate) == "" else {}
+        times = {c: time_ms(c) for c in alternatives if faults.get(c) == ""}
         if times:
             fastest = make_entry(times, alternatives[0])
             content["entries"].append(fastest)
             write_content(content, path)
-            print(f"{describe_case(key)}: {fastest['pass_ms']:.4f} ms,", end=" ")
+            arithmetic, kernel, d, causal = key
+            case = f"{arithmetic} d={d} {kernel} {'causal' if causal else 'full'}"
+            print(f"{case}: {fastest['pass_ms']:.4f} ms,", end=" ")
             print(f"with ours {fastest['pass_with_ours_ms'] or math.nan:.4f} ms")
 
 
-def describe_case(key: Key) -> str:
-    arithmetic, kernel, d, causal = key
-    return f"{arithmetic} d={d} {kernel} {'causal' if causal else 'full'}"
-
-
-def describe(candidate: Candidate) -> str:
-    return f"{describe_case(candidate[:4])} {candidate.config}"
-
-
-def start_worker() -> ProcessPoolExecutor:
-    """Return a pool of one process, which starts when it gets work."""
-    context = get_context("spawn")
-    return ProcessPoolExecutor(1, context, set_up_worker, (os.getpid(),))
-
-
-def set_up_worker(parent: int) -> None:
-    """Leave Ctrl-C to process `parent`, and exit when it ends."""
+def start_worker(parent: int) -> None:
+    """Set up a worker: leave Ctrl-C to process `parent`, and exit when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(parent)
-
-
-def count_workers(device: Device) -> int:
-    """Return the number of processes for which cores and GPU memory suffice."""
-    # Each has a CUDA context and small tensors on the GPU.
-    fitting = (device.memory_bytes or 2**40) // (2 * CONTEXT_BYTES)
-    return max(1, min(MOST_PROCESSES, available_cores(), fitting))
-
-
-def run_in_workers(
-    work: Callable[[Candidate], Any],
-    candidates: Sequence[Candidate],
-    workers: list[ProcessPoolExecutor],
-    crashed: list[str],
-) -> dict[Candidate, Any]:
-    """Return {candidate: work(candidate)}, without those in `crashed`. If a candidate
-    crashes its process, replace the process, and try the candidate again at the end. If
-    it crashes again, add it to `crashed`. Raise RuntimeError if all of several crash.
-    """
-    left = [c for c in candidates if describe(c) not in crashed]
-    several, tried, results = len(left) > 1, set(), {}
-    idle, running = [*range(len(workers))], {}
-    while left or running:
-        while left and idle:
-            candidate, i = left.pop(0), idle.pop()
-            running[workers[i].submit(work, candidate)] = candidate, i
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            candidate, i = running.pop(future)
-            idle.append(i)
-            try:
-                results[candidate] = future.result()
-            except RuntimeError as error:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-                has_ended = isinstance(error, BrokenProcessPool)
-                if not (has_ended or CUDA_ERROR.search(reason)):
-                    raise
-                workers[i].shutdown()
-                workers[i] = start_worker()
-                if candidate in tried:
-                    crashed.append(describe(candidate))
-                    line = f"left out, because it crashes: {crashed[-1]}: {reason}"
-                    print(line, file=sys.stderr)
-                else:
-                    # The system may have killed the process, for lack of memory.
-                    tried.add(candidate)
-                    left.append(candidate)
-    if several and not results:
-        raise RuntimeError("every candidate crashes: does the GPU work?")
-    return results
 
 
 def main(
@@ -343,12 +282,12 @@ def main(
             fail(str(error))
         lock = start.pop_all()
     finished = {tuned.entry_key(x) for x in content["entries"]}
-    workers = [start_worker() for _ in range(count_workers(device))]
-
-    def run_each(work: Callable[[Candidate], Any], *candidates: Candidate):
-        return run_in_workers(work, candidates, workers, content["crashed"])
-
-    with lock:
+    # Limit processes, because each has a CUDA context and small tensors on the GPU.
+    fitting = (device.memory_bytes or 2**40) // (2 * CONTEXT_BYTES)
+    count = max(1, min(MOST_PROCESSES, available_cores(), fitting))
+    context = get_context("spawn")
+    workers = ProcessPoolExecutor(count, context, start_worker, (os.getpid(),))
+    with lock, workers as pool:
         try:
             for kind, size in product(dict.fromkeys(arithmetic), dict.fromkeys(d)):
                 keys = [(kind, k, size, m) for k in KERNELS for m in (True, False)]
@@ -357,18 +296,27 @@ def main(
                     for key in keys
                     if key not in finished
                 }
-                faults = run_each(find_fault, *chain(*candidates.values()))
+                # `pool.map` would cancel pending work when interrupted, and a pool with
+                # cancelled work leaves some of its processes running.
+                futures = {
+                    c: pool.submit(find_fault, c)
+                    for alternatives in candidates.values()
+                    for c in alternatives
+                    if str(c) not in content["crashed"]
+                }
+                faults = {c: future.result() for c, future in futures.items()}
                 time_candidates(
-                    content, path, candidates, faults, partial(run_each, time_pass_ms)
-                )
+                    content, path, candidates, faults,
+                    lambda c: time_call_ms(make_launch(c, HEADS, N)),
+                )  # fmt: skip
         except (RuntimeError, TritonError, OSError, KeyboardInterrupt) as error:
+            if isinstance(error, CrashError):
+                content["crashed"].append(error.args[0])
+                write_content(content, path)
             message = str(error).partition("\n")[0]
             problem = f"stopped: {type(error).__name__} {message}".strip()
             for child in active_children():
                 child.terminate()
-        finally:
-            for worker in workers:
-                worker.shutdown()
     print(f"{len(content['entries'])} configurations: {path}")
     if problem:
         fail(f"{problem}; the same command goes on")

@@ -6,14 +6,13 @@ import os
 import re
 import signal
 import time
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
+from msgspec import structs
 from triton import knobs
 
 from systems.attention.triton import available, chooser, launches, tuned
@@ -72,8 +71,10 @@ def test_find_fault_reports_wrong_results(kernel, monkeypatch):
     reason = "out of shared memory"
     assert find_fault(candidate) == "RuntimeError: out of shared memory"
     for reason in ("Triton Error [CUDA]: out of memory", "CUDA error: illegal access"):
-        with pytest.raises(RuntimeError, match=re.escape(reason)):
+        with pytest.raises(RuntimeError, match=re.escape(reason)) as caught:
             find_fault(candidate)
+        is_crash = isinstance(caught.value, tune_flash.CrashError)
+        assert is_crash == ("memory" not in reason)
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def tune_candidates(fake_a100, *configs: Config, key=KEY):
     these = [Candidate(*key, config) for config in configs]
     verdicts = {c: "wrong: 1e-1" if c.config == WRONG else "" for c in these}
     tune_flash.time_candidates(
-        found, fake_a100.path, {key: these}, verdicts, lambda c: {c: MS[c.config]}
+        found, fake_a100.path, {key: these}, verdicts, lambda c: MS[c.config]
     )
     fake_a100.reset()
     return found["entries"]
@@ -186,24 +187,14 @@ def test_kernels_hash_excludes_config_tables():
     assert tables.isdisjoint(reached)
 
 
-CRASHING, BROKEN = list_candidates(("half", "dq", 128, True), "sm_80")[1:3], []
-
-
-def time_or_break(candidate: Candidate) -> float:
-    """Return the number of stages. After a CUDA error, raise it for all candidates."""
-    BROKEN.extend([candidate] * (candidate == CRASHING[1]))
-    if BROKEN:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-    return float(candidate.config.stages)
-
-
 @pytest.fixture
 def fake_tuning(fake_a100, monkeypatch):
     """Tune as on an A100, with a kernel's time equal to its number of stages."""
     monkeypatch.setattr(tune_flash, "find_gpu", lambda: fake_a100.device)
     monkeypatch.setattr(tune_flash, "is_gpu_shared", lambda: False)
     monkeypatch.setattr(tune_flash, "available_cores", lambda: 2)
-    monkeypatch.setattr(tune_flash, "time_pass_ms", time_or_break)
+    monkeypatch.setattr(tune_flash, "make_launch", lambda c, heads, n: c.config.stages)
+    monkeypatch.setattr(tune_flash, "time_call_ms", float)
     before = signal.getsignal(signal.SIGTERM)
     yield fake_a100
     signal.signal(signal.SIGTERM, before)
@@ -236,39 +227,31 @@ def test_tuning_that_cannot_start_gives_the_reason(fake_tuning, capsys, monkeypa
 
 
 @pytest.mark.parametrize("gib, processes", [(1, 1), (8, 6), (80, 16), (None, 16)])
-def test_compilers_fit_into_the_gpu(monkeypatch, gib, processes):
-    device = make_gpu(memory_bytes=gib and gib * 2**30)
+def test_compilers_fit_into_the_gpu(fake_tuning, monkeypatch, gib, processes):
+    class Started(Exception):
+        pass
+
+    size = None if gib is None else gib * 2**30
+    small = structs.replace(fake_tuning.device, memory_bytes=size)
+    pool = Mock(side_effect=Started)
+    monkeypatch.setattr(tune_flash, "find_gpu", lambda: small)
     monkeypatch.setattr(tune_flash, "available_cores", lambda: 64)
-    assert tune_flash.count_workers(device) == processes
+    monkeypatch.setattr(tune_flash, "ProcessPoolExecutor", pool)
+    with pytest.raises(Started):
+        tune_flash.main()
+    assert pool.call_args.args[0] == processes
 
 
 def crash(candidate: Candidate) -> str:
-    if candidate == CRASHING[0]:
+    if candidate.d == 128:
         os.kill(os.getpid(), signal.SIGKILL)
     return ""
 
 
-@pytest.mark.slow
-def test_crashing_candidates_are_left_out(fake_tuning, monkeypatch, capfd):
-    """The file names them, and tuning goes on, now and in the next run."""
-    monkeypatch.setattr(tune_flash, "find_fault", crash)
-    tune_flash.main(["half"], [128])
-    crashed = [tune_flash.describe(candidate) for candidate in CRASHING]
-    lines = capfd.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in lines] == crashed
-    content = resume_or_start(fake_tuning.path, fake_tuning.device, False)
-    assert content["crashed"] == crashed and len(content["entries"]) == 6
-    assert tune_flash.run_in_workers(crash, CRASHING, [], crashed) == {}
-
-
-@pytest.mark.parametrize("text", ["", "Triton Error [CUDA]: out of memory"])
-def test_unusable_gpu_stops_tuning(monkeypatch, text):
-    future, said = Future(), re.escape(text or "every candidate crashes")
-    future.set_exception(RuntimeError(text) if text else BrokenProcessPool())
-    worker = Mock(submit=lambda *_: future)
-    monkeypatch.setattr(tune_flash, "start_worker", lambda: worker)
-    with pytest.raises(RuntimeError, match=said):
-        tune_flash.run_in_workers(crash, CRASHING, [worker], [])
+def break_cuda(candidate: Candidate) -> str:
+    if candidate.d == 128:
+        raise tune_flash.CrashError(str(candidate), "CUDA error: misaligned address")
+    return ""
 
 
 def interrupt(candidate: Candidate) -> str:
@@ -284,12 +267,28 @@ def interrupt(candidate: Candidate) -> str:
 
 
 @pytest.mark.slow
-def test_interrupted_tuning_keeps_results(fake_tuning, monkeypatch, capfd):
-    monkeypatch.setattr(tune_flash, "find_fault", interrupt)
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [(crash, "BrokenProcessPool"), (interrupt, "KeyboardInt"), (break_cuda, "CrashE")],
+)
+def test_interrupted_tuning_keeps_results(fake_tuning, monkeypatch, capfd, work, said):
+    monkeypatch.setattr(tune_flash, "find_fault", work)
     monkeypatch.setenv("SENT", f"{fake_tuning.path}.sent")
     started = time.monotonic()
     line = error_line(capfd, ["half", "half"], [64, 64, 128])
-    assert "KeyboardInterrupt" in line and line.endswith("the same command goes on")
+    assert said in line and line.endswith("the same command goes on")
     assert [e["d"] for e in tuned.read(fake_tuning.path)["entries"]] == [64] * 6
     assert time.monotonic() - started < 50
     assert not multiprocessing.active_children()
+    first = str(list_candidates(("half", "forward", 128, True), "sm_80")[0])
+    left_out = tuned.read(fake_tuning.path)["crashed"]
+    assert left_out == ([first] if work is break_cuda else [])
+
+
+def test_candidates_that_broke_cuda_are_left_out(fake_tuning, monkeypatch):
+    keys = [("half", kernel, 128, mask) for kernel in KERNELS for mask in (True, False)]
+    every = [str(c) for key in keys for c in list_candidates(key, "sm_80")]
+    content = resume_or_start(fake_tuning.path, fake_tuning.device, False)
+    tune_flash.write_content(content | {"crashed": every}, fake_tuning.path)
+    monkeypatch.setattr(tune_flash, "find_fault", break_cuda)
+    tune_flash.main(["half"], [128])
