@@ -161,6 +161,7 @@ def make_problem(
     """Return q, k, v, do, and {name: float64 result} of o, dq, dk, dv for the first
     heads of batch entry 0. Cache one call: give all configs the same `implementation`.
     """
+    assert config.heads % config.group == 0, "--heads must be a multiple of --group"
     # Reset dynamo, or a change of shape would trigger dynamic-shape compilation.
     torch.compiler.reset()
     shape = config.batch, config.heads, config.n, config.d

@@ -581,6 +581,8 @@ def test_flash_peers_interleaves_rows_of_a_shape(use_cpu, monkeypatch, n):
 def test_flash_peers_checks_grouped_heads_in_bnhd(use_cpu, monkeypatch):
     shape = (2, 4, flash_peers.SHORT + 3, 16, True, "fp32", 2, "bnhd")
     config = flash_peers.Config("sdpa_flash", *shape)
+    with pytest.raises(AssertionError, match="multiple of --group"):
+        flash_peers.make_problem(replace(config, group=3), "cpu")
     q, k, *_ = flash_peers.make_problem(config, "cpu")
     assert (q.shape[1], k.shape[1]) == (4, 2)
     assert q.stride(1) < q.stride(2) and q.transpose(1, 2).is_contiguous()
