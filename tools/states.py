@@ -2,7 +2,6 @@
 
 import os
 import sys
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -33,28 +32,6 @@ def read_state(path: Path) -> tuple[str, Any]:
         return "missing", None
 
 
-def is_resumable(record: Any) -> bool:
-    """Return whether a partial record is of the current code. Its source hash covers
-    the attention of all rows, so try every set that the missing rows could have.
-    """
-    from msgspec.structs import replace
-
-    from systems.attention.implementations import IMPLEMENTATIONS
-    from systems.records.record import Row
-    from systems.running.software import attention_names
-    from tools.render.load import is_fresh
-
-    rows, others = record.rows, []
-    if known := attention_names(row.config for row in rows):
-        names = IMPLEMENTATIONS.keys() - known
-        others = [Row({"attention": name}, "failed") for name in names]
-    return any(
-        is_fresh(replace(record, rows=[*rows, *missing]))
-        for count in range(len(others) + 1)
-        for missing in combinations(others, count)
-    )
-
-
 def print_states(results: Path) -> int:
     """Print the state of each record. Return the exit code: 2 if one is unreadable."""
     from systems.records.store import RecordError
@@ -79,9 +56,6 @@ def print_states(results: Path) -> int:
                 faults.append(f"error: {error}")
             rows = date = minutes = ""
             if record is not None:
-                if state == "partial" and record.stem == stem:
-                    # A run throws away the rows of other code.
-                    state = state if is_resumable(record) else "stale"
                 state = "reported" if record.kind == "reported" else state
                 count = sum(row.status != "failed" for row in record.rows)
                 share = f"{100 * count // max(1, record.expected_rows)} %"

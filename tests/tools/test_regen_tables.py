@@ -24,7 +24,6 @@ from systems.experiments import STEMS
 from systems.records import store
 from systems.records.outcome import measure_row
 from systems.records.source_hash import source_hash
-from systems.running.software import attention_names
 from tests.factories import (
     RESULTS,
     file_contents,
@@ -338,20 +337,6 @@ def make_stale(path: Path) -> None:
     record = store.read(path)
     record.source_hash = "older"
     store.write(record, path)
-
-
-def test_list_calls_a_partial_record_of_other_code_stale(run_regen, tmp_path):
-    """The hash also covers the attention of rows that are missing."""
-    record = read_record("model_attention", "nvidia-h200")
-    used = attention_names(row.config for row in record.rows)
-    record.source_hash = source_hash(STEMS["model_attention"].module, used)
-    record.rows = record.rows[:1]
-    assert len(used) > len(attention_names([record.rows[0].config]))
-    path = tmp_path / "results/nvidia-h200/model_attention.partial.json"
-    store.write(record, path)
-    assert listed_state(run_regen("--list").out, record.stem) == "partial"
-    make_stale(path)
-    assert listed_state(run_regen("--list").out, record.stem) == "stale"
 
 
 @pytest.mark.parametrize("name", ["typo", "two\nlines", "file", "gpu"])
