@@ -127,8 +127,11 @@ def test_each_item_is_scheduled_once(n_q, n_k, heads, head_swizzle, last_items, 
     assert (starts.diff() > 0).all()
 
 
-SCHEDULES = [(16384, 16, 2, 192, 128, 1.02), (1024, 512, 1, 256, 64, 1.02)]
-SCHEDULES += [(4096, 64, 8, 128, 128, 1.01)]
+SCHEDULES = (
+    (16384, 16, 2, 192, 128, 1.02),
+    (1024, 512, 1, 256, 64, 1.02),
+    (4096, 64, 8, 128, 128, 1.01),
+)
 
 
 @pytest.mark.parametrize(("n", "heads", "swizzle", "rows", "keys", "most"), SCHEDULES)

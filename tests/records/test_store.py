@@ -216,8 +216,10 @@ def test_non_finite_metrics_are_rejected(path, value, at):
     assert read_error(path, text).startswith("is not JSON")
 
 
-NOT_JSON = [b"no JSON", b"<<<<<<< HEAD\n{}", b"\xff\xfe", b'{"schema": 3} {}']
-NOT_JSON += [b'{"schema": 3, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+NOT_JSON = (
+    *(b"no JSON", b"<<<<<<< HEAD\n{}", b"\xff\xfe", b'{"schema": 3} {}'),
+    b'{"schema": 3, "rows": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+)
 
 
 @pytest.mark.parametrize("content", NOT_JSON)

@@ -21,9 +21,11 @@ except ImportError:
 
 __all__ = ["AXE_SCRIPT", "Browser", "Locator", "Page", "expect", "sync_playwright"]
 
-FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync
-    --disable-background-networking --disable-component-update""".split()
-FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
+)
 
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
