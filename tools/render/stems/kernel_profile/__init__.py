@@ -11,7 +11,6 @@ from tools.render.markdown import (
     OPEN,
     fold_name,
     format_at_most,
-    format_significant,
     items_table,
     percent,
 )
@@ -212,7 +211,8 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def format_ms(ms: float) -> str:
-    return f"{format_significant(ms)} ms"
+    # Pages round it; rounding here as well would make 45.46 ms 46 ms.
+    return f"{ms:.5f} ms"
 
 
 def top_kernel_facts(x: Line) -> dict[str, str]:
