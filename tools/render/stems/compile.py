@@ -102,8 +102,9 @@ def times_table(record: Record) -> str:
 
 @fragments.add(
     "price.md",
-    "Compile time, and how many steps save as much wall-clock time. Savings are "
-    "relative to alternating eager steps; compiled AdamW has its own eager steps.",
+    "Compile time, and how many steps save as much wall-clock time. Each row's savings "
+    "are relative to eager steps that alternate with it, so don't subtract the row "
+    "without compiled AdamW from the row with it: their eager steps differ.",
 )
 def compile_cost_table(record: Record) -> str:
     found = steps(record).where(bool, execution="compiled", size=SHOWN_SIZES)

@@ -207,9 +207,9 @@ def throughput_figure(record: Record) -> Drawn | None:
         return None
     return (
         draw,
-        f"At these shapes this guide's attention takes {' and '.join(ranges)}.",
-        f"Forward + backward in bf16. {KEY}. The table lists batch and heads of each "
-        "length.",
+        f"At the plotted shapes this guide's attention takes {' and '.join(ranges)}.",
+        f"Forward + backward in bf16. {KEY}. The table has more shapes, and batch "
+        "and heads of each length.",
     )
 
 
