@@ -281,7 +281,6 @@ def head_facts(record: Record | None) -> dict[str, str]:
         "head_multiplied": fmt(1e3 * flops / peak.bf16, "{:.3f} ms"),
         "head_plain": fmt(plain, "{:.5f} ms"),
         "head_ours": fmt(flash, "{:.5f} ms"),
-        "head_plain_over_ours": fmt(plain / flash, "{:.0f}"),
         "plain_elsewhere": predict_by_gpu(lambda peak: head_bounds_ms(peak)[0]),
         "ours_elsewhere": predict_by_gpu(lambda peak: head_bounds_ms(peak)[1]),
     }
