@@ -219,6 +219,7 @@ def facts(record: Record | None) -> dict[str, str]:
             for key, rows, of in parts
         },
         "faster_bf16_1024": fmt(middle["both / plain"], "{:.5f}"),
+        "faster_bf16_16384": fmt(bf16.one(n=16384)["both / plain"], "{:.5f}"),
         "faster_bf16_65536": fmt(longest["both / plain"], "{:.5f}"),
         "faster_sdpa_65536": fmt(longest["both / sdpa"], "{:.5f}"),
         "hopper_ran": ran if hopper else "nowhere" if won else fmt(MISSING),

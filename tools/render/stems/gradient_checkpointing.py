@@ -258,6 +258,9 @@ def facts(record: Record | None) -> dict[str, str]:
             f"{name}_peak": format_peak(x, x["predicted_peak"], format_gib)
             for name, x in peaks.items()
         },
+        "best_ms": fmt(best.get("step_gpu_ms"), "{:.0f} ms"),
+        "halving_ms": fmt(peaks["halving"].get("step_gpu_ms"), "{:.0f} ms"),
+        "chain_ms": fmt(peaks["chain"].get("step_gpu_ms"), "{:,.0f} ms"),
         "best_predicted": format_gib(one),
         "more": format_gib(two - one),
         "weights": format_gib(weight_bytes(p)),

@@ -118,12 +118,13 @@ def facts(record: Record | None) -> dict[str, str]:
     warm = processes(record).where(lambda x: x["warmup"] > 0, **cell)
     spread = "{0[mean]:.0f} ± {0[std]:.0f} ms"
     return {
-        "cold": fmt(cold["mean"] and cold, spread),
-        "warm": fmt((five := found.one(warmup=5))["mean"] and five, spread),
+        **{
+            name: fmt((x := found.one(warmup=steps))["mean"] and x, spread)
+            for steps, name in {0: "cold", 1: "one", 2: "two", 5: "warm"}.items()
+        },
         "first_step": fmt(cold["first"], "{:.0f} ms"),
         "first_over_settled": fmt(cold["first"] / cold["settled"], "{:.0f}"),
         "mean_over_settled": fmt(cold["mean"] / cold["settled"], "{:.5f}"),
-        "halves": span(found.column("halves")[1:], "{:.2f}"),
         "range_warm": span(warm.column("settled"), "{:.0f}"),
     }
 

@@ -193,8 +193,9 @@ def facts(record: Record | None) -> dict[str, str]:
         "softmax_over_matmuls": span(softmax.column("over_matmuls"), "{:.5f}"),
         "matmul_step_2_7B_bf16": fmt(in_bf16["matmul_step"], percent),
         **{
-            f"{kind}_small": fmt(small[f"{kind}_forward"], percent)
+            f"{kind}{of}_small": fmt(small[f"{kind}{of or '_forward'}"], percent)
             for kind in ("softmax", "elementwise", "copy")
+            for of in ("", "_step")
         },
         "others_small": ", ".join(
             f"`{k.table_name}` {percent(k.ms / small['kernels_ms'])}"
@@ -211,7 +212,6 @@ def facts(record: Record | None) -> dict[str, str]:
 
 
 def format_ms(ms: float) -> str:
-    # Pages round it; rounding here as well would make 45.46 ms 46 ms.
     return f"{ms:.5f} ms"
 
 

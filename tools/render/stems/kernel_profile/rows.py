@@ -48,7 +48,7 @@ def passes(record: Record | None) -> Frame:
             for k in CATEGORIES
         },
         matmul_both=lambda x: category_share(x, MATMUL, PASSES),
-        matmul_step=lambda x: category_share(x, MATMUL),
+        **{f"{k}_step": lambda x, k=k: category_share(x, k) for k in CATEGORIES},
         adamw=lambda x: total_ms(x, "optimizer") / total_ms(x),
         top_forward=lambda x: top_kernel(x["forward"], "forward"),
         top_both=lambda x: top_kernel(x, PASSES),

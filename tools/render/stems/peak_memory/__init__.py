@@ -117,7 +117,7 @@ def facts(record: Record | None) -> dict[str, str]:
     copies = category_bytes(forward_bf16, "weight copies")
     long = {f"{m}_{p}_long": find_pass(m, p, LONG) for m in TITLES for p in PRECISIONS}
     peaks = {f"{mode}_fp32": find_pass(mode, "fp32") for mode in MODES}
-    peaks |= {"step_bf16": step_bf16} | long
+    peaks |= {"step_bf16": step_bf16, "forward_bf16": forward_bf16} | long
     return {
         **{k: format_peak(x, x["predicted"], format_mib) for k, x in peaks.items()},
         "beyond_weights": fmt(beyond_weights / 2**30, "{:.0f}"),
