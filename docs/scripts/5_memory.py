@@ -15,15 +15,14 @@ from systems.model.transformer import build_model
 
 
 def run_step(model, optimizer, tokens, targets, options):
-    """Run a training step, or a forward pass that keeps nothing for a backward pass."""
+    """Run a training step, or a forward pass without a graph; keep no logits."""
     autocast = torch.autocast("cuda", torch.bfloat16)
     optimizer.zero_grad()
     with autocast if options.precision == "bf16" else nullcontext():
-        with torch.set_grad_enabled(not options.forward_only):
-            logits = model(tokens)
         if options.forward_only:
-            return
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
+            with torch.no_grad():
+                return model(tokens)
+        loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     loss.backward()
     optimizer.step()
 
