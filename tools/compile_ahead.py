@@ -237,7 +237,7 @@ def compile_portable(
 
 
 def compile_hopper(gpu: Target, d: int, causal: bool) -> Iterator[Result]:
-    """Compile bf16 Hopper kernels; yield results: forward, two-pass, two one-pass."""
+    """Yield a Result for bf16 forward, two-pass backward, each one-pass backward."""
     hopper.plan_forward.cache_clear()
     hopper.plan_two_passes.cache_clear()
     one_pass_launches.plan_one_pass.cache_clear()

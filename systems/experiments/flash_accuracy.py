@@ -138,7 +138,7 @@ def attention_with_lse(name: str, causal: bool, n: int, device: str) -> Callable
 
 
 def apply_class(cls: Any, *qkv: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return (o, lse) for q, k, v (1, b, n, d), by a class for tensors (b, n, d)."""
+    """Apply an autograd Function for (b, n, d) to (1, b, n, d); return (o, lse)."""
     o, lse = output_and_lse(cls.apply(*(x[0] for x in qkv), causal))
     return o[None], lse[None]
 

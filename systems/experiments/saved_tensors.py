@@ -46,7 +46,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return configurations: a block at three contexts, and CS336's example."""
+    """Return a block at three contexts, and the handout's example, also compiled."""
     if quick:
         return [Config("norm", 128), Config("block", 128)]
     example = [("norm", 512), ("block", 2048), ("four_blocks", 2048)]
@@ -98,7 +98,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class SavedStorages:
-    """Collector of saved tensors by storage, with the lines of code that save them."""
+    """Saved tensors by storage, with the lines that save them; `count`s parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}

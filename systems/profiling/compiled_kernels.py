@@ -39,7 +39,7 @@ def record_kernels(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def kernel_resources(kernel: Any) -> dict[str, Any]:
-    """Return a kernel's resources by name; `stack_bytes` are mostly register spills."""
+    """Return {resource: value} of a CompiledKernel; `stack_bytes` are mostly spills."""
     sass = run_cuobjdump("-sass", kernel.asm["cubin"])
     return {
         "kernel": kernel.name,
@@ -62,7 +62,7 @@ def run_cuobjdump(option: str, cubin: bytes) -> str:
 
 
 def find_loops(assembly: str) -> Iterator[list[str]]:
-    """Yield instructions of each loop in SASS code with matmuls and exponentials."""
+    """Yield the instructions of each loop in SASS that has matmuls and exponentials."""
     listing = [(int(at, 16), text) for at, text in INSTRUCTION.findall(assembly)]
     for i, (address, text) in enumerate(listing):
         branch = BRANCH.match(text)

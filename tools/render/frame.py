@@ -146,7 +146,7 @@ class Line(dict[str, Any]):
         return self.gpu_ms(*names) or (self.missing if failed else self.ms(*names))
 
     def warmup_seconds(self, warmup: str, steady: str) -> float:
-        """Return the seconds by which passes `warmup` exceed as many `steady` ones."""
+        """Return the sum of samples `warmup` - their number x median `steady`, in s."""
         times = self.samples(warmup)
         return (sum(times) - len(times) * self.ms(steady)) / 1e3
 

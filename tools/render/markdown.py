@@ -210,7 +210,7 @@ def provenance_line(record: Record) -> str:
 
 
 def quick_options(record: Record) -> str:
-    """Return the settings that all rows of a `--quick` record share, or ""."""
+    """Return "measured by --quick: " and settings all rows share; else ""."""
     first, *others = [x.config for x in record.rows if record.grid == "quick"] or [{}]
     same = [f"{k} {v}" for k, v in first.items() if all(x.get(k) == v for x in others)]
     return f"measured by --quick: {', '.join(same)}" * bool(first)

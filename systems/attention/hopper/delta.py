@@ -12,9 +12,9 @@ def delta_kernel(
     stride_oh, stride_on, stride_od, stride_gb, stride_gh, stride_gn, stride_gd, heads,
     n, row_stride, HEAD: tl.constexpr, D: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Compute delta = rowsum(o · do), copy lse, and set the semaphores to zero. Outputs
-    have the row stride `row_stride`, for TMA; huge lse become infinite. `stride_g*` are
-    the strides of do. Grid: tiles of 64 queries x batch x heads.
+    """Compute delta = rowsum(o · do), copy lse (inf where huge), zero the semaphores.
+    lse_out and delta: (batch · heads, n), `row_stride` numbers between heads, for TMA.
+    `stride_g*` are the strides of do. Grid: tiles of 64 queries x batch x heads.
     """
     tiles = tl.cdiv(n, 64)
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)

@@ -44,7 +44,7 @@ fragments = Fragments()
 
 
 def kernel_role(kernel: str) -> str:
-    """Return the key of ROLES that a kernel's name contains; "rest" for PyTorch's."""
+    """Return the key of ROLES that a kernel's name contains; "rest" for others."""
     if "::" in kernel or " " in kernel or kernel.startswith("triton_"):
         return "rest"
     return next((role for role in ROLES if role in kernel), "rest")

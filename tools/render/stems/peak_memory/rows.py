@@ -33,8 +33,8 @@ PLAIN = {"attention": "eager", "checkpoint": False}
 
 
 def passes(record: Record | None) -> Frame:
-    """Return every pass with bytes at its peak: allocated (`peak`), `requested` and
-    `predicted`. Out of memory, the first two are a Missing that tells the bytes needed.
+    """Return passes with bytes at their peak: allocated (`peak`), `requested` and
+    `predicted`. If out of memory, `peak` and `requested` are Missing and tell the GiB.
     """
     return frame(record).derive(
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
