@@ -188,7 +188,7 @@ def meta_inputs(arithmetic: str, d: int) -> tuple[list[Tensor], Tensor]:
 def list_table_configs(
     gpu: Target, arithmetic: str, d: int, causal: bool
 ) -> list[dict[str, Config]]:
-    """Return {kernel: configuration} for many query rows, then for each tier of few."""
+    """Return [{kernel: configuration} for many rows, then for each few-rows tier]."""
     name, size = table_name(gpu.capability), pad_head_dim(d)
     many = {kernel: by_d[size] for kernel, by_d in CONFIGS[name][arithmetic].items()}
     few = [
@@ -210,9 +210,9 @@ def compile_portable(
     configs: Mapping[str, Config] | None = None,
     splits: int = 1,
 ) -> Iterator[Result]:
-    """Compile the portable Triton kernels; yield results of forward, then backward. By
-    default, `configs` (by kernel) are the tables' for many rows. If `splits` exceeds 1,
-    also compile the kernels that combine the partial results of split loops.
+    """Compile the portable Triton kernels; yield a Result for forward, then backward.
+    `configs`, {kernel: configuration}, defaults to the tables' for many rows. If
+    `splits` > 1, also compile the kernels that combine the splits' partial results.
     """
     configs = configs or list_table_configs(gpu, arithmetic, d, causal)[0]
     # Cached launches may hold kernels that were compiled for another GPU.

@@ -136,7 +136,7 @@ def command(
 
 
 def require_results_folder(action: str, results: Path, generated: Path | None) -> None:
-    """Exit if a folder is missing or wrong for `action` ("measuring", or an option)."""
+    """Exit if a folder is wrong for `action`: "measuring" or an option ("--check")."""
     from systems.records.store import PARTIAL_SUFFIX
     from tools.render.load import is_quick_folder, list_record_files
 
@@ -171,8 +171,8 @@ def summarize_and_render(
     generated: Path | None,
     no_render: bool,
 ) -> int:
-    """Print outcomes; return the largest exit code, or exit if all are skipped. Render
-    into `generated`, or the guide's own records, unless `quick`, `no_render` or code 2.
+    """Print outcomes; return the largest exit code, or exit if all are skipped. Unless
+    `quick`, `no_render` or code 2, render the guide's records, others into `generated`.
     """
     if all(outcome.skipped for outcome in outcomes):
         reasons = (o.stem + o.message.removeprefix("skipped:") for o in outcomes)

@@ -46,7 +46,7 @@ def report_errors(hint: str) -> Iterator[None]:
 
 
 def read_texts(generated: Path) -> dict[str, str]:
-    """Return the text of each file in a folder, by name."""
+    """Return {file name: text} of the files in a folder."""
     return {
         path.name: path.read_text(encoding="utf-8", errors="replace")
         for path in (generated.iterdir() if generated.is_dir() else ())
@@ -55,7 +55,7 @@ def read_texts(generated: Path) -> dict[str, str]:
 
 
 def render_texts(found: Mapping[str, list[Any]]) -> dict[str, str]:
-    """Render records (`found`, by stem) to texts by file name; show a spinner."""
+    """Render `found`, {stem: records}, to {file name: text}, and show a spinner."""
     from rich.console import Console
 
     # Python loses signals in callbacks of garbage collection, which also takes time.

@@ -90,7 +90,7 @@ class CrashError(RuntimeError):
 
 
 def list_candidates(key: Key, gpu: str) -> list[Candidate]:
-    """Return candidates for `key`: the current one, those for other GPUs, variants."""
+    """Return candidates for `key`: the table's entry, other GPUs' entries, variants."""
     kind, kernel, d, causal = key
     ours = select_by_mask(CONFIGS[gpu][kind][kernel][d], causal)
     others = (
@@ -223,7 +223,7 @@ def time_candidates(
     faults: dict[Candidate, str],
     time_ms: Callable[[Candidate], float],
 ) -> None:
-    """Time each case's faultless candidates; write the fastest before the next case."""
+    """Time each key's faultless candidates; write the fastest before the next key."""
     for key, alternatives in candidates.items():
         times = {c: time_ms(c) for c in alternatives if faults.get(c) == ""}
         if times:

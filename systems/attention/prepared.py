@@ -32,7 +32,7 @@ TensorMetadata = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class PreparedCall:
-    """Triton launches for calls whose shapes, strides, dtype, device, options agree."""
+    """Triton launches for calls with equal shapes, strides, dtype, device, options."""
 
     def __init__(
         self,

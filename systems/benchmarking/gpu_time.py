@@ -150,8 +150,8 @@ def do_bench_ms(
 def bench_passes(
     attention: Callable, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> dict[str, list[float]]:
-    """Return times in ms by `do_bench_ms`: `forward_ms` (with an autograd graph),
-    `both_ms` (forward and backward), `backward_ms` (repeated through one graph).
+    """Return samples in ms that `do_bench_ms` measures: `forward_ms` (with an autograd
+    graph), `both_ms` (forward and backward), `backward_ms` (repeated on one graph).
     """
     device, qkv = q.device.type, (q, k, v)
     forward = do_bench_ms(lambda: attention(q, k, v), device)

@@ -88,8 +88,8 @@ def choose_attention(causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 # --8<-- [start:run]
 def run(config: Config) -> AlternatingRun:
     """Return times in ms of forward, backward and warm-up passes, the saved tensors,
-    and the number of compiled graphs; on a GPU also bytes, GPU times, and numbers of
-    kernels. Raise ValueError if compiled without a warm-up pass.
+    and the number of compiled graphs; on a GPU also memory in bytes, GPU times in ms,
+    and numbers of kernels. Raise ValueError if compiled without a warm-up pass.
     """
     is_compiled = config.execution == "compiled"
     if is_compiled and config.warmup < 1:

@@ -128,7 +128,7 @@ def toy_dtypes(trace: DtypeTrace) -> dict[str, object]:
 
 
 def transformer_dtypes(trace: DtypeTrace) -> dict[str, object]:
-    """Return dtype names in and around block 0, and numbers of operations and casts."""
+    """Return {name: dtype}, mostly of block 0, and counts of forward ops and casts."""
     layer = "layers.0"
     norm, attention, feed_forward = f"{layer}.ln1", f"{layer}.attn", f"{layer}.ffn"
     return {

@@ -141,8 +141,8 @@ def measure(
 
 
 def merge_turns(metrics: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
-    """Return `metrics` with those of the next steps, `turn`: append samples, except of
-    warm-up steps, take the larger peaks, and count new compiled graphs as recompiles.
+    """Merge `turn`, the metrics of the next steps, into a copy of `metrics`: append
+    samples, except of warm-up steps, keep the larger peaks, count graphs as recompiles.
     """
     if not metrics:
         return turn
@@ -189,7 +189,7 @@ class Execution:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Make the workload run this way; raise Unsupported if AdamW can't compile."""
+        """Run the context with this execution; Unsupported if AdamW can't compile."""
         work = self.work
         work.forward = self.forward
         if self.update:

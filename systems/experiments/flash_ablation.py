@@ -308,7 +308,7 @@ def run(config: Config) -> AlternatingRun:
 
 
 def launch_overrides(technique: str, of: str, q: Tensor) -> dict[str, Any]:
-    """Return launcher arguments of `technique` for `of`, "forward" or "backward"."""
+    """Return keyword arguments for the launcher of pass `of` that apply `technique`."""
     overrides = OVERRIDES[technique]
     hopper = q.is_cuda and torch.cuda.get_device_capability(q.device)[0] == 9
     if technique == "cut_in_steps" and not hopper:

@@ -75,8 +75,8 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return for each dtype 20 shapes of most implementations and one shape of those in
-    FEW; for fp16 and bf16 also 20 shapes of "hopper", "triton" and "plain".
+    """Return, for each dtype, 20 shapes of each implementation except "hopper" and FEW,
+    and one shape of FEW; for fp16 and bf16 also 20 of "hopper", "triton" and "plain".
     """
     if quick:
         return [Config(name, "fp32", 32, 130) for name in ("torch", "plain")]

@@ -66,7 +66,7 @@ class Config:
 
 
 def configs(quick: bool = False) -> list[Config]:
-    """Return steps, and forward passes at 512 in fp32 or if steps exceed 40 GiB."""
+    """Return all steps; forward passes in fp32 at 512 and where steps exceed 40 GiB."""
     if quick:
         return [Config("small", 128, m, batch=1, warmup=1, passes=2) for m in MODES]
     cells = [*product(("fp32", "bf16"), TABLE_1, (128, 256, 512, 1024))]
@@ -104,7 +104,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def make_pass_runner(c: Config, device: str) -> Callable[[int], dict[str, list[float]]]:
-    """Return a function: run n passes in profiler ranges, return phase times in ms."""
+    """Return f(n), which runs n passes in profiler ranges and returns ms by phase."""
     work = Workload(device, c.size, c.context, c.mode, c.precision, c.batch, c.vocab)
     mark_layers(work.model)
 

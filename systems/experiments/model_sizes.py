@@ -45,7 +45,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, int]:
-    """Return the size's fields, number of parameters by part, and forward FLOPs."""
+    """Return the model size's fields, parameter counts by part, and forward FLOPs."""
     with torch.device("meta"):
         model = build_model(config.size, config.context, config.vocab)
         token_ids = torch.zeros(config.batch, config.context, dtype=torch.int64)

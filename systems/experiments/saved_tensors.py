@@ -98,7 +98,7 @@ def run(config: Config) -> dict[str, Any]:
 
 
 class SavedStorages:
-    """Saved tensors by storage, with the lines that save them; `count`s parameters."""
+    """Saved `tensors` by storage, with code lines; `count` counts parameters too."""
 
     def __init__(self, module: nn.Module) -> None:
         self.weights = {p.untyped_storage()._cdata for p in module.parameters()}

@@ -42,7 +42,7 @@ def configs(quick: bool = False) -> list[Config]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float] | int]:
-    """Return ms of creating the model and of phases; on a GPU also peak bytes."""
+    """Return ms to create the model and ms of each phase; on a GPU also peak bytes."""
     device = timing.default_device()
     setup = timing.Clock(device)
     with setup.phase("setup"):

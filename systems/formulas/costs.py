@@ -61,7 +61,7 @@ BACKWARD_OVER_FORWARD = 2
 
 
 def pass_flops(forward: int, *phases: str) -> int:
-    """Return matmul FLOPs: `forward` for phase "forward", twice that for "backward"."""
+    """Sum matmul FLOPs of phases: `forward` for "forward", twice it for "backward"."""
     per_phase = {"forward": 1, "backward": BACKWARD_OVER_FORWARD}
     return forward * sum(per_phase.get(phase, 0) for phase in phases)
 
@@ -119,7 +119,7 @@ def count_scores(*, batch: int, heads: int, n: int, causal: bool) -> int:
 
 
 def attention_flops(name: str, *, d: int, **shape: Any) -> int:
-    """Return matmul FLOPs of pass "forward", "backward" or "both", as `name` says."""
+    """Return the matmul FLOPs of pass `name`: "forward", "backward" or "both"."""
     return ATTENTION_MATMULS[name] * 2 * d * count_scores(**shape)
     # --8<-- [end:attention]
 
@@ -127,7 +127,7 @@ def attention_flops(name: str, *, d: int, **shape: Any) -> int:
 # --8<-- [start:kernels]
 @dataclass(frozen=True)
 class KernelWork:
-    """Least work of a kernel: matmuls and exponentials per score, data per head."""
+    """Least work of a kernel: matmuls and exponentials per score, tensors per head."""
 
     matmuls: int
     exponentials: int

@@ -238,8 +238,8 @@ def block_backward_bytes(p: Pass, position: BackwardBlock) -> dict[str, Bytes]:
         earlier += stream
 
     def bytes_at(saved: int, weight_copies: int, graded: int, work: int) -> Bytes:
-        """Return the bytes while this half of the block holds `saved` activations and
-        `weight_copies`, has gradients of `graded` weights, and `work` temporaries.
+        """Return {category: bytes} while half the block holds `saved` activation bytes,
+        `weight_copies`, `work` temporaries, and gradients of `graded` weights.
         """
         saved, weight_copies = earlier + saved, copies + weight_copies
         at = {"gradients": gradients + graded * wide}

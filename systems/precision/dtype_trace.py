@@ -16,7 +16,7 @@ from systems.precision.dtypes import DTYPE_NAMES
 
 # --8<-- [start:trace]
 class DtypeTrace(TorchDispatchMode):
-    """Context that records dtypes of outputs, gradients and all operations."""
+    """Context that records the dtypes of module outputs, gradients and operations."""
 
     def __init__(
         self,

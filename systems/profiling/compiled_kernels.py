@@ -79,6 +79,6 @@ def count_ops(body: list[str], name: str) -> int:
 
 
 def instructions_per_score(assembly: str) -> float:
-    """Return instructions per exponential in the shortest of `find_loops`, or 0."""
+    """Return instructions per exponential in the shortest loop found in SASS, or 0."""
     body = min(find_loops(assembly), key=len, default=[])
     return round(len(body) / count_ops(body, "MUFU.EX2"), 2) if body else 0.0

@@ -12,7 +12,7 @@ from systems.profiling.trace import Kernel, TraceError, span_ms
 
 
 def phase_and_part(kernel: Kernel) -> tuple[str, ...]:
-    """Return a kernel's phase, and part of attention: ("forward", "attention mask")."""
+    """Return (phase, attention part if any), such as ("forward", "attention mask")."""
     return tuple(name for name in kernel.path if name not in (STEP, LAYER))
 
 

@@ -218,5 +218,5 @@ def query_kernels(
 
 
 def process_id(identifier: Any) -> int | None:
-    """Return the process ID in an ID of nsys: all but the 24 low bits. Keep None."""
+    """Return the process ID in a global ID of nsys: drop its 24 low bits. Keep None."""
     return None if identifier is None else identifier >> 24

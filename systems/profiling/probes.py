@@ -127,7 +127,7 @@ def kernel_samples_ms(
 
 
 def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float]]:
-    """Return {kernel: ms in each call}. TraceError if launches % calls isn't 0."""
+    """Return {kernel name: ms of each call}; TraceError if launches % calls isn't 0."""
     by_name: dict[str, list[float]] = {}
     for kernel in kernels:
         by_name.setdefault(kernel.name, []).append(kernel.ms)
@@ -146,8 +146,8 @@ def split_by_call(kernels: Iterable[Kernel], calls: int) -> dict[str, list[float
 
 # --8<-- [start:saved]
 class SavedTensors:
-    """Recorder of `tensors` that autograd saves in the forward phase. `adds_bytes` is
-    the size of a tensor's storage, or 0 if `inputs` or earlier tensors share it.
+    """Recorder of the tensors that autograd saves in the forward phase, as dicts. Their
+    `adds_bytes` is the storage's size, 0 if `inputs` or earlier tensors share it.
     """
 
     def __init__(self, inputs: Iterable[Tensor]):
@@ -178,7 +178,7 @@ class SavedTensors:
 
 
 class MemoryInUse:
-    """Recorder of GPU bytes in use before phases: `bytes["before_backward_bytes"]`."""
+    """Recorder of bytes allocated before phases: `bytes["before_backward_bytes"]`."""
 
     def __init__(self, device: str):
         self.device = device

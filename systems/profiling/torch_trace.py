@@ -125,7 +125,7 @@ def read_trace(path: Path, marks: Collection[str] = ()) -> list[Kernel]:
 
 
 def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
-    """Return kernels of trace events, as `read_trace`; may raise one of MALFORMED."""
+    """Return the kernels of `events` like `read_trace`, or raise one of MALFORMED."""
     calls: dict[Any, Launch] = {}
     by_op: dict[Any, Launch] = {}
     gpu_events, mark_spans, ops = [], [], []
@@ -158,5 +158,5 @@ def parse_events(events: list[Any], marks: Collection[str]) -> list[Kernel]:
 
 
 def external_id(args: dict[str, Any]) -> Any:
-    """Return the id that links an operation to kernels; versions differ in its key."""
+    """Return the id that links an operation to kernels; its key varies by version."""
     return args.get("External id", args.get("external id", args.get("External Id")))

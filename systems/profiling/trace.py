@@ -156,8 +156,8 @@ def attribute_kernels(
 def select_process(
     kernels: Iterable[Kernel], processes: Collection[Any], process_of: Any, name: str
 ) -> list[Kernel]:
-    """Return the kernels without marks of processes other than that in `processes`, as
-    data loaders; `process_of` gives a thread's process. Raise TraceError for several.
+    """Return the kernels, without marks of processes other than the one in `processes`.
+    `process_of` gives a thread's process. Raise TraceError for several processes.
     """
     if len(processes) > 1:
         raise TraceError(

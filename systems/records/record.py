@@ -168,7 +168,7 @@ def _sample_count_mismatches(metrics: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_between(value: Any, least: float, most: float, *kinds: type) -> bool:
-    """Return whether a value is a number, not a boolean, within these bounds."""
+    """Return whether `value` is of `kinds` (default: int, float), within the bounds."""
     return type(value) in (kinds or (int, float)) and least <= value <= most
 
 

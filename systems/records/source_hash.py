@@ -41,7 +41,7 @@ def source_hash(module: str, attention: Iterable[str] = ()) -> str:
 
 
 def experiment_places(module: str, attention: Iterable[str]) -> list[Place]:
-    """Return (module, None) and the (module, function) of each name in `attention`."""
+    """Return the places of an experiment: its module and its attention functions."""
     named = (IMPLEMENTATIONS[name].split(":") for name in sorted(set(attention)))
     return [(module, None), *((where, what) for where, what in named)]
 
@@ -116,7 +116,7 @@ def statements_run_on_import(module: str) -> list[Statement]:
 
 @cache
 def load_module(name: str) -> tuple[dict[str, Place], list[Statement]]:
-    """Return a module's imports by name and its statements, ({}, []) if not hashed."""
+    """Return a module's imports, {name: place}, and statements; empty if not hashed."""
     # Skip packages: no __init__ has code that changes a measured result.
     path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
     if name == FOREIGN or name.startswith(NOT_MEASURING) or not path.is_file():

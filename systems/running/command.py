@@ -49,7 +49,7 @@ def option_name(name: str) -> str:
 
 
 def main(config_class: type, run: Run) -> NoReturn:
-    """Parse options into a `config_class`, measure by `run`, print a table or JSON."""
+    """Parse options into a `config_class`, call `run` on it, print a table or JSON."""
 
     def command(**values: Any) -> None:
         as_json = values.pop("json")

@@ -150,7 +150,7 @@ def limit_host_memory() -> None:
 
 
 def available_host_bytes(root: Path = Path("/")) -> int | None:
-    """Return bytes free in the system or control group, the lesser (None: unknown)."""
+    """Return bytes free in the system or, if fewer, in the control group, or None."""
     free = []
     with suppress(OSError, ValueError):
         for line in (root / "proc" / "meminfo").read_text().splitlines():

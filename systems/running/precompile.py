@@ -131,7 +131,7 @@ def code_folder(*settings: Any) -> Path | None:
 
 
 def store_samples(folder: Path, samples: dict[str, Any]) -> None:
-    """Store the times of compiling steps, `warmup_...` in `samples`, in `folder`."""
+    """Write the times of compiling steps (`warmup_...` in `samples`) into `folder`."""
     times = {name: ms for name, ms in samples.items() if name.startswith("warmup_")}
     write_atomically(folder / SAMPLES_FILE, json.dumps(times))
 

@@ -97,8 +97,8 @@ def is_same_code(record: Record, configs: list[Any]) -> bool:
 
 
 def resume(partial: Path, fresh: Record, configs: list[Any]) -> Record:
-    """Return the record in `partial`, or `fresh` if there is none or its code, versions
-    or content changed: then rename it. Raise UnreadableError.
+    """Return the record in `partial` if new rows can be added to it; else rename the
+    file, if any, and return `fresh`. Raise UnreadableError for an unreadable file.
     """
     try:
         old = store.read(partial)

@@ -71,8 +71,8 @@ class Line(dict[str, Any]):
         return default
 
     def phases(self, name: str) -> tuple[str, ...]:
-        """Return the phases that add up to `name`: all timed ones for "step" (for
-        "step_gpu", as "forward_gpu"), else (name,). Raise KeyError if none was timed.
+        """Return (name,) if `name` was timed; else for "step" all timed phases, and for
+        "step_gpu" their GPU names, as "forward_gpu". Raise KeyError if none was timed.
         """
         if f"{name}_ms" in self.metrics:
             return (name,)
@@ -135,7 +135,7 @@ class Line(dict[str, Any]):
         return f"{s.mean:.{digits}f}{std}" if self else self.missing
 
     def gpu_ms(self, *names: str) -> float:
-        """Return the median GPU ms of phases together (default: all), or Missing."""
+        """Return the median GPU ms, summed over phases (default: all), or Missing."""
         timed = names or self.timed_phases
         has = timed and all(f"{name}_gpu_ms" in self.metrics for name in timed)
         return self.ms(*(f"{name}_gpu" for name in timed)) if has else self.missing
@@ -188,7 +188,7 @@ class Frame(list[Line]):
         return list(dict.fromkeys(self.column(name)))
 
     def derive(self, **columns: Callable[[Line], Any]) -> "Frame":
-        """Add columns, as functions of a row, in order; return this changed frame."""
+        """Add columns, each computed by a function of the row; return this frame."""
         for x in self:
             for name, value in columns.items():
                 x[name] = value(x)

@@ -66,7 +66,7 @@ OFFSET: dict[str, Any] = {"textcoords": "offset points", "gid": OVER_LINES}
 def plot(
     record: Record, name: str, draw: Draw, finding: str, key: str = "", **sizes: float
 ) -> str:
-    """Return a record's figure, by `make_figure`; `name` becomes a part of its id."""
+    """Return the HTML of a record's figure by `make_figure`; its id contains `name`."""
     figure_id = f"{record.stem}-{name}-{record.device.slug}"
     numbers = record_address(record)
     return make_figure(figure_id, draw, finding, key, numbers=numbers, **sizes)

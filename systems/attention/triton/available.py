@@ -29,7 +29,7 @@ LOGGED_KINDS: set[str] = set()
 
 
 def log_slow_kernels(reason: str) -> None:
-    """Warn that kernels may be slow, once per text of `reason` before ", found"."""
+    """Warn that kernels may be slow; once per `reason`, compared up to ", found "."""
     kind = reason.partition(", found ")[0]
     if kind not in LOGGED_KINDS:
         LOGGED_KINDS.add(kind)

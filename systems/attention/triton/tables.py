@@ -23,7 +23,7 @@ def read_entry(entry: dict[str, Any]) -> Config | ConfigPair:
 
 
 def read_kernels(content: dict[str, Any]) -> ConfigsByPass:
-    """Return a dict of dicts: a table's entries by kernel and padded head dimension."""
+    """Return {kernel: entries by padded head dimension} from the content of a table."""
     return {
         kernel: {int(d): read_entry(e) for d, e in content.get(kernel, {}).items()}
         for kernel in ("forward", "dkdv", "dq")

@@ -31,7 +31,7 @@ def storage_address(tensor: Tensor) -> int:
 
 # --8<-- [start:recorder]
 class Recorder:
-    """Recorder of one pass's memory. Give the step `recorder.phase` as `phase`."""
+    """Context that records allocations of a pass; run it as `step(recorder.phase)`."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None):
         self.model, self.optimizer = model, optimizer

@@ -122,7 +122,7 @@ def build_history(
 def replay_events(
     snapshot: dict[str, Any], device: int
 ) -> tuple[list[Block], list[int], int]:
-    """Return (blocks, marks' events, event count) of a GPU. Raise SnapshotError."""
+    """Return (blocks, each mark's event number, event count). Raise SnapshotError."""
     traces = snapshot.get("device_traces", [])
     if device >= len(traces) or not traces[device]:
         raise SnapshotError("the snapshot holds no history: enable it before the pass")
@@ -170,7 +170,7 @@ def replay_events(
 def surviving_blocks(
     segment: dict[str, Any], live: dict[int, Block]
 ) -> Iterator[Block]:
-    """Pop a segment's active blocks from `live`; yield those it lacks (older ones)."""
+    """Pop a segment's active blocks from `live`; yield blocks from before recording."""
     address = segment["address"]
     for entry in segment["blocks"]:
         if entry["state"].startswith("active"):

@@ -84,7 +84,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield options, such as "bf16 flash none", and the instructions of their step."""
+    """Yield a step's options, as "bf16 flash none", and its `pass_instructions`."""
     symbols: dict[str, Any] = {name: Expression(name) for name in NAMES}
     shape = ModelSize(*(symbols[name] for name in SHAPE))
     numbers = {name: symbols[name] for name in ("context", "batch", *MORE)}
@@ -107,7 +107,7 @@ def step_instructions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def pass_instructions(p: Pass) -> dict[str, Any]:
-    """Return a pass's formulas as one list of instructions, and each result's index."""
+    """Return a pass's formulas as `instructions`; other values index their results."""
     made = Program()
     return {
         "moments": {

@@ -44,7 +44,7 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Return FLOPs and bytes of attention's `parts`, all layers, in an fp32 forward."""
+    """Return FLOPs and bytes of attention's `parts` in all layers (fp32 forward)."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)
@@ -162,8 +162,8 @@ def bottleneck_facts(record: Record | None) -> dict[str, str]:
 
 
 def step_facts(record: Record | None) -> dict[str, str]:
-    """Return {name: number as text}: the least time that FLOPs allow 2.7B's passes,
-    here and on other GPUs; measured over least times; forward times of small and 2.7B.
+    """Return {name: number as text}: ms of 2.7B's passes at peak FLOP/s, here and on
+    other GPUs; measured time over this; forward times of small and 2.7B.
     """
     peak, forward = peak_rates(primary_gpu()), matmul_flops("2.7B", 512)
     large = frame(record, size="2.7B", context=512, batch=BATCH)
@@ -193,7 +193,7 @@ def step_facts(record: Record | None) -> dict[str, str]:
 
 
 def agreement_facts(profile: Record | None) -> dict[str, str]:
-    """Return {name: text}: how many phases were timed twice, how far times differ."""
+    """Return {name: text}: number of phases timed twice, largest difference in %."""
     records = [profile, profile.clock] if profile and profile.clock else []
     pairs = [times for times in gpu_times(records).values() if len(times) == 2]
     differences = [max(pair) / min(pair) - 1 for pair in pairs]
@@ -213,7 +213,7 @@ def warmup_facts(record: Record | None) -> dict[str, str]:
 
 
 def gain_facts(profile: Record | None) -> dict[str, str]:
-    """Return {name: number as text}: matmul share, expected bf16 speedup of 2.7B."""
+    """Return {name: text}: peak bf16 / fp32, 2.7B's matmul share, expected speedup."""
     step = frame(profile).one(size="2.7B", context=512, mode="step", precision="fp32")
     share = total_ms(step, category="matmul") / total_ms(step)
     peak = peak_rates(primary_gpu())
@@ -228,7 +228,7 @@ def gain_facts(profile: Record | None) -> dict[str, str]:
 
 def traffic_facts(record: Record | None) -> dict[str, str]:
     """Return {name: number as text} on plain attention's fp32 forward (d = 64, N =
-    16,384): bounds by matmuls and HBM traffic (eager, fused), wall time over them.
+    16,384): least ms of matmuls and HBM traffic (eager, fused), wall time over them.
     """
     n, d, batch = 16384, 64, 8
     heads = {"d_model": d, "num_layers": 1, "num_heads": 1, "batch": batch}

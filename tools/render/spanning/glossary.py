@@ -9,7 +9,7 @@ FILE = Path(__file__).with_name("glossary.toml")
 
 
 def fragments() -> dict[str, str]:
-    """Return Markdown by file name: the terms, and tooltips for every page."""
+    """Return {file name: Markdown}: the terms, and tooltips for every page."""
     groups = tomllib.loads(FILE.read_text(encoding="utf-8"))["group"]
     terms = [term for group in groups for term in group["term"]]
     tooltips = sorted(

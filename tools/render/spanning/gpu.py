@@ -79,7 +79,7 @@ def draw_lanes(axes: Axes, x: Line, count: int, launch_us: float) -> None:
 
 
 def draw_utilization(axes: Axes, x: Line) -> None:
-    """Draw bars: shares of peak bandwidth and FLOP/s; if launch-bound, of busy time."""
+    """Draw shares of peak bandwidth and FLOP/s; if launch-bound, share of busy time."""
     shares = {"memory": x["of_memory"], "arithmetic": x["of_fp32"]}
     if not x["of_memory"]:
         shares = {"GPU busy": x["busy"]}

@@ -24,7 +24,7 @@ HOOK = (
 
 
 def fragments(found: Found) -> dict[str, str]:
-    """Return the memory figure (for the page, and as SVG), and the peaks by context."""
+    """Return {file: text}: the memory figure (HTML and SVG), and peaks by context."""
     shown = memory_figure(found)
     return {
         "index-hook.md": shown,

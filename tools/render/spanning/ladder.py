@@ -43,7 +43,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
     """Return a row per optimization step in `named` (FORWARD or BACKWARD): GPU `ms`,
-    `speedup` over the step before, bound / time. Skip Hopper steps that ran Triton.
+    `speedup` over the step before, lower bound / ms. Skip Hopper steps run by Triton.
     """
     rows = frame(record).arrange(step=named)
     # Skip steps of the Hopper kernel where it did not run: they repeat the step above.
@@ -62,7 +62,7 @@ def steps(record: Record | None, named: Mapping[str, Step]) -> Frame:
 
 
 def bound_ms(record: Record | None, phase: str, job: str = FLOOR) -> float:
-    """Return a phase's lower bound in ms by one `job`, such as "exponentials"."""
+    """Return the least ms that `job`, such as "exponentials", takes in a phase."""
     kernel = {"forward": "forward", "backward": "one_pass"}[phase]
     return bounds_ms(record, kernel, SHAPE)[job] if record else MISSING
 
@@ -87,7 +87,7 @@ def resources_table(record: Record) -> str:
     gpu = BY_CAPABILITY.get(record.device.capability or "")
 
     def column(head: str, text: str) -> tuple[str, Callable[[Line], str]]:
-        """Return a column with `text`, such as "{registers}", for each kernel."""
+        """Return a table column that fills `text` ("{registers}") for each kernel."""
         return head, lambda x: " / ".join(text.format(**k) for k in x["described"])
 
     def describe(kernel: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def resources_table(record: Record) -> str:
 
 
 def bars_figure(record: Record) -> str:
-    """Draw forward GPU time after each optimization step, ticks at predicted times."""
+    """Draw forward GPU time after each optimization step, with ticks at predictions."""
     rungs = steps(record, FORWARD).where(
         lambda x: x["ms"] and x["step"] != "first_forward"
     )

@@ -35,7 +35,7 @@ def fragments(found: Found) -> dict[str, str]:
 
 
 def problems_table(found: Found) -> str:
-    """Return a table by problem: experiments, points, minutes, rows out of memory."""
+    """Return a table, a row per problem: experiments, points, minutes, OOM rows."""
     # Skip experiments on the meta device, which take seconds.
     measured = {s: primary_record(found, s) for s in STEMS if STEMS[s].full == GPU}
     others = {key: name for key, name in TIMES.items() if key != primary_gpu_key()}
@@ -73,7 +73,7 @@ def cost_cells(found: list[Record | None], others: Collection[str]) -> list[str]
 
 
 def slowdown(gpu: Gpu) -> float:
-    """Return the largest ratio of the primary GPU's data-sheet rates to `gpu`'s."""
+    """Return the largest ratio of a peak rate of the primary GPU to that of `gpu`."""
     primary = peak_rates(primary_gpu())
     rates = ("fp32", "bf16", "bandwidth")
     return max(getattr(primary, rate) / getattr(gpu.peak, rate) for rate in rates)

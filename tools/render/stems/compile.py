@@ -37,8 +37,8 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return training steps with their `eager` row, speedups over it by wall-clock time
-    (`step_gain`) and GPU time, and compile times in s, cold and cached.
+    """Return training steps with their `eager` row, speedups over it in wall-clock
+    (`step_gain`) and GPU time, and compile times in s: `compile_s`, cached `again_s`.
     """
     found = frame(record).join("eager", execution="eager")
     return found.derive(
@@ -61,7 +61,7 @@ def compiled_parts(x: Line) -> tuple[str, tuple[str, ...]]:
 
 
 def compile_seconds(x: Line, start: str) -> float:
-    """Return compile time in s, `start` "warmup" (cold) or "again" (cached)."""
+    """Return compile time in s; `start`: "warmup" (cold caches), "again" (cached)."""
     if not x.get(f"{start}_forward_ms"):
         return x.missing
     return sum(x.warmup_seconds(f"{start}_{p}", p) for p in compiled_parts(x)[1])

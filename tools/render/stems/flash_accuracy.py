@@ -65,7 +65,7 @@ def error_ratios(
     results: tuple[str, ...] = RESULTS,
     by: str = NORM,
 ) -> list[float]:
-    """Return all `error_over_plain` of implementation `name`, but not of 16-bit lse."""
+    """Return `error_over_plain` of implementation `name`, except for 16-bit lse."""
     # Plain attention in 16 bits rounds lse, and the kernels don't.
     judged = [of for of in results if of != "lse" or dtype == "fp32"]
     rows = found.where(implementation=name, dtype=dtype)
@@ -142,7 +142,7 @@ def rounding_error(bits: int) -> float:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return {name: number as text}: errors, error ratios, reproducible cases."""
+    """Return {name: number as text}: errors of o, worst ratios, reproducible cases."""
     found = accuracy_rows(record)
     worst = {d: nanmax(error_ratios(found, "triton", d)) for d in DTYPES}
     for d in DTYPES:

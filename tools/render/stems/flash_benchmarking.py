@@ -47,8 +47,8 @@ fragments = Fragments()
 
 
 def shapes(record: Record | None) -> Frame:
-    """Return a row per shape with a row per implementation, baselines' GPU time over
-    ours (`both / sdpa`; plain also by `do_bench`), our TFLOP/s and share of the peak.
+    """Return a row per shape: each implementation's row, baselines' GPU time over ours
+    (`both / sdpa`), plain's do_bench time over ours, our TFLOP/s and share of the peak.
     """
     rows = frame(record, implementation=tuple(NAMES)).derive(
         # What forward and backward allocate at the peak; Missing on a CPU.
@@ -233,7 +233,7 @@ def facts(record: Record | None) -> dict[str, str]:
 
 def head_bounds_ms(peak: Peak) -> tuple[float, float]:
     """Return lower bounds in ms on forward + backward of a bf16 head of length LONGEST:
-    plain attention's by bytes, and FlashAttention's by the FLOPs of its matmuls.
+    of plain attention from its HBM traffic, of FlashAttention from matmul FLOPs.
     """
     return 1e3 * PLAIN_BYTES / peak.bandwidth, 1e3 * FLASH_FLOPS / peak.bf16
 

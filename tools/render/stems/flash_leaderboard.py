@@ -86,7 +86,7 @@ def bounds_ms(record: Record, role: str, shape: dict[str, Any]) -> dict[str, flo
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return a row per kernel role, such as "dq": GPU ms, share, lower bounds in ms."""
+    """Return a row per kernel role ("dq"): ms, share of GPU time, least ms by limit."""
     ours = frame(record).one(implementation="ours")
     times = dict.fromkeys(ROLES, 0.0)
     for kernel in ours.get("kernels", []) if ours else []:

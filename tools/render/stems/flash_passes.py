@@ -11,8 +11,8 @@ PASSES = ("forward", "backward", "both")
 
 
 def time_ratio(x: Line, other: Line, pass_name: str) -> float:
-    """Return the ratio of GPU times, `x` / `other`: the median over alternating rounds,
-    or if their numbers differ the ratio of medians (on a CPU, of wall-clock times).
+    """Return the ratio of GPU times, `x` / `other`: the median over alternating rounds;
+    if the numbers of rounds differ, the ratio of medians (CPU: of wall-clock times).
     """
     own, others = (one.samples(f"{pass_name}_rounds") for one in (x, other))
     if own and len(own) == len(others):

@@ -90,7 +90,7 @@ def largest_error(x: Line, *results: str) -> float:
 
 
 def error_ratio(x: Line) -> float:
-    """Return our error over RIVAL's at one shape: the largest ratio of all results."""
+    """Return our relative error over RIVAL's at one shape: the largest over RESULTS."""
     rival = x[RIVAL[x["dtype"]]]
     return nanmax(
         largest_error(x["ours"], of) / (largest_error(rival, of) or Missing())

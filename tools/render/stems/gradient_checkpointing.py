@@ -52,7 +52,7 @@ cached_peaks = cache(strategy_peaks)
 
 def passes(record: Record | None) -> Frame:
     """Return all rows (of forward + backward) with measured and predicted peaks in
-    bytes, `peak` and `kept` (see PEAKS), and the measured over the predicted ones.
+    bytes, `peak` and `kept` (see PEAKS), and the ratios measured / predicted.
     """
     return add_predictions(frame(record)).derive(
         **{name: lambda x, of=of: x.get(of) for name, of in PEAKS.items()},
@@ -93,7 +93,7 @@ def predict_peaks(x: Line) -> tuple[float, float]:
 
 
 def select_runs(found: Frame) -> Frame:
-    """Select uncompiled FlashAttention rows with strategy "runs", by length of runs."""
+    """Select uncompiled FlashAttention rows of strategy "runs"; sort by run length."""
     return found.arrange(run=RUNS).where(
         strategy="runs", attention="flash", blocks_compiled=False
     )

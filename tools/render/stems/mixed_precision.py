@@ -36,7 +36,7 @@ def runs(record: Record | None) -> Frame:
 
 
 def loss_differences(record: Record | None, precision: str) -> list[float]:
-    """Return how much final losses exceed fp32's for the same seed (weights, data)."""
+    """Return each run's final loss minus fp32's for the same seed (weights, data)."""
     return dropna(runs(record).where(precision=precision).column("against"))
 
 
@@ -62,7 +62,7 @@ def precision_rows(record: Record | None) -> Frame:
 
 
 def summarize_runs(ran: Frame) -> Line:
-    """Summarize runs over seeds in one row: loss, times, peak, % unchanged weights."""
+    """Summarize runs over seeds in a row: loss, ms, peak bytes, % unchanged weights."""
     return Line(
         final=format_final_loss(ran),
         above=fmean(ran.column("final")) - ran[0]["floor"],
@@ -75,7 +75,7 @@ def summarize_runs(ran: Frame) -> Line:
 
 
 def unchanged_percent(ran: Frame, name: str) -> float:
-    """Return the mean % of weight `name` unchanged by a step of the second half."""
+    """Return the mean % of weight `name` that steps of the second half don't change."""
     shares = [share for x in ran for share in second_half(x[f"unchanged_{name}"])]
     return 100 * fmean(shares) if shares else MISSING
 
@@ -85,7 +85,7 @@ def second_half(values: list[float]) -> list[float]:
 
 
 def format_difference(differences: list[float]) -> str:
-    """Say how far losses are from fp32's: "within 0.0003 nats of" it."""
+    """Compare losses with fp32's: "within 0.0003 nats of" or "0.0021 nats above"."""
     if not differences:
         return NOT_MEASURED
     sizes = sorted(round(abs(difference), 4) for difference in differences)
@@ -96,8 +96,8 @@ def format_difference(differences: list[float]) -> str:
 
 
 def compare_spread(differences: list[float], fp32: list[float]) -> str:
-    """Return a phrase that compares the distances of losses from fp32's (`differences`)
-    with the range of the `fp32` losses over seeds.
+    """Compare `differences` of losses from fp32 with the range of `fp32` over seeds:
+    "closer to (farther from) fp32 than runs with different seeds are to one another".
     """
     if not differences or len(fp32) < 2:
         return NOT_MEASURED

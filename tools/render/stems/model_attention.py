@@ -18,7 +18,7 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return a row per size and context with each attention's row and our speedups."""
+    """Return a row per size and context: a row per attention, speedups of flash."""
     found = frame(record).derive(
         peak=lambda x: x.get(PEAK), gpu_ms=lambda x: x.get("step_gpu_ms")
     )

@@ -11,8 +11,8 @@ fragments = Fragments()
 
 
 def steps(record: Record | None) -> Frame:
-    """Return steps with kernel time in ms by nsys and by torch.profiler, their ratio,
-    and the wall-clock ms of the same step without a profiler.
+    """Return steps with kernel ms by nsys (`nsys_ms`) and torch.profiler (`torch_ms`),
+    their `ratio`, and the step's wall-clock ms without a profiler (`wall_ms`).
     """
     return frame(record).derive(
         step=lambda x: ", ".join(str(x[k]) for k in ("size", "context", "precision")),

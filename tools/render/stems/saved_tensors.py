@@ -69,7 +69,7 @@ def rows(record: Record | None) -> Frame:
 
 
 def blocks(record: Record | None) -> Frame:
-    """Return an eager 2.7B block's row at each context, with bytes by formula."""
+    """Return an eager 2.7B block's row by context, with `predicted` saved bytes."""
     found = rows(record).arrange(context=CONTEXTS)
     return found.where(part="block", heads=32, compiled=False).derive(
         predicted=lambda x: predict_bytes(x["context"])
@@ -77,7 +77,7 @@ def blocks(record: Record | None) -> Frame:
 
 
 def bytes_by_operation(x: Line) -> Bytes:
-    """Return the saved bytes by operation, the largest first."""
+    """Return {operation: saved bytes}, the largest first."""
     found = Counter[str]()
     for tensor in x.get("tensors") or [] if x else []:
         by = tensor["by"][0].split(":")[0]

@@ -20,8 +20,8 @@ fragments = Fragments()
 
 
 def processes(record: Record | None) -> Frame:
-    """Return a row per process with wall-clock ms of forward + backward: `first` and
-    `second` step, `settled` (median of all but the first), `halves` (ratio of medians).
+    """Return a row per process with wall ms of forward + backward: `first` and `second`
+    step, `settled` (median after the first), `halves` (first half's median / second's).
     """
     found = frame(record)
     for x in found:

@@ -31,7 +31,7 @@ def moved_bytes(phase: str, dtype: str, n: int = N, d: int = D) -> int:
 
 
 def kernel_rows(record: Record | None) -> Frame:
-    """Return rows with GPU ms and bytes/s of each pass; a copy's are in `forward`."""
+    """Return rows with GPU ms and bytes/s of each pass; copies count as `forward`."""
 
     def time_ms(x: Line, phase: str) -> float:
         is_copy = (x["implementation"], phase) == ("copy", "forward")
@@ -81,7 +81,7 @@ def bandwidth_table(record: Record) -> str:
 
 
 def facts(record: Record | None) -> dict[str, str]:
-    """Return {name: number as text}: predicted times, results relative to them."""
+    """Return {name: text}: least ms; fp32 bandwidth / a copy's; bf16 ms / least ms."""
     peak = peak_rates(primary_gpu())
     least = {
         (phase, dtype): 1e3 * moved_bytes(phase, dtype) / peak.bandwidth

@@ -107,7 +107,7 @@ def shortest_oom(memory_bytes: float) -> int:
 
 
 def describe_outcome(record: Record | None, n: int, execution: str) -> str:
-    """Return what happened at sequence length `n`, such as "ran out of memory"."""
+    """Return what `execution` did at sequence length `n`, as "ran out of memory"."""
     x = plain_row(frame(record), n, e=execution)
     if x:
         peak = x.get("peak_allocated_bytes", 0)
@@ -149,7 +149,7 @@ def times_figure(record: Record) -> Drawn:
 
 
 def growth_factor(found: Frame, of: str) -> float:
-    """Return eager wall time of pass `of` at LONGEST over LONGEST / 2: 4 for O(N²)."""
+    """Return pass `of`'s eager wall time at LONGEST over that at LONGEST / 2."""
     return plain_row(found).ms(of) / plain_row(found, LONGEST // 2).ms(of)
 
 

@@ -25,8 +25,8 @@ fragments = Fragments()
 
 
 def passes(record: Record | None) -> Frame:
-    """Return rows of N <= LONGEST, sorted by d, then N: the `eager` row, speedups over
-    it in GPU time (`gain`) and wall-clock time, bytes `kept` for backward and `peak`.
+    """Return rows of N <= LONGEST, sorted by d, N, with the `eager` row, speedups over
+    it in GPU time (`gain`) and wall-clock time, bytes `kept` for backward, and `peak`.
     """
     found = frame(record).join("eager", on=CELL, execution="eager")
     return found.derive(
@@ -65,7 +65,7 @@ def peak_bytes(n: int) -> int:
 
 
 def predicted_saved_bytes(x: Line) -> float:
-    """Predict bytes saved for backward: eager by formula, compiled by saved tensors."""
+    """Predict saved bytes: eager from a formula, compiled from the listed tensors."""
     if not x:
         return x.missing
     given = formula_inputs(**{key: x[key] for key in CELL})

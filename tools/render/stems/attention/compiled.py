@@ -30,7 +30,7 @@ LARGEST = 4.0
 
 
 def compile_seconds(x: Line) -> float:
-    """Return compile time in s: warm-up passes' time beyond that of later passes."""
+    """Return compile time in s: how much longer warm-up passes take than later ones."""
     return sum(x.warmup_seconds(f"warmup_{of}", of) for of in PASSES)
 
 

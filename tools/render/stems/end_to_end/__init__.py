@@ -148,7 +148,7 @@ def tf32_table(record: Record) -> str:
 
 
 def format_change(x: Line, name: str) -> str:
-    """Return column `name` in fp32 and here, "1.5 to 1.2 ms", or why it is missing."""
+    """Return "1.5 to 1.2 ms", column `name` in fp32 and here; if missing, the cause."""
     before, after = x[f"fp32.{name}"], x[name]
     return fmt(after / before, lambda _: f"{before:.5f} to {after:.5f} ms")
 

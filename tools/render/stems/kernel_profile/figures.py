@@ -24,7 +24,7 @@ PANELS = [(size, p) for size in ("small", "2.7B") for p in ("fp32", "bf16")]
 
 
 def category_figure(record: Record) -> str:
-    """Draw what forward + backward spend wall-clock time on, by size and precision."""
+    """Draw forward + backward wall time split by cause, per size and precision."""
     found = rows.steps(record).where(lambda x: x["idle"])
     parts = [found.where(size=size, precision=precision) for size, precision in PANELS]
     if not all(parts):

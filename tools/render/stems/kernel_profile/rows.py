@@ -159,7 +159,7 @@ def kernels_by_name(x: Line, phases: Phases = PHASES) -> list[Kernel]:
 
 
 def top_kernel(x: Line, phases: Phases) -> Line | Missing:
-    """Return the kernel with the most time and its share of kernel time, or Missing."""
+    """Return the kernel with the most ms and its share (`of_whole`), or Missing."""
     found = kernels_by_name(x, phases)
     if not found:
         return x.missing
@@ -168,7 +168,7 @@ def top_kernel(x: Line, phases: Phases) -> Line | Missing:
 
 
 def unmarked_share(x: Line) -> float:
-    """Return the share of kernel time that was launched outside of all PHASES."""
+    """Return the share of kernel time in kernels launched outside of all PHASES."""
     every = sum(kernel["total_ms"] for kernel in x["kernels"])
     return 1 - total_ms(x) / every if every else 0.0
 

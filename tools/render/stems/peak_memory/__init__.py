@@ -140,7 +140,7 @@ def format_agreement(error: float) -> str:
 
 
 def formula_facts() -> dict[str, str]:
-    """Return {name: number as text} by formulas alone, which need no record."""
+    """Return {name: text}: predicted memory, largest context and size that fit GPUs."""
     short, long, longer = (Pass(SIZE, c, "step", "fp32") for c in (128, LONGEST, LONG))
     peaks = category_peaks(long)
     lasting = ("weights", "gradients", "optimizer state")

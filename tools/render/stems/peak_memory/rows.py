@@ -34,7 +34,7 @@ PLAIN = {"attention": "eager", "checkpoint": False}
 
 def passes(record: Record | None) -> Frame:
     """Return passes with bytes at their peak: allocated (`peak`), `requested` and
-    `predicted`. If out of memory, `peak` and `requested` are Missing and tell the GiB.
+    `predicted`. If out of memory, `peak` and `requested` are Missing, with needed GiB.
     """
     return frame(record).derive(
         remedy=lambda x: REMEDIES[x["attention"], x["checkpoint"]],
@@ -63,7 +63,7 @@ def missing_peak(x: Line) -> Missing:
 
 
 def format_peak(x: Line, predicted: float, text: Callable) -> str:
-    """Format row `x`'s peak by `text`, or the `predicted` one if memory ran out."""
+    """Return text(peak) or, if memory ran out, text(`predicted`) + " (predicted)"."""
     lost = x.reason == OUT_OF_MEMORY
     return f"{text(predicted)} (predicted)" if lost else text(x["peak"])
 
@@ -91,7 +91,7 @@ def category_bytes(x: Line, name: str, which: str = "at_peak_bytes") -> float:
 
 
 def largest_error(record: Record | None) -> float:
-    """Return the largest relative error of the predicted most bytes of a category."""
+    """Return the largest relative error of a category's predicted maximum bytes."""
     return nanmax(
         abs(category_bytes(x, name, "most_bytes") / value - 1)
         for x in passes(record).where(bool)
