@@ -69,8 +69,8 @@ def measure(
     step: Step, *, warmup: int, repeats: int, device: str, between: Callable[[], None]
 ) -> dict[str, list[float] | int]:
     """Time `warmup` steps, which compile, and then `repeats` steps. Return the metrics
-    of `timing.measure`, samples of the warm-up steps (`warmup_forward_ms`), and the
-    numbers of `graphs` and `recompiles`. Raise RuntimeError if a later step recompiles.
+    of `timing.measure`, samples of the warm-up steps (`warmup_forward_ms`), the number
+    of `graphs`, and `recompiles` (0). Raise RuntimeError if a later step recompiles.
     """
     count_before = count_graphs()
     first = timing.measure(

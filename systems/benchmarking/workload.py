@@ -49,7 +49,7 @@ class Workload:
         self.optimizer = AdamW(self.model.parameters()) if mode == "step" else None
 
     def step(self, phase: Phase) -> None:
-        """Run a pass, each phase in `phase(name)`. First call `model.zero_grad()`."""
+        """Run a pass, each phase in `phase(name)`. Gradients must be empty on entry."""
         if self.mode == "forward":
             with phase(phases.FORWARD), torch.no_grad(), self.autocast:
                 self.forward(self.token_ids)

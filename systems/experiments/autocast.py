@@ -208,8 +208,8 @@ OPERATIONS = {
 
 
 def operation_dtypes(low: torch.dtype, device: str) -> dict[str, object]:
-    """Return {"matmul": ["bf16", "bf16", "bf16", "raises"], ...}: dtypes of results
-    from inputs in `low`, in fp32 and in both under autocast, and in both without it.
+    """Return {operation: [result dtype or "raises"] * 4}: under autocast from inputs in
+    `low`, in fp32 and mixed (low and fp32), then from mixed inputs without autocast.
     """
     wide = torch.rand(3, 8, 8, device=device) + 0.5
     narrow, t = wide.to(low), torch.arange(8, device=device)

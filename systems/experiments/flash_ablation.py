@@ -353,7 +353,7 @@ def prepare_step(
 
 
 def exact_result(step: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> Tensor:
-    """Return the first ROWS rows of head 0 in float64: of dq if backward, else of o."""
+    """Return, in float64, the first ROWS rows of dq (backward steps) or o of head 0."""
     q, k, v, do = (x[:1, :ROWS].double().requires_grad_() for x in (q, k, v, do))
     o, _ = attention_reference(q, k, v, True)
     backward = step.endswith("backward")

@@ -184,7 +184,7 @@ def trace_path(config: Config, suffix: str) -> Path:
 
 def profile_with_nsys(c: Config) -> tuple[dict[str, list[float]], list[Kernel], str]:
     """Run the pass under nsys. Return wall-clock times in ms by phase, the kernels, and
-    the report's path. Raise NsysError, or OutOfMemoryError if that process raised it.
+    the report's path. Raise NsysError, TraceError, or the process's OutOfMemoryError.
     """
     report = trace_path(c, nsys.REPORT)
     options = config_options(replace(c, profiler="capture"))

@@ -131,7 +131,7 @@ def run(config: Config) -> dict[str, object]:
 
 
 class UnchangedWeights:
-    """Recorder of the share of each watched weight that a step leaves unchanged."""
+    """Record what share of each watched weight each 10th step leaves unchanged."""
 
     def __init__(self, model: nn.Module):
         self.tensors = {

@@ -106,8 +106,8 @@ def apply_norm(x: Float[Tensor, "m v d"], config: Config) -> dict[str, Tensor]:
 
 # --8<-- [start:run]
 def run(config: Config) -> dict[str, list[float | None]]:
-    """Return for each intermediate result, by magnitude of the input: the error (None
-    if not finite), and the shares of elements that are not finite or wrongly zero.
+    """Return for each intermediate result, by magnitude of the input: relative error
+    (None if not finite), and shares of elements that are not finite or wrongly zero.
     """
     device = timing.default_device()
     z = 1 + torch.randn(

@@ -135,8 +135,8 @@ def attribute_kernels(
     phases: Iterable[Span],
     ops: Iterable[Span] = (),
 ) -> list[Kernel]:
-    """Return kernels sorted by start, each with the `phases` and the outermost of `ops`
-    on the same thread that were open at its launch. `runs`: (name, start, end, launch).
+    """Return kernels by start, each with the `phases` open at launch (of its thread, or
+    else of all) and its thread's outermost op. `runs`: (name, start, end, launch).
     """
     runs = sorted(runs, key=lambda run: run[1:3])
     launches = [launch for *_, launch in runs if launch is not None]

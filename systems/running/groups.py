@@ -135,7 +135,7 @@ def measure_config(module: Any, config: Any) -> Iterator[Row | None]:
 
 
 def measure_in_process(module: Any, config: Any) -> Row:
-    """Return a configuration's row from a new process, "failed" if that crashes."""
+    """Return a row measured in a new process; its status is "failed" on a crash."""
     command = (sys.executable, "-m", "systems.running.groups", module.__name__)
     child = subprocess.run(
         [*command, json.dumps(asdict(config)), str(os.getpid())],

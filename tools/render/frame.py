@@ -64,7 +64,7 @@ class Line(dict[str, Any]):
         return metrics[name]
 
     def get(self, name: str, default: Any = MISSING) -> Any:
-        """Return a column; if the row failed or lacks it, `default` (else Missing)."""
+        """Return column `name`. If absent, return `default`, or without it, Missing."""
         if self or name in self or default is MISSING:
             with suppress(KeyError):
                 return self[name]

@@ -44,7 +44,7 @@ def predict_by_gpu(value: Callable[[Peak], float], unit: str = " ms") -> str:
 
 
 def attention_work(size: str, context: int, *parts: str) -> Work:
-    """Return FLOPs and bytes of attention's `parts` in all layers (fp32 forward)."""
+    """Return the Work of `parts` (names in `attention_part_costs`), fp32, batch 4."""
     costs = attention_part_costs(element_bytes=FP32_BYTES, **pass_shape(size, context))
     flops, moved = (sum(costs[part][i] for part in parts) for i in (0, 1))
     return Work(flops, moved)

@@ -149,7 +149,7 @@ def times_figure(record: Record) -> Drawn:
 
 
 def growth_factor(found: Frame, of: str) -> float:
-    """Return pass `of`'s eager wall time at LONGEST over that at LONGEST / 2."""
+    """Return pass `of`'s eager wall time at LONGEST / at LONGEST / 2: 4 if O(N²)."""
     return plain_row(found).ms(of) / plain_row(found, LONGEST // 2).ms(of)
 
 

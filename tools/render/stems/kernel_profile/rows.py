@@ -65,7 +65,7 @@ def wall_ms(x: Line, *phases: str) -> float:
 
 
 def add_timing_link(record: Record, shown: str) -> str:
-    """Add a link to the record of wall-clock times below a table or figure."""
+    """Return a table or figure (Markdown) and a link to its wall-clock times."""
     if not shown or record.clock is None:
         return shown
     link = record_link(record.clock)
