@@ -175,6 +175,17 @@ def time_call_ms(call: Callable[[], object]) -> float:
     return median(times)
 
 
+def time_pass_ms(candidate: Candidate) -> float:
+    """Return the median ms of a candidate's pass. Raise CrashError for a CUDA error."""
+    try:
+        return time_call_ms(make_launch(candidate, HEADS, N))
+    except RuntimeError as error:
+        fault = f"{type(error).__name__}: {error}".splitlines()[0]
+        if CUDA_ERROR.search(fault):
+            raise CrashError(str(candidate), fault) from None
+        raise
+
+
 def make_entry(times: dict[Candidate, float], ours: Candidate) -> dict[str, Any]:
     """Return the file entry of the candidate with the least ms; ties go to `ours`."""
     best = min(times, key=times.__getitem__)
@@ -305,10 +316,7 @@ def main(
                     if str(c) not in content["crashed"]
                 }
                 faults = {c: future.result() for c, future in futures.items()}
-                time_candidates(
-                    content, path, candidates, faults,
-                    lambda c: time_call_ms(make_launch(c, HEADS, N)),
-                )  # fmt: skip
+                time_candidates(content, path, candidates, faults, time_pass_ms)
         except (RuntimeError, TritonError, OSError, KeyboardInterrupt) as error:
             if isinstance(error, CrashError):
                 content["crashed"].append(error.args[0])

@@ -292,3 +292,16 @@ def test_candidates_that_broke_cuda_are_left_out(fake_tuning, monkeypatch):
     tune_flash.write_content(content | {"crashed": every}, fake_tuning.path)
     monkeypatch.setattr(tune_flash, "find_fault", break_cuda)
     tune_flash.main(["half"], [128])
+
+
+def test_cuda_error_while_timing_is_a_crash(fake_tuning, monkeypatch):
+    candidate = Candidate(*KEY, OURS)
+    for text, kind in (
+        ("CUDA error: misaligned", tune_flash.CrashError),
+        ("x", Exception),
+    ):
+        error = Mock(side_effect=RuntimeError(text))
+        monkeypatch.setattr(tune_flash, "time_call_ms", error)
+        with pytest.raises(kind) as caught:
+            tune_flash.time_pass_ms(candidate)
+        assert (str(candidate) in caught.value.args) == (kind is not Exception)

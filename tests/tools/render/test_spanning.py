@@ -128,14 +128,14 @@ def test_glossary_terms_are_unique():
 def test_copied_answer_has_facts_and_working_links(tmp_path):
     code = "\n```\n## Try it\n\nTime\n---\n```\n~~~py\n# 2\n## Try it\n~~~\n"
     answer = (
-        "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md)."
+        "It takes {$ facts.a.b $}, see [there](#idea) and [b](b.md).\n[2]: #x\n"
         r" \(24{~}GB\) and \(40{~}GB\)."
         f'{{@ if facts.a.b == "2" @}} No.{{@ endif @}}\n\n# (a)\n{code}'
         "## Answer\n\nWhy\n===\n\n#####d\n## Try it in (b)"
     )
     for after in ("## Try it", "## Exercise { #exercise }", "## Exercises { #e }"):
         (tmp_path / "a.md").write_text(f"# T{code}\n## Answer\n\n{answer}\n\n{after}\n")
-        filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md)."
+        filled = "It takes 1 ms, see [there](a.md#idea) and [b](b.md).\n[2]: a.md#x\n"
         filled += r" \(24{~}GB\) and \(40{~}GB\)."
         filled += f"\n\n### (a)\n{code}#### Answer\n\n#### Why\n\n"
         filled += "###### d\n#### Try it in (b)"
@@ -173,6 +173,7 @@ def test_missing_answer_or_fact_names_the_page(tmp_path):
         with pytest.raises(RecordError, match=r"a\.md:3: write an answer between"):
             page_answer("a", FACTS, tmp_path)
     faults = {"{$ facts.a.c $}": "5: .*'c'", "```\n${$}\n```": "6: unexpected '}'"}
+    faults |= {"{$ facts.x.c $}": "5: .*'x'", "{$ facts.a.b / 2 $}": "5: unsupported"}
     for text, fault in faults.items():
         (tmp_path / "a.md").write_text(f"# T\n## Answer\n\n\n{text}\n{end}")
         with pytest.raises(RecordError, match=rf"a\.md:{fault}"):

@@ -35,7 +35,7 @@ SHIPPED = "<!--guide-->"
 NEEDY = re.compile(rf"{SHIPPED}.*{{\$", re.DOTALL).search
 # Matches the definition of a link by reference: its label and its target.
 REFERENCE = re.compile(r"^ {0,3}\[([^]\n]+)\]:\s*(\S+)", re.M)
-LINK_IN_PAGE = re.compile(r"(?<=\])\(#")
+LINK_IN_PAGE = re.compile(r"(?<=\]\()#|(?<=\]: )#")
 # Delimiters of blocks, variables and comments, as for the macros plugin in mkdocs.yml.
 MARKS = ("{@", "@}", "{$", "$}", "{~#", "#~}")
 TEMPLATES = Environment(*MARKS, undefined=StrictUndefined)
@@ -212,8 +212,8 @@ def page_answer(
     """Return a page's answer with facts filled in, links and headings adapted."""
     try:
         text = TEMPLATES.from_string(answer_section(page, docs)).render(facts=facts)
-    except TemplateError as error:
-        line = extract_tb(error.__traceback__)[-1].lineno
-        raise RecordError(f"docs/{page}.md:{line}: {error.message}") from error
+    except (TemplateError, TypeError, ArithmeticError) as error:
+        *_, line = (x.lineno for x in extract_tb(error.__traceback__) if "<" in x[0])
+        raise RecordError(f"docs/{page}.md:{line}: {error}") from error
     text = lower_headings(text.replace(SHIPPED, "").strip())
-    return LINK_IN_PAGE.sub(f"({page}.md#", text)
+    return LINK_IN_PAGE.sub(f"{page}.md#", text)
