@@ -143,9 +143,21 @@ def make_launch(candidate: Candidate, heads: int, n: int) -> Callable[[], Any]:
     return lambda: launch_backward(do, q, k, v, o, lse, *options, **changes)
 
 
+def describe_fault(candidate: Candidate, error: Exception) -> str:
+    """Return the text of an error that is the candidate's fault, such as too much
+    shared memory. Raise RuntimeError for a full GPU, CrashError for other CUDA errors.
+    """
+    fault = f"{type(error).__name__}: {error}".splitlines()[0][:100]
+    if out_of_memory_reason(error):
+        raise RuntimeError(f"{candidate.config}: {fault}") from None
+    if CUDA_ERROR.search(fault):
+        raise CrashError(str(candidate), fault) from None
+    return fault
+
+
 def find_fault(candidate: Candidate) -> str:
-    """Compile a candidate and compare it with float64. Return its fault, or "". Raise
-    RuntimeError if the GPU's memory is full, CrashError for other CUDA errors.
+    """Compile a candidate and compare it with float64. Return its fault, or ""; raise
+    as `describe_fault` does.
     """
     try:
         results = make_launch(candidate, 1, CHECKED_N)()
@@ -158,13 +170,7 @@ def find_fault(candidate: Candidate) -> str:
         pairs = zip(results, exact, strict=True)
         largest = max(relative_error(*pair) for pair in pairs)
     except Exception as error:
-        fault = f"{type(error).__name__}: {error}".splitlines()[0][:100]
-        if out_of_memory_reason(error):
-            raise RuntimeError(f"{candidate.config}: {fault}") from None
-        if CUDA_ERROR.search(fault):
-            raise CrashError(str(candidate), fault) from None
-        # Any other error is the candidate's fault, such as too much shared memory.
-        return fault
+        return describe_fault(candidate, error)
     is_close = largest <= TOLERANCE[candidate.arithmetic]
     return "" if is_close else f"wrong: relative error {largest:.1e}"
 
@@ -176,13 +182,11 @@ def time_call_ms(call: Callable[[], object]) -> float:
 
 
 def time_pass_ms(candidate: Candidate) -> float:
-    """Return the median ms of a candidate's pass. Raise CrashError for a CUDA error."""
+    """Return the median ms of a candidate's pass; raise as `describe_fault` does."""
     try:
         return time_call_ms(make_launch(candidate, HEADS, N))
     except RuntimeError as error:
-        fault = f"{type(error).__name__}: {error}".splitlines()[0]
-        if CUDA_ERROR.search(fault):
-            raise CrashError(str(candidate), fault) from None
+        describe_fault(candidate, error)
         raise
 
 

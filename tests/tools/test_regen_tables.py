@@ -192,8 +192,10 @@ def test_record_of_changed_code_is_measured_again(tree):
     assert listed_state(regen_tables(tree, "--list").stdout, "fake") == "fresh"
 
 
-ENDS = [(signal.SIGINT, 2, "error: stopped; every finished")]
-ENDS += [(signal.SIGTERM, 143, ""), (signal.SIGKILL, -9, "")]
+ENDS = (
+    (signal.SIGINT, 2, "error: stopped; every finished"),
+    *((signal.SIGTERM, 143, ""), (signal.SIGKILL, -9, "")),
+)
 
 
 @pytest.mark.slow
